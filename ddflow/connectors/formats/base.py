@@ -172,7 +172,7 @@ class Format:
         return None
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
-        """The upserts of some messages.  O(bytes).  Those that cannot be read are marked in ``bad``."""
+        """Convert messages to upserts.  O(bytes).  Marks unreadable messages in ``bad``."""
         raise NotImplementedError
 
     @property
@@ -181,9 +181,9 @@ class Format:
         return None
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
-        """The columns that the rows in some messages have, but for those known, each with the first that has it.
+        """Return the columns of the rows in some messages, without the known ones.  O(bytes).
 
-        O(bytes).
+        The value of each is the first message that has it.
         """
         path = self.row_path
         return {} if path is None else columns_at(messages.value, path, known, self.owner(messages.value))
@@ -194,14 +194,14 @@ class Format:
         return None
 
     def owner(self, value: pa.Array) -> Own | None:
-        """What says which of some messages are of the table that was named; None where none was.  O(1)."""
+        """Return the test for messages of the named table; None if no table was named.  O(1)."""
         del value
         return None
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """The types of some of the `columns`: of those that have one, or a value that tells it.  O(bytes).
+        """Return the types of some of the `columns` that a schema or a value determines.  O(bytes).
 
-        Raises `SchemaMismatch` where values of a column have no type in common.
+        Raises `SchemaMismatch` if the values of a column have no type in common.
         """
         value, path = messages.value, self.row_path or ()
         if pat.is_struct(value.type):
@@ -219,7 +219,7 @@ class Format:
         }
 
     def examples(self, values: pa.Array) -> Examples | None:
-        """What the values of some messages show of the rows within; None where they do not tell.  O(bytes)."""
+        """Return example rows from the values of some messages; None if they show none.  O(bytes)."""
         del values
         return None
 
@@ -239,7 +239,7 @@ class Format:
 
 
 def events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Schema:
-    """The columns of events: those declared, all of which may be null in a delete, and the format's own."""
+    """Return the columns of events: the declared ones, all null in a delete, and the format's additions."""
     own = [*(format.order if ordered else ()), (DELETED, pa.bool_())]
     own += [(ABSENT, pa.list_(pa.string()))] if format.leaves_out else []
     own += [(BAD, BAD_TYPE)] if format.on_bad == "drop" else []
@@ -247,7 +247,7 @@ def events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Sch
 
 
 def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> Decoded:
-    """The events of a table of messages.  ``first``: the row number of the first.  O(bytes).
+    """Decode a table of messages to events.  ``first``: the row number of the first.  O(bytes).
 
     Raises `BadMessage` for one that cannot be read, unless such are dropped; `SchemaMismatch` for what is no table of
     messages.
@@ -266,7 +266,7 @@ def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> 
             bad.mark(at[np.flatnonzero(np.asarray(made.columns[name].is_null()))], f"its key {name!r} is null")
     table = made.table or target.table
     if not bad.reasons:
-        return Decoded(_table(made, at, target), _placed(made.truncates, at), at, table, made.tables)
+        return Decoded(_table(made, at, target), _renumber_truncates(made.truncates, at), at, table, made.tables)
     if format.on_bad == "stop":
         row = min(bad.reasons)
         more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
@@ -287,7 +287,7 @@ def _upserts(format: Format, messages: Messages, target: Target) -> tuple[Upsert
 
 
 def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages: Messages) -> str | Widen:
-    """What to do besides where a column may have become wider at its source."""
+    """Suggest what else to do if a column may have become wider at its source."""
     if row not in bad.narrow:
         return ""
     field, value = bad.narrow[row]
@@ -304,7 +304,7 @@ def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages:
 
 
 def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
-    """A table of messages, or of the rows that a format takes for them.  As `Messages`."""
+    """Wrap a table of messages, or of rows that a format reads as messages.  Raises as `Messages`."""
     messages = Messages(as_values(given) if format.of_rows else given, what, first)
     messages.own = format.place
     return messages
@@ -321,7 +321,7 @@ def _versions(made: Upserts, target: Target, bad: BadMessages) -> Upserts:
 
 
 def uncut(made: Decoded, what: str) -> Decoded:
-    """The same, where no truncate cuts it.  Raises `BadMessage` for one, where what is held is not at hand."""
+    """Return the events unchanged if no truncate is among them.  Raises `BadMessage` for one."""
     for each in made.truncates:
         remedy = "take this batch with an engine's step; nothing was taken in"
         raise BadMessage(
@@ -340,7 +340,7 @@ def _table(made: Upserts, at: Ints, target: Target) -> pa.Table:
 
 
 def _with_bad(made: Upserts, at: Ints, messages: Messages, bad: BadMessages, target: Target) -> Decoded:
-    """The same, with a row for each message that cannot be read, in its place."""
+    """Add a row for each unreadable message, at its place among the others."""
     good = np.flatnonzero(~bad.mask[at])
     rows = np.array(sorted(bad.reasons), np.int64)
     told = {
@@ -355,17 +355,17 @@ def _with_bad(made: Upserts, at: Ints, messages: Messages, bad: BadMessages, tar
     )
     every = np.concatenate([at[good], rows])
     order = np.argsort(every, kind="stable")
-    cuts = _placed(made.truncates, every[order])
+    cuts = _renumber_truncates(made.truncates, every[order])
     return Decoded(table.take(pa.array(order)), cuts, every[order], made.table or target.table, made.tables)
 
 
-def _placed(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:
-    """Truncates by the first row after them, in the place of their message."""
+def _renumber_truncates(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:
+    """Renumber truncates: the row of each becomes the first row after its message."""
     return tuple(each._replace(row=int(np.searchsorted(at, each.row))) for each in truncates)
 
 
 def _absent(cells: dict[str, Bools], rows: int) -> pa.Array:
-    """The names of the cells that are not there, by row; null where all are."""
+    """List the names of the absent cells by row; null if none is absent."""
     counts, names = np.zeros(rows, np.int64), list(cells)
     for each in cells.values():
         counts += each

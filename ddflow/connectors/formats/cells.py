@@ -51,7 +51,7 @@ class CellForm(NamedTuple):
 
 
 def shape_of(kind: pa.DataType) -> Any:
-    """The shape of JSON that cells of a type are read from: scalars as text.  O(fields)."""
+    """Return the JSON shape that holds the cells of a type: scalars are text.  O(fields)."""
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
         return [shape_of(kind.value_type)]
     if pat.is_struct(kind):
@@ -64,12 +64,12 @@ def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Arra
     if cells.type == kind:
         return cells, None
     try:
-        return _read(cells, kind, how), None
+        return _convert_cells(cells, kind, how), None
     except _UNFIT:
         known = _misfits(cells, kind, how)
     if known.any():
         cells = pc.if_else(pa.array(known), pa.scalar(None, cells.type), cells)
-    made, wrong = _attempted(cells, kind, lambda some: _read(some, kind, how))
+    made, wrong = _read_by_halves(cells, kind, lambda some: _convert_cells(some, kind, how))
     return made, known if wrong is None else known | wrong
 
 
@@ -85,7 +85,7 @@ def _misfits(cells: pa.Array, kind: pa.DataType, how: CellForm) -> Bools:
 
 
 def shown(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, str]:
-    """A cell that does not fit, and why it does not; a decimal as the number that it is.
+    """Describe a cell that does not fit, and why; show a decimal as its number.
 
     >>> shown("Czpzzi+D", pa.decimal128(9, 3), CellForm())
     ('12345678901.123', 'it is too wide for decimal128(9, 3)')
@@ -98,7 +98,7 @@ def shown(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, str]:
     return repr(text), f"which is no {kind}"
 
 
-def _attempted(
+def _read_by_halves(
     cells: pa.Array, kind: pa.DataType, make: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.Array, Bools | None]:
     try:
@@ -107,36 +107,36 @@ def _attempted(
         if len(cells) == 1:
             return pa.nulls(1, kind), np.ones(1, np.bool_)
     middle = len(cells) // 2
-    halves = [_attempted(part, kind, make) for part in (cells.slice(0, middle), cells.slice(middle))]
+    halves = [_read_by_halves(part, kind, make) for part in (cells.slice(0, middle), cells.slice(middle))]
     wrong = [np.zeros(len(made), np.bool_) if bad is None else bad for made, bad in halves]
     return pa.concat_arrays([made for made, _ in halves]), np.concatenate(wrong)
 
 
-def _read(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
-    """Cells in a type.  Raises one of `_UNFIT`."""
+def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Array:
+    """Convert cells to a type.  Raises one of `_UNFIT`."""
     if pat.is_null(cells.type):
         return pa.nulls(len(cells), kind)
     if pat.is_dictionary(kind):
-        return _read(cells, kind.value_type, how).cast(kind)
+        return _convert_cells(cells, kind.value_type, how).cast(kind)
     if pat.is_decimal(kind):
         return decimals(cells, kind, how.decimals, how.scale, how.quoted)
     if is_timed(kind):
         return timed(cells, kind, how.unit)
     if isinstance(kind, pa.BaseExtensionType):
-        return _extended(cells, kind, how)
+        return _read_extension(cells, kind, how)
     if pat.is_nested(kind):
-        return _nested(cells, kind, how)
+        return _read_nested(cells, kind, how)
     if is_bytes(kind):
         return _bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
     return floats_of(cells, kind) if pat.is_floating(kind) else cells.cast(kind)
 
 
-def _extended(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
-    """Of an extension type: a UUID as text has hyphens, others are their storage."""
+def _read_extension(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
+    """Convert cells to an extension type: from a UUID's text with hyphens, else from the storage type."""
     if kind == pa.uuid() and is_text(cells.type):
         digits = pc.replace_substring(cells, "-", "")
         return pa.ExtensionArray.from_storage(kind, _bytes(digits, CellForm(binary="hex")).cast(kind.storage_type))
-    return pa.ExtensionArray.from_storage(kind, _read(cells, kind.storage_type, how))
+    return pa.ExtensionArray.from_storage(kind, _convert_cells(cells, kind.storage_type, how))
 
 
 def _bytes(text: pa.Array, how: CellForm) -> pa.Array:
@@ -150,8 +150,8 @@ def _bytes(text: pa.Array, how: CellForm) -> pa.Array:
     return base64_bytes(text)
 
 
-def _nested(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
-    """Lists, structs and maps, whose cells are read one kind after the other."""
+def _read_nested(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
+    """Convert lists, structs and maps, one inner type after the other."""
 
     def whole(some: pa.Array, inner: pa.DataType) -> pa.Array:
         made, wrong = cells_as(some, inner, how)

@@ -78,7 +78,7 @@ class Debezium(Enveloped):
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""
-        made = self._flat(messages, target) if self.flattened else self._nested(messages, target)
+        made = self._flat(messages, target) if self.flattened else self._read_envelopes(messages, target)
         absent, inside = dict[str, Bools](), made.inside
         for name in target.columns.names:
             if (here := self._unavailable(inside.cells(*made.after, name))).any():
@@ -105,7 +105,7 @@ class Debezium(Enveloped):
 
     @staticmethod
     def _sources(inside: Inside, names: Sequence[str]) -> dict[str, pa.Array]:
-        """What flattened messages say of their source."""
+        """Return the fields of the source in flattened messages."""
         return {
             name: pc.coalesce(*(inside.cells(f"__{prefix}{name}").cast(pa.string()) for prefix in ("", "source_")))
             for name in names
@@ -115,13 +115,13 @@ class Debezium(Enveloped):
         """See `Format`: the rows after changes, or before."""
         return shown(values, ["$"]) if self.flattened else shown(values, ["$.after", "$.before"], ("after",))
 
-    def _nested(self, messages: Messages, target: Target) -> Envelopes:
-        """Messages with an envelope."""
+    def _read_envelopes(self, messages: Messages, target: Target) -> Envelopes:
+        """Read messages with an envelope."""
         rows = self._shape(target)
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
         source = dict.fromkeys(SOURCE[0 if target.ordered else 4 :], TEXT)
         inside = opened(messages.value, {"op": TEXT, "after": rows, "before": before, "source": source}, messages.exact)
-        codes = _coded(inside.cells("op"), messages.value)
+        codes = _map_operations(inside.cells("op"), messages.value)
         missing = (codes == UPSERT) & np.asarray(inside.cells("after").is_null())
         codes[missing] = UNKNOWN
         found = {name: inside.cells("source", name) for name in source}
@@ -129,7 +129,7 @@ class Debezium(Enveloped):
         return Envelopes(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
 
     def _shape(self, target: Target) -> dict[str, Any]:
-        """The shape of rows; an object with that member may be a placeholder."""
+        """Return the JSON shape of rows; an object in place of a value may be a placeholder."""
         rows = {field.name: shape_of(field.type) for field in target.columns}
         return {
             name: shape | {self.placeholder: TEXT} if isinstance(shape, dict) else shape for name, shape in rows.items()
@@ -143,7 +143,7 @@ class Debezium(Enveloped):
         codes = np.full(messages.rows, UPSERT)
         operations = inside.cells("__op")
         if operations.null_count < messages.rows:
-            told = _coded(operations, messages.value)
+            told = _map_operations(operations, messages.value)
             codes = np.where(np.asarray(operations.is_valid()), told, codes)
         codes[np.asarray(pc.fill_null(pc.equal(inside.cells("__deleted").cast(pa.string()), "true"), False))] = DELETE
         codes[np.asarray(inside.body.is_null())] = TOMBSTONE
@@ -211,8 +211,8 @@ def _fresh(operations: pa.Array) -> Bools:
     return np.asarray(pc.fill_null(pc.is_in(operations.cast(pa.string()), pa.array(["c", "r"])), False))
 
 
-def _coded(operations: pa.Array, value: pa.Array) -> Ints:
-    """What operations do; a message without a value is a tombstone."""
+def _map_operations(operations: pa.Array, value: pa.Array) -> Ints:
+    """Map operations to codes; a message without a value is a tombstone."""
     if pat.is_null(operations.type):
         codes = np.full(len(value), UNKNOWN)
     else:

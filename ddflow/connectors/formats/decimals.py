@@ -84,7 +84,7 @@ def too_wide(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, q
 
 
 def number_in(text: str, scale: int | None) -> str | None:
-    """The number that a cell is, in words; None where it is none.  ``scale``: of one that is bytes in base64."""
+    """Format the number in a cell; None if it is not a number.  ``scale``: of bytes in base64, None for text."""
     try:
         if scale is None:
             return text if Decimal(text).is_finite() else None

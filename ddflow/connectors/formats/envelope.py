@@ -53,7 +53,7 @@ class Inside(NamedTuple):
     json: bool = True
 
     def cells(self, *path: str) -> pa.Array:
-        """The cells at a path; null where there are none.  O(n)."""
+        """Return the cells at a path; null if the path does not exist.  O(n)."""
         return at_path(self.body, path)
 
     def forms(self, path: Sequence[str], name: str, usual: CellForm) -> Callable[[int], CellForm]:
@@ -69,7 +69,7 @@ class Inside(NamedTuple):
         return form
 
     def take(self, rows: Ints) -> "Inside":
-        """Some of the messages, ascending."""
+        """Select messages by their numbers, which ascend."""
         schemas = []
         for of, schema in self.schemas:
             here = np.flatnonzero(np.isin(rows, of, assume_unique=True))
@@ -78,7 +78,7 @@ class Inside(NamedTuple):
 
 
 def at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
-    """The cells of structs at a path, null where there is none."""
+    """Return the cells of structs at a path; null if the path does not exist."""
     for name in path:
         if not pat.is_struct(body.type) or body.type.get_field_index(name) < 0:
             return pa.nulls(len(body), pa.string())
@@ -87,7 +87,7 @@ def at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
 
 
 def opened(value: pa.Array, shape: Mapping[str, Any], exact: Any = False) -> Inside:
-    """The inside of messages.  ``shape``: what is read of it.  ``exact``: as of `objects`.  O(bytes)."""
+    """Parse the inside of messages.  ``shape``: the parts to read.  ``exact``: as in `objects`.  O(bytes)."""
     n = len(value)
     if pat.is_struct(value.type):
         names = {field.name for field in value.type}
@@ -123,7 +123,10 @@ def wrapped(value: pa.Array) -> Bools:
 
 
 def schemas(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
-    """The messages of each schema.  O(schemas * n): it stands at the beginning, so equal ones begin alike."""
+    """Group messages by their schema.  O(schemas * n).
+
+    A schema is the first member of its message, so messages of one schema begin alike.
+    """
     left, odd = np.arange(len(text)), list[int]()
     out: list[tuple[Ints, Mapping[str, Any]]] = []
     while left.size:
@@ -142,7 +145,7 @@ def schemas(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
 
 
 def _behind(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
-    """The same of messages whose schema stands behind what it is of."""
+    """Group the messages whose schema comes after their payload."""
     if not rows.size:
         return []
     found, _ = objects(text.take(pa.array(rows)), {"schema": TEXT})
@@ -161,7 +164,7 @@ def readings(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) ->
 
 
 def fields_at(schema: Mapping[str, Any], path: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The fields below a path of Connect's schema.  O(fields)."""
+    """Return the fields below a path of Connect's schema.  O(fields)."""
     for name in path:
         schema = next((each for each in fields_at(schema, ()) if each.get("field") == name), {})
     given = schema.get("fields")
@@ -187,7 +190,7 @@ def _reading(field: Mapping[str, Any], usual: CellForm) -> CellForm:
 def typed(
     inside: Inside, path: Sequence[str], name: str, kind: pa.DataType, usual: CellForm
 ) -> tuple[pa.Array, Bools | None]:
-    """A column of what messages hold at a path, in its type, and which cells do not fit.  O(n), O(schemas * n)."""
+    """Cast a column at a path of messages, and mark the cells that do not fit.  O((1 + schemas) * n)."""
     cells = inside.cells(*path, name)
     usual = usual._replace(quoted=inside.json)
     groups: dict[CellForm, list[Ints]] = {}

@@ -95,7 +95,7 @@ class Enveloped(Format):
         return CellForm(decimals=self.decimals, binary=self.binary)
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
-        """The table of each message, by ``table``, ``schema`` and ``db``.  O(bytes)."""
+        """Return the table of each message, by ``table``, ``schema`` and ``db``.  O(bytes)."""
         raise NotImplementedError
 
     def owner(self, value: pa.Array) -> Own | None:
@@ -107,7 +107,7 @@ class Enveloped(Format):
         )
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
-        """The events of messages.  Those that cannot be read are marked in ``bad``."""
+        """Read the events of messages.  Marks unreadable messages in ``bad``."""
         raise NotImplementedError
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
@@ -129,11 +129,13 @@ class Enveloped(Format):
         deleted, at = codes[live] != UPSERT, read.of
         columns, missing = self._columns(read, at, deleted, messages, target, bad)
         made = Upserts(columns, deleted, order, at, missing, truncates, table, tables)
-        return self._moved(read, made, target, bad) if read.before else made
+        return self._add_old_key_deletes(read, made, target, bad) if read.before else made
 
     def _codes(self, read: Envelopes, messages: Messages, target: Target, bad: BadMessages) -> tuple[Ints, str | None]:
-        """What each message does, and the table that they are of; those that cannot be told, and those of other tables,
-        do nothing."""
+        """Return the code of each message, and the table of all.
+
+        Unreadable messages and messages of other tables get the code `NOTHING`.
+        """
         codes, wrong = read.codes.copy(), read.inside.wrong
         if wrong.any():
             bad.mark(read.of[np.flatnonzero(wrong & ~bad.mask[read.of])], "it is no JSON")
@@ -156,7 +158,10 @@ class Enveloped(Format):
         return codes, table
 
     def _one_table(self, codes: Ints, read: Envelopes, own: str | None, bad: BadMessages) -> str | None:
-        """The table that messages are of: ``own``, or that of the first which says it.  Others are bad, do nothing."""
+        """Return the table of the messages: ``own``, or the first table that a message names.
+
+        Messages of other tables are marked bad, with the code `NOTHING`.
+        """
         names = pc.if_else(pa.array(np.isin(codes, _DO)), named(read.source), None)
         table, others = settled(own, pc.unique(names).drop_null().to_pylist())
         if others:
@@ -176,7 +181,10 @@ class Enveloped(Format):
     def _columns(
         self, read: Envelopes, at: Ints, deleted: Bools, messages: Messages, target: Target, bad: BadMessages
     ) -> tuple[dict[str, pa.Array], dict[str, Bools]]:
-        """The cells of upserts by column, and of deletes those that tell key and order; which were unavailable."""
+        """Build the cells of upserts by column, and mark the unavailable ones.
+
+        Deletes only have the cells of the key and of the order.
+        """
         columns, absent = dict[str, pa.Array](), dict[str, Bools]()
         inside, gone = read.inside, np.flatnonzero(deleted)
         for field in target.columns:
@@ -184,7 +192,7 @@ class Enveloped(Format):
             if read.absent is not None and name in read.absent:
                 absent[name] = read.absent[name] & ~deleted
                 if self.unavailable and read.fresh is not None:
-                    _unstored(name, at[absent[name] & read.fresh], bad)
+                    _mark_unstored(name, at[absent[name] & read.fresh], bad)
                 if not self.unavailable:
                     remedy = f"{self.hidden}: see unavailable= of dd.formats.{self.kind}"
                     bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
@@ -206,7 +214,7 @@ class Enveloped(Format):
         target: Target,
         bad: BadMessages,
     ) -> dict[str, pa.Array]:
-        """The columns that deletes need: of the message's key, else of ``before``."""
+        """Return the columns that deletes need: from the message's key, else from ``before``."""
         out, some = {}, read.inside.take(gone)
         keyed = key_cells(messages, at[gone], target, self.usual)
         for name in dict.fromkeys((*target.key, *target.deciding)):
@@ -216,8 +224,11 @@ class Enveloped(Format):
             out[name] = put_cells(columns[name], gone, found)
         return out
 
-    def _moved(self, read: Envelopes, made: Upserts, target: Target, bad: BadMessages) -> Upserts:
-        """An update whose key was another before also deletes that one: not every connector says so itself."""
+    def _add_old_key_deletes(self, read: Envelopes, made: Upserts, target: Target, bad: BadMessages) -> Upserts:
+        """Add a delete of the old key for each update that changed the key.
+
+        Some connectors send no delete for it.
+        """
         changed = np.zeros(made.deleted.size, np.bool_)
         for name in target.key:
             before, after = (read.inside.cells(*path, name) for path in (read.before, read.after))
@@ -228,7 +239,7 @@ class Enveloped(Format):
             return made
         assert made.at is not None
         for name, lacking in (made.absent or {}).items():
-            _unstored(name, made.at[rows[lacking[rows]]], bad)
+            _mark_unstored(name, made.at[rows[lacking[rows]]], bad)
         some, take = read.inside.take(rows), pa.array(np.argsort(np.concatenate([made.at * 2 + 1, made.at[rows] * 2])))
         columns = {}
         for name, column in made.columns.items():
@@ -248,20 +259,26 @@ class Enveloped(Format):
 
 
 def _coalesce(one: pa.Array, other: pa.Array) -> pa.Array:
-    """The values of one, and of the other where that has none; also of an extension type, which Arrow does not do."""
+    """Return the values of one column, with nulls filled from another.
+
+    Arrow does not do this for extension types.
+    """
     if not isinstance(one.type, pa.BaseExtensionType):
         return pc.coalesce(one, other)
     return pa.ExtensionArray.from_storage(one.type, pc.coalesce(one.storage, other.storage))
 
 
-def _unstored(name: str, messages: Ints, bad: BadMessages) -> None:
-    """Mark messages that lack a value, of a row whose key is new: what is stored is under the key that it had."""
+def _mark_unstored(name: str, messages: Ints, bad: BadMessages) -> None:
+    """Mark messages that lack a value although the key of their row is new.
+
+    The stored value is under the old key.
+    """
     remedy = "alter table ... replica identity full, so that the source writes it from then on, and begin a new state"
     bad.mark(messages, f"column {name!r} is unavailable, and the row's key changed, so nothing stored has it: {remedy}")
 
 
 def _several(table: str, own: str, kind: str) -> str:
-    """What is said of a message of another table than those of others."""
+    """Describe a message of another table than the rest of its batch."""
     remedy = f"name one, dd.formats.{kind}(table={own!r})"
     return f"its table is {cut(table, 80)!r}, that of others {cut(own, 80)!r}: {remedy}"
 

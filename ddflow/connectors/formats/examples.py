@@ -49,9 +49,9 @@ class Examples(NamedTuple):
 
 
 def shown(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> Examples:
-    """The first object at one of some ``paths`` of each message, with Connect's schema around it or without.
+    """Return the first object at one of some ``paths`` of each message, with or without Connect's schema.
 
-    ``within``: where the schema has the row's fields.  O(bytes).
+    ``within``: the path of the row's fields in the schema.  O(bytes).
     """
     places = [path for each in paths for path in (f"$.payload{each[1:]}", each)]
     cases = (f"when json_type(v, {quoted(path)}) = 'OBJECT' then json_extract(v, {quoted(path)})" for path in places)
@@ -67,7 +67,7 @@ def shown(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) ->
 
 
 def connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
-    """The type of a field of a schema of Connect; None where it is not known.  O(fields within).
+    """Return the type of a field of a schema of Connect; None if it is unknown.  O(fields within).
 
     >>> connect_type({"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
     TimestampType(timestamp[us])

@@ -24,7 +24,7 @@ from ddflow.connectors.formats.parse import WORDS, objects, put_cells
 
 
 def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> dict[str, pa.Array]:
-    """The columns of the key that the keys of some messages say; nothing where messages have none.  O(bytes)."""
+    """Return the key columns in the keys of some messages; nothing if messages have no key.  O(bytes)."""
     if messages.key is None or pat.is_null(messages.key.type):
         return {}
     keys = messages.key.take(pa.array(rows))

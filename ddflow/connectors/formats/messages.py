@@ -68,7 +68,7 @@ class Messages:
         """As `Format.place`."""
 
     def _readable(self, name: str, column: pa.Array) -> tuple[pa.Array, Bools]:
-        """A column as text, or as the structs that it has; and which are no UTF-8."""
+        """Convert a column to text, or keep its structs; mark the values that are not UTF-8."""
         none = np.zeros(len(column), np.bool_)
         kind = column.type
         if pat.is_struct(kind) or kind == pa.string():
@@ -113,7 +113,7 @@ class Messages:
         return f"offset {offset}" + ("" if of is None else f" of {of}")
 
     def bytes(self, rows: Any) -> pa.Array:
-        """The values of some messages as they came, in bytes; of structs as Python writes them."""
+        """Return the original values of some messages in bytes; structs as Python formats them."""
         some = self.raw.take(pa.array(rows, pa.int64()))
         if pat.is_struct(some.type):
             return pa.array([None if each is None else repr(each).encode() for each in some.to_pylist()], pa.binary())

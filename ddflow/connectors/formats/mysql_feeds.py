@@ -54,7 +54,7 @@ _CANAL: Final = {"INSERT": UPSERT, "UPDATE": UPSERT, "DELETE": DELETE, "TRUNCATE
 
 
 def coded(types: pa.Array, known: dict[str, int]) -> Ints:
-    """What the types of messages do."""
+    """Map the types of messages to codes."""
     texts = types.cast(pa.string()).dictionary_encode()
     codes = np.array([*(known.get(each, UNKNOWN) for each in texts.dictionary.to_pylist()), UNKNOWN])
     out: Ints = codes[np.asarray(pc.fill_null(texts.indices, codes.size - 1))]
@@ -138,7 +138,7 @@ class Canal(Enveloped):
         of = np.repeat(np.arange(messages.rows), sizes)
         place = np.arange(of.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         listed = counts[of] > 0
-        parts = {name: _unfolded(whole.cells(name), of, place, listed) for name in ("data", "old")}
+        parts = {name: _take_elements(whole.cells(name), of, place, listed) for name in ("data", "old")}
         names = [*parts, "table", "database"]
         some = [*parts.values(), *(whole.cells(name).take(pa.array(of)) for name in names[2:])]
         inside = Inside(pa.StructArray.from_arrays(some, names=names), whole.wrong[of], (), whole.json)
@@ -148,13 +148,13 @@ class Canal(Enveloped):
 
 
 def _sources(value: pa.Array) -> dict[str, pa.Array]:
-    """The table of each message."""
+    """Return the table of each message."""
     inside = opened(value, dict.fromkeys(("table", "database"), TEXT))
     return {"table": inside.cells("table"), **dict.fromkeys(("schema", "db"), inside.cells("database"))}
 
 
-def _unfolded(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array:
-    """The elements of lists, one an event; null where there is none."""
+def _take_elements(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array:
+    """Take one element of a list for each event; null if the list is shorter."""
     if not pa.types.is_list(lists.type):
         return pa.nulls(of.size, pa.struct([]))
     begins = np.asarray(lists.offsets).astype(np.int64)
@@ -167,7 +167,7 @@ def _unfolded(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.Array
 
 
 def _with_old(read: Envelopes, target: Target) -> Envelopes:
-    """The same, where what a delete deletes is read of its data: it has no ``old``."""
+    """Return the events with the data of a delete as its old row: a delete has no ``old``."""
     deletes = read.codes == DELETE
     if not deletes.any():
         return read

@@ -55,10 +55,10 @@ _WORD: Final = r"^-?[0-9]+[.eE]|^0$|^[\[{].*[0-9]"
 
 
 def objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Array, Bools]:
-    """What JSON texts hold of a ``shape``, and which of them are no JSON.  O(bytes).
+    """Parse JSON texts to a ``shape``, and mark the invalid ones.  O(bytes).
 
-    ``shape``: `TEXT`, `WORDS`, `QUOTED`, a dict of shapes by name, or a list of one shape.  ``exact``: which texts are
-    read to the last digit whatever the shape.
+    ``shape``: `TEXT`, `WORDS`, `QUOTED`, a dict of shapes by name, or a list of one shape.  ``exact``: marks texts to
+    read to the last digit, whatever the shape.
     """
     sql = f"from_json(v, {quoted(json.dumps(shape))})"
     made, wrong = parsed(text, sql)
@@ -76,7 +76,7 @@ def put_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
 
 
 def exactly(text: pa.Array, sql: str) -> pa.Array:
-    """What an expression over ``v`` makes of JSON texts, all valid, with the digits that numbers have there.
+    """Evaluate an expression over ``v`` on valid JSON texts, with all digits of their numbers.
 
     O(bytes); two to three times the time of `parsed`.
     """
@@ -132,7 +132,7 @@ def with_numbers(
 
 
 def _names(shape: Any, kind: str, name: str = "") -> set[str]:
-    """The members of objects that are, or have within, columns of a ``kind``.  ``name``: of the member of a shape."""
+    """Return the members of objects, at any depth, that have the shape ``kind``.  ``name``: the member of ``shape``."""
     if isinstance(shape, list):
         return _names(shape[0], kind, name)
     if isinstance(shape, dict):
@@ -167,7 +167,7 @@ _BEGINS: Final = np.isin(np.arange(256), np.frombuffer(b"-0123456789[{", np.uint
 
 
 def parsed(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
-    """What an expression over ``v`` makes of JSON texts, and which of them are no JSON.  O(bytes)."""
+    """Evaluate an expression over ``v`` on JSON texts, and mark the invalid ones.  O(bytes)."""
     duckdb = reader()
     try:
         return computed(text, sql), np.zeros(len(text), np.bool_)
@@ -177,13 +177,13 @@ def parsed(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
 
 
 def computed(column: pa.Array, sql: str) -> pa.Array:
-    """What an expression over ``v`` makes of a column.  O(bytes).  Raises what DuckDB raises."""
+    """Evaluate an expression over ``v`` on a column.  O(bytes).  Raises DuckDB's errors."""
     made = _connection().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
     return one_chunk(made.column(0))
 
 
 def base64_bytes(text: pa.Array) -> pa.Array:
-    """The bytes of base64 texts.  O(bytes).  Raises `ValueError` where one is none."""
+    """Decode base64 texts.  O(bytes).  Raises `ValueError` for an invalid text."""
     duckdb = reader()
     try:
         return computed(text, "from_base64(v)")
@@ -192,7 +192,7 @@ def base64_bytes(text: pa.Array) -> pa.Array:
 
 
 def quoted(text: str) -> str:
-    """A text of SQL."""
+    """Quote a text for SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -202,7 +202,7 @@ def reader() -> Any:
 
 
 def _connection() -> Any:
-    """This thread's database in memory; another one after a fork."""
+    """Return this thread's database in memory; a new one after a fork."""
     if getattr(_LOCAL, "process", None) != os.getpid():
         _LOCAL.connection = reader().connect(":memory:", config={"threads": 1})
         _LOCAL.process = os.getpid()

@@ -69,7 +69,7 @@ class PlainJson(Format):
         for name in target.key:
             lacking |= np.asarray(columns[name].is_null())
         if (rows := np.flatnonzero(lacking)).size:
-            _keyed(columns, rows, messages, target, how)
+            _fill_keys(columns, rows, messages, target, how)
         no_rows(inside.body, messages, deleted, bad)
         for name in target.key:
             none = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
@@ -77,8 +77,8 @@ class PlainJson(Format):
         return Upserts(columns, deleted, {POSITION: offsets(messages)} if target.ordered else {})
 
 
-def _keyed(columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: Target, how: CellForm) -> None:
-    """Fill in what rows lack of the key from the keys of their messages."""
+def _fill_keys(columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: Target, how: CellForm) -> None:
+    """Fill the missing key columns of rows from the keys of their messages."""
     for name, found in key_cells(messages, rows, target, how).items():
         lacking = columns[name].take(pa.array(rows)).is_null()
         columns[name] = put_cells(columns[name], rows[np.asarray(lacking)], found.filter(lacking))
@@ -131,7 +131,7 @@ def misfit(
 
 
 def _take_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
-    """A column of a function in its type; text is read as in messages.  Raises `BadMessage`."""
+    """Cast a column from a function to its type; text is read as in messages.  Raises `BadMessage`."""
     cells, kind = plain(one_chunk(column)), field.type
     try:
         check_sound(pa.table({field.name: cells}), asked)
@@ -149,7 +149,7 @@ def _take_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Arr
 
 
 def offsets(messages: Messages) -> pa.Array:
-    """The offsets of messages; null where they have none."""
+    """Return the offsets of messages; null if they have none."""
     return pa.nulls(messages.rows, pa.int64()) if messages.offset is None else messages.offset
 
 

@@ -24,7 +24,7 @@ ROW: Final = "_row"
 
 
 def positions(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
-    """The order columns of events; ``of``: the message of each.  O(n)."""
+    """Build the order columns of events; ``of``: the message of each.  O(n)."""
     n = of.size
     source = {name: pa.nulls(n, pa.string()) for name in ("lsn", "file", "pos", "row")} | source
     place = whole(source["lsn"])
@@ -49,9 +49,9 @@ def whole(cells: pa.Array) -> pa.Array:
 
 
 def filled(order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any) -> dict[str, pa.Array]:
-    """The same, where messages that have none take that of the next one of their partition that has, or of the last.
+    """Fill missing positions from the next event of the partition that has one, else from the last.
 
-    ``lacking``: which may.  ``at``: the message of each.  O(n log n) where there are some.
+    ``lacking``: which may be filled.  ``at``: the message of each.  O(n log n) if some are missing.
     """
     known = np.asarray(order[POSITION].is_valid())
     rows = np.flatnonzero(lacking & ~known)

@@ -36,9 +36,9 @@ Own = Callable[[Ints], Bools]
 
 
 def columns_at(value: pa.Array, path: Path, known: Collection[str] = (), own: Own | None = None) -> dict[str, int]:
-    """The columns of the rows at a path of messages, but for those known, each with the first message that has it.
+    """Return the columns of the rows at a path of messages, without the known ones.  O(bytes).
 
-    O(bytes).
+    The value of each is the first message that has it.
     """
     if pat.is_struct(value.type):
         names = [field.name for field in struct_at(value.type, path) if field.name not in known]
@@ -62,7 +62,7 @@ def columns_at(value: pa.Array, path: Path, known: Collection[str] = (), own: Ow
 
 
 def struct_at(kind: pa.DataType, path: Path) -> list[pa.Field]:
-    """The fields below a path of structs, with Connect's schema beside it or without."""
+    """Return the fields below a path of structs, with or without Connect's schema beside it."""
     names = {field.name for field in kind} if pat.is_struct(kind) else set()
     for name in ("payload", *path) if {"schema", "payload"} <= names else path:
         if isinstance(name, int):
@@ -88,7 +88,7 @@ class Lists:
         self.rows: Ints = np.flatnonzero(np.array([*map(bool, self.unknown), False])[self.codes])
 
     def first(self, rows: Ints) -> dict[str, int]:
-        """The unknown names of some messages, each with the first that has it."""
+        """Return the unknown names in some messages, each with the first message that has it."""
         codes, at = np.unique(self.codes[rows], return_index=True)
         found = dict[str, int]()
         for row, code in sorted(zip(rows[at].tolist(), codes.tolist(), strict=True)):
@@ -115,7 +115,7 @@ def _first(found: dict[str, int], names: Iterable[str], row: int) -> None:
 
 
 def json_path(path: Path) -> str:
-    """A path as DuckDB takes it.
+    """Format a path for DuckDB.
 
     >>> json_path(("data", 0))
     '$."data"[0]'
@@ -131,24 +131,24 @@ def with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
     """
     if wrapped(value).any():
         return value
-    pointers = ", ".join(quoted("".join(map(_pointed, (*path, name)))) for name in names)
+    pointers = ", ".join(quoted("".join(map(_escape_step, (*path, name)))) for name in names)
     there, _ = parsed(value, f"list_any_value(json_extract_string(v, [{pointers}])) is not null")
     return value.filter(there)
 
 
-def _pointed(step: str | int) -> str:
-    """A step of a JSON pointer."""
+def _escape_step(step: str | int) -> str:
+    """Escape a step of a JSON pointer."""
     return "/" + str(step).replace("~", "~0").replace("/", "~1")
 
 
 def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.DataType]:
-    """The types of some columns of rows, JSON objects, that have values.  ``what``: how messages call the input.
+    """Guess the types of the named columns of JSON rows, if they have values.  ``what``: the input for messages.
 
     O(bytes).  Raises `SchemaMismatch` where no type fits all values.
     """
     out = dict[str, pa.DataType]()
     for name in names:
-        cells = exactly(rows, f"nullif(json_extract(v, {quoted(_pointed(name))})::varchar, 'null')").drop_null()
+        cells = exactly(rows, f"nullif(json_extract(v, {quoted(_escape_step(name))})::varchar, 'null')").drop_null()
         if not len(cells):
             continue
         try:
@@ -161,7 +161,7 @@ def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.Dat
 
 
 def schema_of(rows: Iterable[str], types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """The columns of rows, JSON objects, guessed as those of a file but for some ``types``.  As `open_files`."""
+    """Guess the columns of JSON rows as of a file, except some ``types``.  Raises as `open_files`."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(f"{row}\n" for row in rows)
         file.flush()

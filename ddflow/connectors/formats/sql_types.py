@@ -29,7 +29,7 @@ _DIGITS: Final = re.compile(r"(?:numeric|decimal)\((\d+),\s*(\d+)\)")
 
 
 def of_sql(text: str) -> pa.DataType:
-    """The type that holds the values of a column of Postgres or MySQL.  O(length)."""
+    """Return the type that holds the values of a column of Postgres or MySQL.  O(length)."""
     lower = text.strip().lower()
     if match := _DIGITS.fullmatch(lower):
         digits, scale = int(match[1]), int(match[2])

@@ -35,13 +35,13 @@ def timed(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
 
     Raises `pyarrow.ArrowInvalid` or `ValueError` for what does not fit.
     """
-    made = _timed(cells, kind, unit)
+    made = _convert_times(cells, kind, unit)
     if first_unreal(made) >= 0:
         raise ValueError("no clock or calendar has it")
     return made
 
 
-def _timed(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+def _convert_times(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     if pat.is_integer(cells.type):
         return _of_numbers(cells.cast(pa.int64()), kind, unit)
     if not is_text(cells.type):

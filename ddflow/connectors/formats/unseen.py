@@ -96,7 +96,7 @@ class Unseen:
         return bool(self.left) or self.table is not None
 
     def told(self) -> list[str]:
-        """What is to be said of what was looked for and not found, once.  O(columns), O(tables)."""
+        """Return warnings about columns and a table that no message had, once.  O(columns), O(tables)."""
         said = self.said(self.left)
         if said:
             self.left = []
@@ -105,7 +105,7 @@ class Unseen:
         return said
 
     def said(self, columns: Iterable[str]) -> list[str]:
-        """What is to be said of those among some columns.  O(columns)."""
+        """Return warnings about those of some columns that no message had.  O(columns)."""
         return [
             f"none so far has the declared column {name!r}, which is null: {did_you_mean(name, self.names)}"
             for name in columns
@@ -114,7 +114,7 @@ class Unseen:
 
 
 def _elsewhere(table: str, tables: Mapping[str, int]) -> str:
-    """What is said of a table where all changes are of others."""
+    """Describe a table without changes, though other tables have some."""
     found, changes = nearest(table, tables), sum(tables.values())
     meant = "" if found is None else f"did you mean {found!r}? "
     more = f" and {len(tables) - SHOWN:,} more" if len(tables) > SHOWN else ""
@@ -123,9 +123,9 @@ def _elsewhere(table: str, tables: Mapping[str, int]) -> str:
 
 
 def undeclared(format: Format, given: pa.Table, made: Decoded, known: Collection[str], what: str) -> list[str]:
-    """The columns that some messages have, but for those known, as far as a sample of them tells.
+    """Return the unknown columns in a sample of some messages.  O(messages + bytes of the sample).
 
-    The last message with a row is one of the sample.  O(messages + bytes of the sample).
+    The last message with a row is one of the sample.
     """
     rows = np.unique(made.at[_with_row(made.rows, BAD)])
     if not rows.size:

@@ -104,7 +104,7 @@ class Named(NamedTuple):
     values: pa.Array
 
     def cells(self, name: str, rows: int) -> tuple[pa.Array, Bools]:
-        """The values of a name, as JSON, and which of the events have it."""
+        """Return the values of a name, as JSON, and mark the events that have it."""
         at = np.full(rows, -1)
         here = np.flatnonzero(np.asarray(pc.fill_null(pc.equal(self.names, name), False)))
         at[self.of[here]] = here
@@ -136,7 +136,7 @@ class Wal2Json(Enveloped):
             found.append(left[Lists(names, known).rows])
             left = left[np.asarray(pc.fill_null(pc.equal(names, "[]"), False))]
         rows = np.sort(np.concatenate(found))
-        told = self._told(value.take(pa.array(rows))) if rows.size else {}
+        told = self._find_columns(value.take(pa.array(rows))) if rows.size else {}
         return {name: int(rows[row]) for name, (row, _) in told.items() if name not in known}
 
     def place(self, value: Any) -> str | None:
@@ -150,11 +150,11 @@ class Wal2Json(Enveloped):
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: as Postgres calls them."""
-        told = self._told(messages.value)
+        told = self._find_columns(messages.value)
         return {name: of_sql(told[name][1]) for name in names}
 
-    def _told(self, value: pa.Array) -> dict[str, tuple[int, str]]:
-        """By column the first message that has it, and its type there."""
+    def _find_columns(self, value: pa.Array) -> dict[str, tuple[int, str]]:
+        """Map each column to the first message that has it, and its type there."""
         found = dict[str, tuple[int, str]]()
         texts = parsed(value, _COLUMNS)[0]
         for text in pc.unique(texts.drop_null()).to_pylist():
@@ -181,8 +181,8 @@ class Wal2Json(Enveloped):
         codes = coded(told["kind"], _CODES)
         empty = np.asarray(pc.fill_null(pc.equal(pc.list_value_length(at_path(inner, ["change"])), 0), False))
         codes[empty] = NOTHING
-        now, had = _named(changes, inner, ("columnnames", "columnvalues"), "columns"), None
-        had = _named(at_path(changes, ["oldkeys"]), inner, ("keynames", "keyvalues"), "identity")
+        now, had = _flatten_names(changes, inner, ("columnnames", "columnvalues"), "columns"), None
+        had = _flatten_names(at_path(changes, ["oldkeys"]), inner, ("keynames", "keyvalues"), "identity")
         if now is None or had is None:
             codes[codes < NOTHING], now, had = UNKNOWN, now or _NONE, had or _NONE
         after, before, absent = {}, {}, dict[str, Bools]()
@@ -242,8 +242,8 @@ def _changes(whole: Inside) -> tuple[Ints, pa.Array]:
     return of, lists.values.take(pa.array(np.where(there, begins[of] + place, 0), mask=~there))
 
 
-def _named(changes: pa.Array, inner: pa.Array, one: tuple[str, str], two: str) -> Named | None:
-    """Names and values of version 1, and of 2; None where there are not as many of each."""
+def _flatten_names(changes: pa.Array, inner: pa.Array, one: tuple[str, str], two: str) -> Named | None:
+    """Flatten the names and values of versions 1 and 2; None if their counts differ."""
     names, values = (at_path(changes, [name]) for name in one)
     if not pc.equal(pc.list_value_length(names), pc.list_value_length(values)).fill_null(True).to_numpy(False).all():
         return None

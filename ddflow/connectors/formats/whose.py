@@ -32,21 +32,21 @@ Source = Mapping[str, pa.Array]
 
 
 def named(source: Source) -> pa.Array:
-    """The whole name of each message's table; null where it does not say the table.  O(n)."""
+    """Return the whole name of each message's table; null if the message names no table.  O(n)."""
     table, schema, db = _parts(source)
     db = pc.if_else(pc.fill_null(pc.equal(db, schema), False), None, db)  # MySQL's database is its schema
     return pc.binary_join_element_wise(db, schema, table, pc.if_else(table.is_valid(), ".", None), null_handling="skip")
 
 
 def longer(one: str | None, other: str) -> str | None:
-    """The longer of two names of one table; None where they are of two.  O(1)."""
+    """Return the longer of two names of one table; None if they name two tables.  O(1)."""
     if one is None or other == one or other.endswith(f".{one}"):
         return other
     return one if one.endswith(f".{other}") else None
 
 
 def settled(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
-    """The table that messages are of, by its longest name, and which of their ``names`` are of others.  O(names)."""
+    """Return the longest name of the messages' table, and the ``names`` of other tables.  O(names)."""
     others = []
     for name in names:
         both = longer(own, name)
@@ -81,7 +81,7 @@ def counted(source: Source, which: Bools) -> dict[str, int]:
 
 
 def nearest(name: str, tables: Iterable[str]) -> str | None:
-    """The table that a name may have meant: as much of both is compared as both have.  O(tables)."""
+    """Return the table that a name may have meant; compares as many parts as both have.  O(tables)."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         ends = {".".join(each.split(".")[-count:]): each for each in tables if each.count(".") >= count - 1}

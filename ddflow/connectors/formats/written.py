@@ -31,7 +31,7 @@ def write(
     epoch: int | None = None,
     committed: datetime | None = None,
 ) -> pa.Table:
-    """Updates as messages of Debezium, or in the columns of another mode.
+    """Convert updates to messages of Debezium, or to the columns of another mode.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def write(
 
 
 def _table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
-    """Updates as a table.  Raises `SpecError` where columns are missing."""
+    """Convert updates to a table.  Raises `SpecError` if columns are missing."""
     table = to_table(updates, "dd.formats.write", pa.schema([]))
     for name in (TIME, DIFF, *by):
         if name not in table.schema.names:
