@@ -64,7 +64,7 @@ class FragmentFolder(OpenSink):
         self.folder, self.shape = folder, shape
 
     def written(self) -> TargetRecord | None:
-        """The greatest record."""
+        """Read the greatest record."""
         with self._disk("ask"):
             names = self._names(RECORDS, ".json")
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
@@ -76,7 +76,7 @@ class FragmentFolder(OpenSink):
     def occupied(self) -> bool:
         """Whether there is a file that nobody recorded, and that is not ours."""
         with self._disk("ask"):
-            return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._left())
+            return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._unrecorded())
 
     def prepare(self) -> None:
         """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
@@ -94,27 +94,27 @@ class FragmentFolder(OpenSink):
             return
         with self._disk("write"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
-            for path in self._left():
+            for path in self._unrecorded():
                 path.unlink()
             records = self._names(RECORDS, ".json")
             stem = f"{int(Path(records[-1]).stem) + 1 if records else 1:012}"
             if changes.rows.num_rows:
                 new = self.folder / f"_{stem}.new"
                 pq.write_table(changes.rows.replace_schema_metadata({OURS: json.dumps(now._asdict())}), new)
-                _synced(new)
+                _sync_to_disk(new)
                 new.rename(self.folder / f"{stem}.parquet")
-                _synced(self.folder)
+                _sync_to_disk(self.folder)
             part = self.folder / RECORDS / f"_{stem}.{os.getpid()}"
             part.write_text(json.dumps(now._asdict()))
-            _synced(part)
+            _sync_to_disk(part)
             try:
                 os.link(part, self.folder / RECORDS / f"{stem}.json")
             finally:
                 part.unlink()
-            _synced(self.folder / RECORDS)
+            _sync_to_disk(self.folder / RECORDS)
 
     def read(self) -> pa.Table:
-        """The rows of all epochs that have a record."""
+        """Read the rows of all epochs that have a record."""
         with self._disk("read"):
             stems = [Path(name).stem for name in self._names(RECORDS, ".json")]
             files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
@@ -124,8 +124,8 @@ class FragmentFolder(OpenSink):
             tables = [each.cast(pa.schema([f.with_nullable(True) for f in each.schema])) for each in tables]
             return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
-    def _left(self) -> list[Path]:
-        """Files of ours that have no record."""
+    def _unrecorded(self) -> list[Path]:
+        """List our files that have no record."""
         recorded = {Path(name).stem for name in self._names(RECORDS, ".json")}
         files = [self.folder / name for name in self._names("", ".parquet") if Path(name).stem not in recorded]
         return [path for path in files if OURS in (pq.ParquetFile(path).schema_arrow.metadata or {})]
@@ -147,7 +147,7 @@ class FragmentFolder(OpenSink):
             ) from None
 
 
-def _synced(path: Path) -> None:
+def _sync_to_disk(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -41,7 +41,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 
 
 def of(name: str) -> str:
-    """What the folder of an output is called: what is safe of its name, and 16 hex digits of all of it."""
+    """Return the folder name of an output: the safe part of its name, and 16 hex digits of its hash."""
     # One that begins with a dot or an underscore is passed over by those who read such folders.
     readable = _UNSAFE.sub("_", name)[:READABLE].strip("._")
     digest = xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass"))
@@ -103,14 +103,14 @@ class OutputPlace:
                     self.site.disk.mkdir(self.site.below(of(name)), self.site.folder_mode)
                 self.site.look(self.site.below(of(name)))
             if found != (now := Mark(state, at, wanted | found.outputs)):
-                self.site.disk.rename(self._written(now), self.site.below(MARK))
+                self.site.disk.rename(self._write_part(now), self.site.below(MARK))
             self.site.sweep(self.site.path)
             # Whoever made any of it may have died before he did.
             self.site.disk.sync_dir(self.site.path)
             self.site.sync_above(self.site.path)
 
     def mark(self) -> Mark | None:
-        """What ``outputs.json`` says; None where there is none.  O(its bytes).  Raises `CorruptState` for another."""
+        """Read ``outputs.json``; None if it does not exist.  O(its bytes).  Raises `CorruptState` if it is invalid."""
         with self.site.reading(f"file {MARK}", lost(MARK, self.site.path), AGAIN):
             try:
                 data = self.site.disk.read(self.site.below(MARK), MARK_BYTES)
@@ -128,7 +128,7 @@ class OutputPlace:
 
     def _first(self, mark: Mark) -> Mark:
         """Say whose the folder is, where nothing says it yet; what is said there then."""
-        temporary = self._written(mark)
+        temporary = self._write_part(mark)
         try:
             self.site.disk.link(temporary, self.site.below(MARK))
         except FileExistsError:
@@ -137,8 +137,8 @@ class OutputPlace:
             self.site.tidy(temporary)
         return mark
 
-    def _written(self, mark: Mark) -> str:
-        """A new file with it, durable but for its name: its path."""
+    def _write_part(self, mark: Mark) -> str:
+        """Write the mark to a new file that is durable except for its name, and return the path."""
         data = msgspec.json.format(encoded(mark), indent=1)
         path = self.site.below(f".{self.nonce}-{next(self.numbers)}.part")
         self.site.written(path, f"write {MARK}", lambda sink: sink.write(data))

@@ -87,7 +87,7 @@ class ParquetSink:
         return None if mark is None else Owner(mark.state, mark.at)
 
     def claimed(self) -> str:
-        """The path of ``outputs.json``."""
+        """Return the path of ``outputs.json``."""
         return f"{self.target}/{MARK}"
 
     def put(self, name: str, table: pa.Table) -> Blob:
@@ -151,7 +151,7 @@ class ParquetSink:
         return int(pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment))).metadata.num_rows)
 
     def _data(self, epoch: int, fragment: Fragment) -> bytes:
-        """The bytes of a file, compared.  O(bytes)."""
+        """Read a file and verify it.  O(bytes)."""
         shown, hidden, blob = (
             self.place(epoch, fragment),
             self._hidden(fragment.output, fragment.blob.name),
@@ -164,15 +164,15 @@ class ParquetSink:
         raise lost(shown, self.target)
 
     def place(self, epoch: int, fragment: Fragment) -> str:
-        """The path that a file of a committed epoch has, or will have."""
+        """Return the path of a file once its epoch is committed."""
         return self.site.below(of(fragment.output), f"{epoch:012}-{fragment.blob.name}")
 
     def called(self, name: str) -> str:
-        """The name of an output's folder."""
+        """Return the name of an output's folder."""
         return of(name)
 
     def unfinished(self) -> list[Leftover]:
-        """The hidden files.  O(files)."""
+        """List the hidden files.  O(files)."""
         return [found for match, found in self._files(HIDDEN)]
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
@@ -181,7 +181,7 @@ class ParquetSink:
             self.site.tidy(each.place)
 
     def earlier(self, name: str, epoch: int) -> str | None:
-        """The output's folder, where it has such files.  O(files)."""
+        """Return the output's folder if it shows files of an epoch up to this one, else None.  O(files)."""
         place = self.site.below(of(name))
         with self.site.guarded("look for files of an output"):
             there = self.site.disk.names(place) if self.site.is_there(place) else ()
@@ -189,7 +189,7 @@ class ParquetSink:
         return place if any(int(match["epoch"]) <= epoch for match in shown) else None
 
     def later(self, epoch: int) -> list[Leftover]:
-        """The files that are shown of epochs after one.  O(files)."""
+        """List the shown files of epochs after this one.  O(files)."""
         return [found for match, found in self._files(SHOWN) if int(match["epoch"]) > epoch]
 
     def withdraw(self, leftovers: Iterable[Leftover]) -> None:
@@ -202,7 +202,7 @@ class ParquetSink:
                 self._unsynced.add(folder)
 
     def _hidden(self, name: str, called: str) -> str:
-        """The path of a file before its epoch is committed.  ``called``: as a manifest names it."""
+        """Return the path of a file before its epoch is committed.  ``called``: its name in a manifest."""
         return self.site.below(of(name), f".{called}.hidden")
 
     def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
