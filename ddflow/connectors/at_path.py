@@ -39,7 +39,7 @@ def is_path(given: Any) -> bool:
 
 
 def at_path(given: Any, error: DdflowError) -> DdflowError:
-    """The error of the rows ``given``, a path, which it names.  O(1), and looking at a file."""
+    """Make an error of rows from the path ``given`` name its file and row.  O(1), and looks at the file."""
     from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
     from ddflow.connectors.files.file_path import dialect_of
     from ddflow.connectors.files.places import STDIN, listed
@@ -91,7 +91,7 @@ def named(files: Sequence[str]) -> str:
 
 
 def _spot(spots: Sequence[tuple[Spot, int]], row: int) -> tuple[str, int]:
-    """The file of a row of all batches, and its number there."""
+    """Return the file of a row of all batches, and the row's number in that file."""
     for spot, rows in spots:
         if row < rows:
             return spot.file, spot.first + row

@@ -86,7 +86,7 @@ class OpenSource(ABC):
 
     @abstractmethod
     def poll(self, room: int) -> Polled | None:
-        """What came, of about ``room`` bytes at most; None where nothing is there now.  Waits for little.
+        """Return the next rows, about ``room`` bytes at most; None if there are none yet.  Waits briefly.
 
         Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`, `SchemaMismatch`.
         """
@@ -127,7 +127,7 @@ class OpenSource(ABC):
         return False
 
     def acknowledge(self, position: Any) -> None:  # noqa: B027 - most have nobody to tell
-        """A position is committed: what is before it need not be kept.  Never called ahead of a commit."""
+        """Note a committed position: the source may drop earlier rows.  Never called before its commit."""
 
     def close(self) -> None:  # noqa: B027 - most keep nothing
         """Let go of connections.  Twice is harmless."""
@@ -150,21 +150,21 @@ class Source(ABC):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """A position of its ``positions`` in its own words, behind "read up to"."""
+        """Describe one of its ``positions`` as text that follows "read up to"."""
         return json.dumps(position)
 
     @classmethod
     def placed(cls, place: int) -> int | str:
-        """The ``_position`` of an event in its own words."""
+        """Describe the ``_position`` of an event in the terms of the source."""
         return place
 
     @classmethod
     def without(cls, position: Any, inputs: Collection[str]) -> Any:
-        """A position of its ``positions`` where inputs are dropped that it fed; the same, for most."""
+        """Return a position of its ``positions`` without some inputs that were dropped.  Most return it unchanged."""
         return position
 
     def inputs(self, name: str) -> Sequence[str]:
-        """The inputs that it feeds when it is attached as ``name``: that one, for most."""
+        """Return the names of the inputs that it feeds if attached as ``name``; for most that is the only one."""
         return (name,)
 
     def needs(self) -> None:  # noqa: B027 - most need no library
@@ -239,7 +239,7 @@ class OpenSink(ABC):
 
     @abstractmethod
     def written(self) -> TargetRecord | None:
-        """What the target says that it has; None where it says nothing."""
+        """Read the record in the target; None if it has none."""
 
     @abstractmethod
     def missing(self) -> bool:

@@ -44,7 +44,7 @@ class Net(NamedTuple):
 
 
 def in_order(of: Net) -> Net:
-    """The same by key, rows that went in front.  O(n) where they stand so, else O(n log n)."""
+    """Sort updates by key; within a key, deleted rows come first.  O(n) if sorted already, else O(n log n)."""
     places = 2 * of.keys + (of.diffs > 0)
     if (places[1:] >= places[:-1]).all():
         return of
@@ -53,7 +53,10 @@ def in_order(of: Net) -> Net:
 
 
 def messages(of: Net, key: Sequence[str] | None, epoch: int, output: str) -> pa.Table:
-    """What happened, as messages.  ``key``: the columns of a message's key; None: it has none.  O(n)."""
+    """Build the change messages of some updates.  O(n).
+
+    ``key``: the columns of a message's key; None: messages have no key.
+    """
     of = in_order(of)
     keys, diffs, n = of.keys, of.diffs, of.diffs.size
     pair: Any = np.zeros(n + 1, bool)  # whether a row and the one in front of it are an update
@@ -86,15 +89,15 @@ def messages(of: Net, key: Sequence[str] | None, epoch: int, output: str) -> pa.
 
 
 def rows_of(written: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows of a ``schema`` that messages say are there, with ``_diff``.  O(bytes).
+    """Read the rows of a ``schema`` from messages; ``_diff`` is 1 for a new row, -1 for an old one.  O(bytes).
 
-    Raises `SinkRefused` for what is no message of ours.
+    Raises `SinkRefused` for a message that ddflow did not write.
     """
     shape = {field.name: shape_of(field.type) for field in schema}
     found, wrong = objects(one_chunk(written.column("value")), {"before": shape, "after": shape})
     parts = []
     for name, diff in (("before", -1), ("after", 1)):
-        made = _typed(pc.struct_field(found, name).drop_null(), schema, bool(wrong.any()))
+        made = _cast_structs(pc.struct_field(found, name).drop_null(), schema, bool(wrong.any()))
         parts.append(made.append_column(DIFF, pa.array(np.full(made.num_rows, diff, np.int64))))
     return pa.concat_tables(parts)
 
@@ -106,13 +109,13 @@ def texts_of(rows: pa.Table) -> pa.Array:
 
 
 def rows_as(texts: pa.Array, schema: pa.Schema) -> pa.Table:
-    """The rows that `texts_of` made such texts of.  O(bytes).  Raises `SinkRefused` for others."""
+    """Parse rows from the texts of `texts_of`.  O(bytes).  Raises `SinkRefused` for other texts."""
     found, wrong = objects(texts, {field.name: shape_of(field.type) for field in schema})
-    return _typed(found, schema, bool(wrong.any()))
+    return _cast_structs(found, schema, bool(wrong.any()))
 
 
-def _typed(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
-    """Structs of texts as rows in their types."""
+def _cast_structs(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
+    """Cast the texts in structs to the types of a ``schema``."""
     columns = []
     for field in schema:
         cells, misfits = cells_as(pc.struct_field(rows, field.name), field.type, _FORM)
@@ -125,7 +128,7 @@ def _typed(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
 
 
 def _objects(rows: pa.Table, places: Ints) -> pa.Array:
-    """Some of the rows as text, and null where a place is below 0."""
+    """Format the rows at some places as JSON text; a place below 0 gives null."""
     there = np.flatnonzero(places >= 0)
     batch = pa.RecordBatch.from_arrays(
         [one_chunk(column.take(pa.array(places[there]))) for column in rows.columns], schema=rows.schema

@@ -39,12 +39,12 @@ _SIGNED: Final = 1 << 64
 
 
 def place_of(path: str) -> str:
-    """A table's address."""
+    """Return the address of a table: a URL unchanged, a path made absolute."""
     return path if "://" in path else os.path.abspath(path)
 
 
 def library() -> Any:
-    """The library.  Raises `MissingExtra`."""
+    """Import the library of Delta Lake.  Raises `MissingExtra`."""
     return import_extra("speak to Delta Lake", "delta", "deltalake")
 
 
@@ -74,7 +74,7 @@ def read_files(
 
 
 def _column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) -> pa.Array:
-    """A column of a file; the value of its partition, or null, if the file has no such column."""
+    """Return a column of a file, or its partition's value (else null) if the file has no such column."""
     if field.name in rows.schema.names:
         return rows.column(field.name).cast(field.type)
     return pa.array([values.get(field.name)] * rows.num_rows, field.type)
@@ -103,7 +103,7 @@ class DeltaSink(TableSink):
         return place_of(self.path)
 
     def needs(self) -> None:
-        """That of Delta Lake."""
+        """Import the library of Delta Lake."""
         library()
 
     def open(self, shape: TableShape) -> OpenSink:
@@ -121,7 +121,7 @@ class DeltaLakeTable(OpenSink):
         library()
 
     def written(self) -> TargetRecord | None:
-        """What the log says."""
+        """Read the record of the last epoch from the log."""
         with self._talking("ask"):
             table = self._table()
             return None if table is None else self._record(table)
@@ -162,7 +162,7 @@ class DeltaLakeTable(OpenSink):
             table = self._lacking(now, before)
             if table is None:
                 return
-            told = self._told(now)
+            told = self._describe_epoch(now)
             if changes.gone is not None and self.shape.key and changes.net:
                 self._merge(table, changes, told)
                 return
@@ -188,10 +188,10 @@ class DeltaLakeTable(OpenSink):
             if table is not None:
                 adds = [of.transaction.AddAction(**json.loads(each)) for each in fragments]
                 schema = of.Schema.from_arrow(self.schema)
-                table.create_write_transaction(adds, "append", schema, commit_properties=self._told(now))
+                table.create_write_transaction(adds, "append", schema, commit_properties=self._describe_epoch(now))
 
     def _lacking(self, now: TargetRecord, before: TargetRecord | None) -> Any:
-        """The table, where it has not ``now`` already.  Raises `SinkAhead` where it has something else."""
+        """Return the table, or None if it has ``now`` already.  Raises `SinkAhead` if it has another epoch."""
         if (table := self._table()) is None:
             raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
         if is_written(self._record(table), now, before, self.place):
@@ -201,12 +201,12 @@ class DeltaLakeTable(OpenSink):
 
     @staticmethod
     def _columns(table: Any) -> pa.Schema:
-        """The columns of the table, as it stores them."""
+        """Return the columns of the table as the sink stores them."""
         return stored(pa.schema(table.schema().to_arrow()), own_type)
 
     @staticmethod
-    def _told(now: TargetRecord) -> Any:
-        """What a commit says of an epoch."""
+    def _describe_epoch(now: TargetRecord) -> Any:
+        """Build the properties of a commit that record an epoch."""
         of = library()
         return of.CommitProperties(
             custom_metadata={"ddflow": json.dumps(now._asdict())},
@@ -238,7 +238,7 @@ class DeltaLakeTable(OpenSink):
         merge.when_not_matched_insert(values, f"not s.{DELETED}").execute()
 
     def _table(self) -> Any:
-        """The newest version; None where there is no table."""
+        """Open the newest version; return None if there is no table."""
         of = library()
         if not of.DeltaTable.is_deltatable(self.place, storage_options=self.options):
             return None
@@ -247,17 +247,17 @@ class DeltaLakeTable(OpenSink):
     def _record(self, table: Any) -> TargetRecord | None:
         if (epoch := table.transaction_version(EPOCH)) is None:
             return None
-        if (restored := _restored(table, self._files)) is not None:
+        if (restored := _find_restored_record(table, self._files)) is not None:
             return next(iter(restored), None)
         found = {name: table.transaction_version(name) for name in _numbers(TargetRecord("0" * 32, "", 0, "0" * 32))}
         halves = [f"{found[f'ddflow.{name}.{n}'] % _SIGNED:016x}" for name in ("state", "digest") for n in (0, 1)]
-        mine = all(found[name] == value for name, value in _hashed(self.shape.output).items())
+        mine = all(found[name] == value for name, value in _hash_output(self.shape.output).items())
         return TargetRecord(
             "".join(halves[:2]), self.shape.output if mine else "another output", epoch, "".join(halves[2:])
         )
 
     def _files(self, version: int) -> frozenset[str]:
-        """The files of a version; none where its log was cleaned away."""
+        """Return the files of a version; none if its log was cleaned away."""
         of = library()
         try:
             old = of.DeltaTable(self.place, version=version, storage_options=self.options)
@@ -278,11 +278,11 @@ class DeltaLakeTable(OpenSink):
 Files = Callable[[int], frozenset[str]]
 
 
-def _restored(table: Any, files: Files) -> list[TargetRecord] | None:
-    """The record, if any, of the version that a table was restored to behind our last commit; None where it was not.
+def _find_restored_record(table: Any, files: Files) -> list[TargetRecord] | None:
+    """Return the record, if any, of the version that a table was restored to after our last commit.
 
-    A version that restores an older one has its rows, though the identifiers of transactions stay.  Reads the last
-    commit, and those back to ours where it is another's.
+    Returns None if the table was not restored. A version that restores an older one has its rows, though the
+    identifiers of transactions stay. Reads the last commit, and the commits back to ours if another writer made it.
     """
     limit = 1
     while True:
@@ -300,10 +300,10 @@ def _restored(table: Any, files: Files) -> list[TargetRecord] | None:
 
 
 def _version(restore: Mapping[str, Any], commits: Sequence[Mapping[str, Any]], files: Files) -> int:
-    """The version that a table was restored to; below all where that is not known.
+    """Return the version that a table was restored to, or -1 if it is unknown.
 
-    Spark writes a moment as its own time zone has it, which the log does not name, so it is the last version before
-    that has the same files.
+    Spark writes the time of a restore in its local time zone, and the log does not name that zone. Then the result is
+    the last earlier version with the same files.
     """
     to = restore.get("operationParameters") or {}
     if to.get("version") not in (None, ""):
@@ -339,7 +339,7 @@ class DeltaFile:
 
 
 def _stats(of: Any) -> dict[str, Any]:
-    """What the log says of a file: how many rows; of columns the nulls, and the least and greatest integer."""
+    """Count the rows of a file and the nulls of each column, with the range of each integer column."""
     least, most, nulls = dict[str, int](), dict[str, int](), dict[str, int]()
     for group in map(of.row_group, range(of.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
@@ -354,17 +354,17 @@ def _stats(of: Any) -> dict[str, Any]:
 
 
 def _numbers(now: TargetRecord) -> dict[str, int]:
-    """A record as numbers of 64 bits by name."""
+    """Encode a record as 64-bit integers by name."""
     texts = {"state": now.state, "digest": now.digest}
-    halves = {f"ddflow.{name}.{n}": _signed(text[16 * n :][:16]) for name, text in texts.items() for n in (0, 1)}
-    return {EPOCH: now.epoch, **halves, **_hashed(now.output)}
+    halves = {f"ddflow.{name}.{n}": _parse_hex(text[16 * n :][:16]) for name, text in texts.items() for n in (0, 1)}
+    return {EPOCH: now.epoch, **halves, **_hash_output(now.output)}
 
 
-def _hashed(output: str) -> dict[str, int]:
+def _hash_output(output: str) -> dict[str, int]:
     digest = xxhash.xxh3_128_hexdigest(output.encode())
-    return {f"ddflow.output.{n}": _signed(digest[16 * n :][:16]) for n in (0, 1)}
+    return {f"ddflow.output.{n}": _parse_hex(digest[16 * n :][:16]) for n in (0, 1)}
 
 
-def _signed(digits: str) -> int:
+def _parse_hex(digits: str) -> int:
     number = int(digits, 16)
     return number - _SIGNED if number >= _SIGNED // 2 else number

@@ -91,12 +91,12 @@ class FollowedTable(Source):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """The version, and how many rows of its copy."""
+        """Describe the version of a position, and the rows of its copy."""
         rows = position["rows"]
         return f"{'' if rows is None else f'row {rows:,} of the copy of '}version {position['version']:,}"
 
     def needs(self) -> None:
-        """That of Delta Lake."""
+        """Import the library of Delta Lake."""
         library()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
@@ -113,24 +113,24 @@ class FeedReader(OpenSource):
         if not {POSITION, DELETED} <= set(schema.names) and CHANGE not in schema.names:
             remedy = "give it format=dd.formats.delta_cdf(), or declare '_change_type' for diff=dd.delta_cdf"
             raise SpecError(self.asked, "it takes rows, and the feed says in '_change_type' what left and came", remedy)
-        self.schema, self.table = schema, self._opened(None)
+        self.schema, self.table = schema, self._open_version(None)
         declared = schema.names if CHANGE in schema.names else (CHANGE, VERSION)
         self.feed = [name for name in _FEED if name in declared]
         """The columns of the feed that the input takes."""
         self.names = [name for name in schema.names if name not in (*OWN, *_FEED)]
         self.stamp = schema.field(WRITTEN).type if WRITTEN in schema.names else pa.timestamp("ms", "UTC")
-        self._seen()
+        self._note_newest_version()
         self._copying: Iterator[pa.RecordBatch] | None = None
         self._looked, self._span = monotonic(), 1
         self.rows: int | None = 0
         """How many of the copy were taken; None behind it."""
         if position is None:
-            self.at = self.until if of.start is None else self._opened(of.start).version()
+            self.at = self.until if of.start is None else self._open_version(of.start).version()
         else:
             self.at, self.rows = position["version"], position["rows"]
         here = self.table
         with suppress(SourceChanged):
-            here = self.table if self.at >= self.until else self._opened(self.at)
+            here = self.table if self.at >= self.until else self._open_version(self.at)
         self.id, self.columns = _id(here), _schema(here)
         """Those of the table at the version that it is at; of the newest where its log was cleaned."""
         if position is not None and (position["table"] != self.id or self.at > self.until):
@@ -158,15 +158,15 @@ class FeedReader(OpenSource):
         return not self.of.follow and self.rows is None and self.at >= self.until
 
     def lag(self) -> int | None:
-        """The versions that are there, one that is copied among them."""
+        """Count the versions that are not read yet, one that is being copied included."""
         behind: int = self.until - self.at
         return max(behind, 0) + (self.rows is not None)
 
     def poll(self, room: int) -> Polled | None:
-        """Some of the copy, or the changes of whole versions."""
+        """Return part of the copy, or the changes of whole versions."""
         batches, size = list[pa.RecordBatch](), 0
         while self.rows is not None and size < room:
-            self._copying = self._copying or self._copied(self.rows)
+            self._copying = self._copying or self._read_copy(self.rows)
             with self._talking():
                 batch = next(self._copying, None)
             if batch is None:
@@ -178,9 +178,9 @@ class FeedReader(OpenSource):
                 with self._talking():
                     self.table.update_incremental()
                 self._looked = monotonic()
-                self._seen()
+                self._note_newest_version()
             while not batches and self.at < self.until:
-                batches = self._changed(room)
+                batches = self._read_changes(room)
         if not batches:
             return None
         position, where = FeedPosition(table=self.id, version=self.at, rows=self.rows), f"version {self.at:,}"
@@ -188,8 +188,8 @@ class FeedReader(OpenSource):
         beside = {each.name: Beside(each.type, where) for each in others}
         return Polled({self.name: batches}, position, beside={self.name: beside})
 
-    def _opened(self, version: Any) -> Any:
-        """The table at a version, or the newest.  Raises `UnreadableInput`, `SourceChanged`."""
+    def _open_version(self, version: Any) -> Any:
+        """Open the table at a version, or at the newest.  Raises `UnreadableInput`, `SourceChanged`."""
         of, options = library(), dict(self.of.storage_options)
         with self._talking():
             if not of.DeltaTable.is_deltatable(self.of.target, storage_options=options):
@@ -199,8 +199,8 @@ class FeedReader(OpenSource):
                 table.load_as_version(version)
             return table
 
-    def _seen(self) -> None:
-        """Note the newest version, and its columns.  Raises `UnreadableInput` for what it asks of its readers."""
+    def _note_newest_version(self) -> None:
+        """Note the newest version and its columns.  Raises `UnreadableInput` for reader features beyond ours."""
         odd = set(self.table.protocol().reader_features or ()) - _READ
         if self.table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             odd.add("columnMapping")
@@ -210,39 +210,40 @@ class FeedReader(OpenSource):
         self.until, self.newest = self.table.version(), _schema(self.table)
 
     def _columns(self, version: int) -> pa.Schema:
-        """The columns of the table at a version."""
-        return self.newest if version == self.until else _schema(self._opened(version))
+        """Return the columns of the table at a version."""
+        return self.newest if version == self.until else _schema(self._open_version(version))
 
-    def _copied(self, taken: int) -> Iterator[pa.RecordBatch]:
-        """The rows of the table at the version, behind so many."""
-        table = self._opened(self.at)
-        yield from self._listed(table, table.file_uris(), taken)
+    def _read_copy(self, taken: int) -> Iterator[pa.RecordBatch]:
+        """Read the rows of the table at the current version, after the first ``taken``."""
+        table = self._open_version(self.at)
+        yield from self._read_files_as_feed(table, table.file_uris(), taken)
 
-    def _listed(
+    def _read_files_as_feed(
         self, table: Any, files: Any, taken: int, change: str = "insert", version: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of some files of a version as the feed has them, by the names of the files, behind so many.
+        """Read the rows of some files of a version as feed rows, in order of file names, after the first ``taken``.
 
-        ``version``: which one changed them, where that is another."""
+        ``version``: the version that changed them, if it is another.
+        """
         dataset, paths = table.to_pyarrow_dataset(), {urlsplit(each).path.rpartition("/")[2] for each in files}
         names = [name for name in self.names if name in dataset.schema.names]
         # That of a table at an older version counts back from the newest one.
-        history = self._opened(None).history()
+        history = self._open_version(None).history()
         version = table.version() if version is None else version
         said = (each.get("timestamp") for each in history if each.get("version") == version)
-        at = self._reached(pa.array([next(said, None)], pa.timestamp("ms")))
+        at = self._cast_commit_times(pa.array([next(said, None)], pa.timestamp("ms")))
         beside = {CHANGE: pa.array([change]), VERSION: pa.array([version]), WRITTEN: at}
         for here in read_files(dataset, names, paths, taken):
             more = [beside[name].take(pa.array(np.zeros(here.num_rows, np.int64))) for name in self.feed]
             yield self._fitting(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
 
-    def _changed(self, room: int) -> list[pa.RecordBatch]:
-        """The changes of the next versions; of more when they are small, and while the columns stay."""
+    def _read_changes(self, room: int) -> list[pa.RecordBatch]:
+        """Read the changes of the next versions: of several if they are small and have the same columns."""
         first, last = self.at + 1, min(self.at + self._span, self.until)
         while (columns := self._columns(last)) != self.columns and last > first:
             last = (first + last) // 2
         kept = all(each.name in columns.names and columns.field(each.name).type == each.type for each in self.columns)
-        table, read = self.table if columns == self.newest else self._opened(last), None
+        table, read = self.table if columns == self.newest else self._open_version(last), None
         names = [*(name for name in self.names if name in columns.names), *_FEED]
         with self._talking():
             try:
@@ -251,33 +252,33 @@ class FeedReader(OpenSource):
                 if _OFF not in str(error):
                     raise
                 last = first
-        batches = self._derived(first) if read is None else [self._ordered(pa.table(read))]
+        batches = self._derive_changes(first) if read is None else [self._sort_changes(pa.table(read))]
         size = sum(batch.nbytes for batch in batches)
         self._span = max(self._span // 2, 1) if size > room // 2 else min(self._span * 2, SPAN)
         # Writers give a table another id where they give it other columns.
         if (newest := _id(self.table)) != self.id:
-            self.id = newest if last == self.until else _id(self._opened(last))
+            self.id = newest if last == self.until else _id(self._open_version(last))
         self.at, self.columns = last, self._columns(last)
         return [batch for batch in batches if batch.num_rows]
 
-    def _derived(self, version: int) -> list[pa.RecordBatch]:
-        """What a version changed, by its files: without a feed, and where its columns are not those before it."""
-        now, before = self._opened(version), self._opened(version - 1)
+    def _derive_changes(self, version: int) -> list[pa.RecordBatch]:
+        """Derive the changes of a version from its files: it has no feed, or its columns changed."""
+        now, before = self._open_version(version), self._open_version(version - 1)
         files, old = set(now.file_uris()), set(before.file_uris())
         with self._talking():
-            left = list(self._listed(before, old - files, 0, "delete", version))
-            return [*left, *self._listed(now, files - old, 0)]
+            left = list(self._read_files_as_feed(before, old - files, 0, "delete", version))
+            return [*left, *self._read_files_as_feed(now, files - old, 0)]
 
-    def _reached(self, at: Any) -> Any:
-        """Times of commits as the input takes them; the last one is noted."""
+    def _cast_commit_times(self, at: Any) -> Any:
+        """Cast times of commits to the type of the input, and note the last one."""
         last = pc.max(at.cast(pa.timestamp("ms", "UTC"))).cast(pa.int64()).as_py()
         self.reached = self.reached if last is None else last / 1000
         return at.cast(self.stamp)
 
-    def _ordered(self, rows: pa.Table) -> pa.RecordBatch:
-        """Changes by version, and within one what left before what came, in the columns that the input takes."""
+    def _sort_changes(self, rows: pa.Table) -> pa.RecordBatch:
+        """Sort changes by version, deletes before inserts, in the columns of the input."""
         rows = pa.table([plain(one_chunk(each)) for each in rows.columns], names=rows.schema.names)
-        version, at = rows.column(VERSION).cast(pa.int64()), self._reached(rows.column(WRITTEN))
+        version, at = rows.column(VERSION).cast(pa.int64()), self._cast_commit_times(rows.column(WRITTEN))
         came = pc.is_in(rows.column(CHANGE), pa.array(["insert", "update_postimage"]))
         order = np.lexsort((np.asarray(came), np.asarray(version)))
         rows = rows.drop_columns([VERSION, WRITTEN]).append_column(VERSION, version).append_column(WRITTEN, at)
@@ -307,7 +308,7 @@ class FeedReader(OpenSource):
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """What the library raises, as ours."""
+        """Convert the library's errors to ours."""
         try:
             yield
         except Exception as error:
@@ -323,10 +324,10 @@ class FeedReader(OpenSource):
 
 
 def _id(table: Any) -> str:
-    """What a version says the table is."""
+    """Return the identifier of the table in a version."""
     return str(table.metadata().id)
 
 
 def _schema(table: Any) -> pa.Schema:
-    """The columns of a version."""
+    """Return the columns of a version."""
     return pa.schema(table.schema().to_arrow()).remove_metadata()

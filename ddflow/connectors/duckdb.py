@@ -36,7 +36,7 @@ _GIVEN: Final = "_ddflow_given"
 
 
 def driver() -> Any:
-    """The library.  Raises `MissingExtra`."""
+    """Import the library of DuckDB.  Raises `MissingExtra`."""
     return import_extra("speak to DuckDB", "duckdb", "duckdb")
 
 
@@ -50,14 +50,14 @@ class DuckDBSource(FileDatabase):
         refuse_secret(self.path, TOKEN)
 
     def needs(self) -> None:
-        """The driver."""
+        """Import the driver."""
         driver()
 
     def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
         """See `FileDatabase`."""
         duckdb = driver()
         try:
-            with self._connected(duckdb) as connection:
+            with self._connect_to_read(duckdb) as connection:
                 there = connection.sql(f"select * from {self.selected} limit 0").to_arrow_table().schema
                 schema, others = split(schema, there.names, all_of_it)
                 names = ", ".join(quoted(name) for name in schema.names)
@@ -68,8 +68,8 @@ class DuckDBSource(FileDatabase):
             kind = UnreadableInput if isinstance(error, duckdb.ProgrammingError) else SourceFailed
             raise kind(f"read {self.target}", str(error).splitlines()[0], "see to the database") from None
 
-    def _connected(self, duckdb: Any) -> Any:
-        """A connection that reads; like the others of this process, where it has the file open to write."""
+    def _connect_to_read(self, duckdb: Any) -> Any:
+        """Connect to read; if this process has the file open to write, connect in the same mode."""
         try:
             return duckdb.connect(self.path, read_only=True)
         except duckdb.ConnectionException:
@@ -95,7 +95,7 @@ class DuckDBSink(TableSink):
         return f"{os.path.abspath(self.path)}#{self.table}"
 
     def needs(self) -> None:
-        """The driver."""
+        """Import the driver."""
         driver()
 
     def open(self, shape: TableShape) -> OpenSink:
@@ -130,7 +130,7 @@ class DuckDBTable(SqlTable):
 
     @contextmanager
     def talking(self, asked: str) -> Iterator[None]:
-        """A connection for a while, and the driver's errors as ours."""
+        """Connect for the length of a ``with`` block, and convert the driver's errors to ours."""
         with super().talking(asked):
             self.connection = self._duckdb.connect(self._path)
             try:
@@ -171,7 +171,7 @@ class DuckDBTable(SqlTable):
             return found.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def close(self) -> None:
-        """It is closed."""
+        """Do nothing: each operation closes its connection."""
 
     def _names(self, names: Sequence[str]) -> str:
         return ", ".join(map(quoted, names))

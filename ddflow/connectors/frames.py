@@ -107,10 +107,10 @@ def is_rows(given: Any) -> bool:
 
 
 def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
-    """What ``take`` makes of something that speaks Arrow.
+    """Call ``take`` on an object that speaks Arrow.
 
-    Raises `NotArrow` where that holds no rows, or a column of pandas values of several types, and `SchemaMismatch`
-    where a frame of pandas has several columns of one name.
+    Raises `NotArrow` if the object holds no rows, or a column of pandas values of several types, and `SchemaMismatch`
+    if a frame of pandas has several columns of one name.
     """
     asked, kind = f"rows for {what}", type(given).__name__
     try:
@@ -138,7 +138,7 @@ def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
 
 
 def _without_arrow(given: Any) -> dict[str, str]:
-    """The columns of a frame of Polars whose types Arrow does not have, as integers of 128 bits, with their types."""
+    """Return the columns of a Polars frame with types that Arrow lacks, as 128-bit integers, with the types."""
     types = getattr(given, "schema", None)
     types = types if isinstance(types, Mapping) else {}
     return {str(name): str(kind) for name, kind in types.items() if re.search(r"\bU?Int128\b|\bObject\b", str(kind))}
@@ -149,18 +149,18 @@ def _one_schema(parts: Sequence[pa.RecordBatch], what: str, schema: pa.Schema) -
         if not part.schema.equals(parts[0].schema):
             raise SchemaMismatch(
                 f"rows for {what}",
-                f"batch {i} has the columns {_shown(part.schema)}, the first {_shown(parts[0].schema)}",
+                f"batch {i} has the columns {_format_schema(part.schema)}, the first {_format_schema(parts[0].schema)}",
                 "give batches of one schema",
             )
     return pa.Table.from_batches(parts, parts[0].schema if parts else schema)
 
 
-def _shown(schema: pa.Schema) -> str:
+def _format_schema(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def of_files(source: "FilesSource") -> pa.RecordBatchReader:
-    """The rows of files, in the columns that at least one of them has.  Closes the source at the end of the rows."""
+    """Read the rows of files in the columns that at least one file has.  Closes the source after the last row."""
     there = {name for file in source.files for name in source.columns(file).names}
     schema = pa.schema([field for field in source.schema if field.name in there])
 
@@ -184,7 +184,7 @@ def _columns(given: Mapping[str, Any], what: str, schema: pa.Schema) -> pa.Table
 
 
 def _column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
-    """A column of values in the type that Arrow infers; in ``kind`` where it infers none.  Raises `NotArrow`."""
+    """Build a column in the type that Arrow infers; in ``kind`` if it infers none.  Raises `NotArrow`."""
     asked = f"column {name!r} of rows for {what}"
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise NotArrow(asked, f"it is a {type(values).__name__}", "give a list of values for each column")

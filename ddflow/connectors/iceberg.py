@@ -89,7 +89,7 @@ class IcebergSink(TableSink):
         return f"{shown or self.name}#{self.table}"
 
     def needs(self) -> None:
-        """That of Iceberg."""
+        """Import the library of Iceberg."""
         library()
 
     def open(self, shape: TableShape) -> OpenSink:
@@ -115,7 +115,7 @@ class IcebergTable(OpenSink):
         return self._catalog
 
     def written(self) -> TargetRecord | None:
-        """What the snapshots say."""
+        """Read the record of the last epoch from the snapshots."""
         with self._talking("ask"):
             table = self._table()
             return None if table is None else _record(table)
@@ -219,7 +219,7 @@ class IcebergTable(OpenSink):
         key, numbers = list(self.shape.key or ()), itertools.count()
         gone = gone.cast(pa.schema([self.schema.field(name) for name in key]))
         kept, size = [rows], rows.nbytes
-        for task in table.scan(row_filter=_spanned(gone)).plan_files() if gone.num_rows or not key else ():
+        for task in table.scan(row_filter=_build_key_filter(gone)).plan_files() if gone.num_rows or not key else ():
             if key:
                 leaves = among(self._rows_of(table, task, key), gone, self._secret)
                 if not leaves.any():
@@ -234,7 +234,7 @@ class IcebergTable(OpenSink):
         self._add(table, snapshot, numbers, pa.concat_tables(kept) if kept else self.schema.empty_table())
 
     def _rows_of(self, table: Any, task: Any, names: list[str]) -> pa.Table:
-        """Some columns of a file, without rows that others have deleted of it."""
+        """Read some columns of a file, without the rows that other writers deleted."""
         scan = library().io.pyarrow.ArrowScan
         always = library().expressions.AlwaysTrue()
         columns = table.schema().select(*names)
@@ -250,7 +250,7 @@ class IcebergTable(OpenSink):
                 snapshot.append_data_file(each)
 
     def _table(self) -> Any:
-        """The table as it is now; None where there is none."""
+        """Load the current table; None if it does not exist."""
         try:
             return self.catalog.load_table(self.of.table)
         except library().exceptions.NoSuchTableError:
@@ -258,17 +258,17 @@ class IcebergTable(OpenSink):
 
     @contextmanager
     def _talking(self, asked: str) -> Iterator[None]:
-        """What the library and what it uses raise, as ours."""
+        """Convert the errors of the library and its clients to ours."""
         try:
             yield
         except (DdflowError, AssertionError):
             raise
         except ValueError as error:
-            raise refused(self.shape, self.place, self._hushed(error), "see to the catalog's settings") from None
+            raise refused(self.shape, self.place, self._mask_error(error), "see to the catalog's settings") from None
         except Exception as error:  # catalogs and stores raise what their clients do
-            raise SinkFailed(f"{asked} {self.place}", self._hushed(error), "see to the catalog") from None
+            raise SinkFailed(f"{asked} {self.place}", self._mask_error(error), "see to the catalog") from None
 
-    def _hushed(self, error: Exception) -> str:
+    def _mask_error(self, error: Exception) -> str:
         return hushed(error, self.of.properties | (getattr(self._catalog, "properties", None) or {}))
 
 
@@ -294,7 +294,7 @@ class IcebergFiles:
 
 
 def hushed(error: Exception, known: Mapping[str, Any]) -> str:
-    """The first line of a message, without values of properties."""
+    """Return the first line of a message, with the values of properties masked."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {mask_secrets(lines[0], known.values())}"
 
@@ -310,12 +310,12 @@ _MODULES: Final = (
 
 
 def library() -> Any:
-    """The library.  Raises `MissingExtra`."""
+    """Import the library.  Raises `MissingExtra`."""
     return import_extra("write a table of Iceberg", "iceberg", *_MODULES)
 
 
 def _record(table: Any) -> TargetRecord | None:
-    """That of the newest of the snapshots which the present one came from."""
+    """Return the newest record among the current snapshot and its ancestors."""
     by_id = {each.snapshot_id: each for each in table.metadata.snapshots}
     said, at, first = None, table.metadata.current_snapshot_id, True
     while said is None and at in by_id:
@@ -327,8 +327,8 @@ def _record(table: Any) -> TargetRecord | None:
     return None if said is None else msgspec.json.decode(said, type=TargetRecord)
 
 
-def _spanned(keys: pa.Table) -> Any:
-    """What files that may have some of these keys fulfil, as far as their statistics tell."""
+def _build_key_filter(keys: pa.Table) -> Any:
+    """Build a filter for the files that may have some of these keys, by their statistics."""
     of = library().expressions
     spans = of.AlwaysTrue()
     for name, column in zip(keys.schema.names, keys.columns, strict=True):

@@ -76,17 +76,17 @@ class InPlaceTable(SqlTable):
             self.clear(gone)
         if not rows.num_rows:
             return
-        typed = ", ".join(f"{quoted(field.name)} {self._typed(field)}" for field in self.shape.schema)
+        typed = ", ".join(f"{quoted(field.name)} {self._require_type(field)}" for field in self.shape.schema)
         self.execute(f"create temporary table if not exists {GIVEN} ({typed}){self.staged}")
         self.execute(f"delete from {GIVEN}")
         self.add(GIVEN, rows)
-        if not self._updated(rows, self.matches(keys)):
+        if not self._try_update(rows, self.matches(keys)):
             self.clear(keys)
             names = ", ".join(map(quoted, rows.schema.names))
             self.execute(f"insert into {quoted(self.table)} ({names}) select {names} from {GIVEN}")
 
-    def _updated(self, rows: pa.Table, matches: Sequence[Match]) -> bool:
-        """Update and insert what is given.  False where it would not give the same table."""
+    def _try_update(self, rows: pa.Table, matches: Sequence[Match]) -> bool:
+        """Update and insert the given rows.  Return False if that would not give the same table."""
         table, names = quoted(self.table), [quoted(name) for name in rows.schema.names]
         sets = ", ".join(f"{quoted(each)} = g.{quoted(each)}" for each in rows.schema.names if each not in self._key)
         self.execute("savepoint ddflow")

@@ -73,7 +73,7 @@ class KafkaTopic(Source):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """The next offset of each partition."""
+        """Describe the next offset of each partition."""
         return ", ".join(f"offset {offset} of partition {each}" for each, offset in position["offsets"].items())
 
     def inputs(self, name: str) -> Sequence[str]:
@@ -81,7 +81,7 @@ class KafkaTopic(Source):
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
 
     def needs(self) -> None:
-        """That of Kafka."""
+        """Import the library of Kafka."""
         library()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
@@ -107,7 +107,7 @@ class TopicReader(OpenSource):
         self._ids = TopicIds(settings) if watched else None
         self._down = False
         """Whether all connections broke since the last look."""
-        settings = {"group.id": of.group or "ddflow", "error_cb": self._heard, **settings}
+        settings = {"group.id": of.group or "ddflow", "error_cb": self._note_lost_brokers, **settings}
         settings |= {"enable.auto.commit": False, "auto.offset.reset": "error", "enable.partition.eof": True}
         settings.setdefault("fetch.wait.max.ms", 100)
         with self._talking():
@@ -125,7 +125,7 @@ class TopicReader(OpenSource):
         return not self.of.follow and all(self.at[each] >= until for each, until in self.until.items())
 
     def lag(self) -> int | None:
-        """The messages that are there and were not read, as far as is known."""
+        """Count the messages that are not read yet, as far as known."""
         behind, kafka, left = 0, library(), list[float]()
         for partition, offset in self.at.items():
             with suppress(kafka.KafkaException):
@@ -152,7 +152,7 @@ class TopicReader(OpenSource):
                 if not good:
                     break
             if self._down:  # what came may be of another cluster already
-                self._found(AGAIN)
+                self._fetch_topic(AGAIN)
             batch = self._batch(came)
         if self.at == before:
             return None
@@ -172,12 +172,12 @@ class TopicReader(OpenSource):
         self.consumer.close()
         self._ids = None
 
-    def _heard(self, error: Any) -> None:
-        """The library says it when the last connection breaks, also where that was one that nobody used."""
+    def _note_lost_brokers(self, error: Any) -> None:
+        """Note an error callback: the last connection broke, even an idle one."""
         self._down |= error.code() == library().KafkaError._ALL_BROKERS_DOWN
 
-    def _found(self, wait: float) -> Any:
-        """The topic as the brokers have it, which is still the one that was read."""
+    def _fetch_topic(self, wait: float) -> Any:
+        """Fetch the topic from the brokers, and check that it is the one that was read."""
         topic, self._down = self.of.topic, False
         cluster = self.consumer.list_topics(topic, timeout=wait)
         self.origin = same(self.asked, self.origin, TopicOrigin(cluster.cluster_id or ""))
@@ -188,7 +188,7 @@ class TopicReader(OpenSource):
         return found
 
     def _good(self, came: Sequence[Any]) -> Sequence[Any]:
-        """The messages among what came.  An end of a partition moves its offset; other errors are raised."""
+        """Return the messages without an error.  The end of a partition moves its offset; raises other errors."""
         kafka = library()
         wrong = [at for at, error in enumerate(map(kafka.Message.error, came)) if error is not None]
         for each in (came[at] for at in wrong):
@@ -220,7 +220,7 @@ class TopicReader(OpenSource):
 
     def _assign(self, start: str | datetime) -> None:
         """Read all partitions; those that are new from ``start`` on."""
-        kafka, topic, found = library(), self.of.topic, self._found(WAIT)
+        kafka, topic, found = library(), self.of.topic, self._fetch_topic(WAIT)
         new = [each for each in sorted(found.partitions) if each not in self.until]
         if not new:
             return
@@ -237,7 +237,7 @@ class TopicReader(OpenSource):
         self.consumer.assign([kafka.TopicPartition(topic, p, n) for p, n in self.at.items()])
 
     def _begins(self, partitions: Iterable[int], start: str | datetime) -> dict[int, int]:
-        """The first offset of each partition at a time."""
+        """Return the first offset of each partition at a time."""
         if isinstance(start, str):
             return {}
         kafka, at = library(), int(start.timestamp() * 1000)
@@ -248,7 +248,7 @@ class TopicReader(OpenSource):
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
-        """What the library says, as what it means here: to wait for, or to see to."""
+        """Convert the library's errors to ours: a failure to retry, or a mistake to fix."""
         kafka = library()
         try:
             yield

@@ -46,13 +46,13 @@ class TopicOrigin(NamedTuple):
 
 
 def remembered(at: Mapping[int, int] | Mapping[str, int], origin: TopicOrigin) -> TopicPosition:
-    """A position.  O(partitions)."""
+    """Build a position.  O(partitions)."""
     offsets = {str(partition): offset for partition, offset in at.items()}
     return TopicPosition(offsets=offsets, cluster=origin.cluster, topic_id=origin.topic_id)
 
 
 def same(asked: str, was: TopicOrigin, now: TopicOrigin) -> TopicOrigin:
-    """What is known then.  Raises `SourceChanged` where one of both is another."""
+    """Merge two origins.  Raises `SourceChanged` if their cluster or topic differs."""
     if was.cluster and now.cluster and was.cluster != now.cluster:
         found = f"it is another cluster: its id is {now.cluster}, and was {was.cluster}"
         raise SourceChanged(asked, found, _CLUSTER)

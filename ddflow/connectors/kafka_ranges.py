@@ -34,14 +34,19 @@ class Ends(TopicReader):
         self.consumer.unassign()
 
     def now(self) -> dict[int, tuple[int, int]]:
-        """The first offset of each partition, and the one behind its last.  O(partitions).  Raises `SourceFailed`."""
+        """Return the first offset of each partition, and the one after its last.
+
+        O(partitions).  Raises `SourceFailed`.
+        """
         kafka, topic = library(), self.of.topic
         with self._talking():
-            each = {number: kafka.TopicPartition(topic, number) for number in sorted(self._found(WAIT).partitions)}
+            each = {
+                number: kafka.TopicPartition(topic, number) for number in sorted(self._fetch_topic(WAIT).partitions)
+            }
             return {number: self.consumer.get_watermark_offsets(p, timeout=WAIT) for number, p in each.items()}
 
     def still(self, position: TopicPosition) -> Mapping[str, int]:
-        """The offsets of a position.  Raises `SourceChanged` where it is of another topic or cluster."""
+        """Return the offsets of a position.  Raises `SourceChanged` if its topic or cluster is another."""
         self.origin = same(self.asked, TopicOrigin(position["cluster"], position["topic_id"]), self.origin)
         return position["offsets"]
 

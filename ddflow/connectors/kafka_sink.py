@@ -63,7 +63,7 @@ class KafkaSink(TableSink):
         return f"kafka://{self.servers}/{self.topic}"
 
     def needs(self) -> None:
-        """That of Kafka."""
+        """Import the library of Kafka."""
         library()
 
     def open(self, shape: TableShape) -> OpenSink:
@@ -88,7 +88,7 @@ class TopicWriter(OpenSink):
             self.producer.init_transactions(WAIT)
 
     def written(self) -> TargetRecord | None:
-        """The last record of the control topic that is of this topic."""
+        """Read the last record of this topic from the control topic."""
         with self._talking("ask"):
             found = [each for each in self._all(self.control) if each.key() == self.of.topic.encode()]
             if not found or found[-1].value() is None:
@@ -118,7 +118,7 @@ class TopicWriter(OpenSink):
         """Make the topics that are not there.  Messages of two modes in one topic would be half of each."""
         kafka = library()
         if self._mode != self.of.mode:
-            raise self._refused(f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}", OTHER_MODE)
+            raise self._refusal(f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}", OTHER_MODE)
         if self.missing() and self.written() is not None:
             with self._talking("prepare"), self._transaction():
                 self._produce(self.control, self.of.topic, None, partition=0)
@@ -133,7 +133,7 @@ class TopicWriter(OpenSink):
                 except kafka.KafkaException as error:
                     said = mask_secrets(error.args[0].str(), self.of.config.values())
                     remedy = f"create it: kafka-topics --create --topic {topic} --partitions 1"
-                    raise self._refused(f"there is no topic {topic}: {said}", remedy) from None
+                    raise self._refusal(f"there is no topic {topic}: {said}", remedy) from None
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
@@ -149,7 +149,7 @@ class TopicWriter(OpenSink):
         self._there, self._asked = now, True
 
     def read(self) -> pa.Table:
-        """What its messages say; by a key the last one of each."""
+        """Read the rows in the messages; for mode "upsert" the last message of each key."""
         with self._talking("read"):
             found = list(self._all(self.of.topic))
         if self.of.mode == "debezium":
@@ -218,7 +218,7 @@ class TopicWriter(OpenSink):
         finally:
             reader.close()
 
-    def _refused(self, found: str, remedy: str) -> SinkRefused:
+    def _refusal(self, found: str, remedy: str) -> SinkRefused:
         return SinkRefused(f"write {self.shape.output!r} to {self.of.target}", found, remedy)
 
     @contextmanager

@@ -37,7 +37,7 @@ _SAME: Final = (
 
 
 def stored_type(kind: pa.DataType, own: Own = lambda kind: None) -> pa.DataType | None:
-    """What a column of Arrow's type is in a table; None where it would lose something."""
+    """Return the stored type of a column of Arrow's type; None if it would lose information."""
     if pat.is_dictionary(kind):
         return stored_type(kind.value_type, own)
     if (said := own(kind)) is not None:
@@ -56,5 +56,5 @@ def stored_type(kind: pa.DataType, own: Own = lambda kind: None) -> pa.DataType 
 
 
 def stored(schema: pa.Schema, own: Own = lambda kind: None) -> pa.Schema:
-    """The columns of a table for rows of a schema; of type null those that it cannot hold."""
+    """Return the columns of a table for rows of a schema; null is the type of those it cannot hold."""
     return pa.schema([(each.name, stored_type(each.type, own) or pa.null()) for each in schema])

@@ -112,7 +112,7 @@ class LandedFiles(Source):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """The last file by its name, of how many, and the rows of one that is being read."""
+        """Describe the last file by name, the number of files, and the row within an unfinished file."""
         done, at = position["done"], position["at"]
         parts = [f"{max(done)} ({len(done):,} files)" if len(done) > 1 else max(done)] if done else []
         return ", and ".join([*parts, *([f"row {at[3]:,} of {at[0]}"] if at else [])]) or "no file"
@@ -122,7 +122,7 @@ class LandedFiles(Source):
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
 
     def needs(self) -> None:
-        """That of its place."""
+        """Import the libraries for its place."""
         self.landings[0][0].needs()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "FollowedFiles":
@@ -161,7 +161,7 @@ class FollowedFiles(OpenSource):
         return not self.of.follow and not self._first and self._at is None and not self._ready
 
     def lag(self) -> int | None:
-        """The files that are ready."""
+        """Count the files that are ready."""
         return None if self._first else len(self._ready) + (self._at is not None)
 
     def poll(self, room: int) -> Polled | None:
@@ -169,10 +169,10 @@ class FollowedFiles(OpenSource):
         if self._at is None and not self._ready and not self.ended:
             self._look()
         if self.of.full:
-            return self._full() if self._begun() else None
+            return self._full() if self._begin_file() else None
         pieces, size = list[FileRows](), 0
         beside = None
-        while size < room and self._begun():
+        while size < room and self._begin_file():
             if pieces and beside is not None and self._beside.keys() != beside.keys():
                 break  # what is told of these rows is not true of the next
             beside, piece = self._beside, self._next()
@@ -188,7 +188,7 @@ class FollowedFiles(OpenSource):
         return Polled(rows, self._position(), beside={self.name: beside or {}}, spots={self.name: _spots(pieces)})
 
     def _full(self) -> Polled:
-        """The rows of a file, which are all that the input holds.  O(rows) of memory."""
+        """Read a whole file as the contents of the input.  O(rows) of memory."""
         assert self._at is not None
         path, pieces = self._path(self._at[0]), list[FileRows]()
         while self._at is not None:
@@ -209,33 +209,33 @@ class FollowedFiles(OpenSource):
         at = None if self._at is None else [self._at[0], *self._at[1], self._at[2]]
         return {"done": {file: list(stamp) for file, stamp in self.done.items()}, "at": at, "before": self._before}
 
-    def _begun(self) -> bool:
-        """Whether a file is being read; the next one, where there is one."""
+    def _begin_file(self) -> bool:
+        """Begin the next file unless one is being read.  Return whether one is."""
         while self._at is None and self._ready:
             file = self._ready.pop(0)
             with suppress(FileNotFoundError):  # gone since, before a row of it was taken
                 self._at = file, self._there.stamp(file), 0
                 self.reached = self._at[1].mtime / 1e9
         if self._at is not None and self._reading is None:
-            self._unchanged(*self._at[:2])
+            self._check_unchanged(*self._at[:2])
             self._reading = self._rows(*self._at)
         return self._at is not None
 
     def _next(self) -> FileRows | None:
-        """The next rows of the file that is being read, which may thereby be finished."""
+        """Return the next rows of the current file; finish the file after its last row."""
         assert self._at is not None and self._reading is not None
         file, stamp, rows = self._at
-        self._unchanged(file, stamp)
+        self._check_unchanged(file, stamp)
         for piece in self._reading:
             self._at = file, stamp, piece.after
             return piece
-        self._unchanged(file, stamp)
+        self._check_unchanged(file, stamp)
         self._before += rows
         self.done[file], self._at, self._reading = stamp, None, None
         return None
 
     def _rows(self, file: str, stamp: Stamp, rows: int) -> Iterator[FileRows]:
-        """What follows so many rows of a file; sets what stands beside it."""
+        """Read a file after its first ``rows`` rows; sets the columns beside it."""
         self._beside = {}
         if self.of.lines:
             read = _lines(lambda: self._there.stream(file, stamp), self._path(file), rows, self._before)
@@ -258,10 +258,10 @@ class FollowedFiles(OpenSource):
             for field in there
             if field.name not in self.schema.names
         }
-        return _selected(source, [name for name in self.schema.names if name in there.names], place.name, rows)
+        return _read_columns(source, [name for name in self.schema.names if name in there.names], place.name, rows)
 
     def _look(self) -> None:
-        """What is there and settled, that is not finished yet.  Raises `SourceChanged` for what was."""
+        """Find settled files that are not finished yet.  Raises `SourceChanged` if a finished one changed."""
         if monotonic() - self._looked < self._there.every:
             return
         self._looked, now, there = monotonic(), time(), self._list_files()
@@ -269,7 +269,7 @@ class FollowedFiles(OpenSource):
             if not self.of.lines:
                 kind_of(self._path(file), self._written[file].kind)
             if file in self.done and self.done[file] != stamp:
-                raise self._changed(file, self.done[file], stamp, done=True)
+                raise self._build_change_error(file, self.done[file], stamp, done=True)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}
         warn_of_numbers(new := sorted(there.keys() - self.done.keys(), key=self._path))
         last = max(self.done, key=self._path, default=None) if self.of.full and new else None
@@ -290,7 +290,7 @@ class FollowedFiles(OpenSource):
         self._first = False
 
     def _list_files(self) -> dict[str, Stamp]:
-        """The files that are there, by their names here.  A file that several patterns match is of the first."""
+        """List the files by name.  A file of several patterns belongs to the first."""
         there, self._written = dict[str, Stamp](), {}
         for each, dialect in reversed(self._landings):
             found = {self._there.name_here(each, file): stamp for file, stamp in each.listed().items()}
@@ -303,19 +303,19 @@ class FollowedFiles(OpenSource):
         self._guessed = columns[self.name]
 
     def _path(self, file: str) -> str:
-        """What a file is called."""
+        """Return the name of a file for messages."""
         return self._there.place(file, Stamp(0, 0)).name
 
-    def _unchanged(self, file: str, stamp: Stamp) -> None:
+    def _check_unchanged(self, file: str, stamp: Stamp) -> None:
         try:
             now = self._there.stamp(file)
         except FileNotFoundError:
             found, remedy = "it was deleted while it was read", "put it back as it was"
             raise SourceChanged(f"read {self._path(file)}", found, remedy) from None
         if now != stamp:
-            raise self._changed(file, stamp, now)
+            raise self._build_change_error(file, stamp, now)
 
-    def _changed(self, file: str, was: Stamp, now: Stamp, done: bool = False) -> SourceChanged:
+    def _build_change_error(self, file: str, was: Stamp, now: Stamp, done: bool = False) -> SourceChanged:
         found = f"it had {was.size:,} bytes when it was read, has {now.size:,} now, and its time of writing differs"
         remedy = "restore it as it was, and give what is new a name of its own"
         if done:
@@ -330,8 +330,8 @@ def _spots(pieces: Sequence[FileRows]) -> list[Spot]:
     return [piece.spot for piece in pieces if piece.spot is not None]
 
 
-def _selected(source: FilesSource, names: list[str], path: str, rows: int) -> Iterator[FileRows]:
-    """Some columns of a file, behind so many rows."""
+def _read_columns(source: FilesSource, names: list[str], path: str, rows: int) -> Iterator[FileRows]:
+    """Read some columns of a file after its first ``rows`` rows."""
     with closing(source):
         for batch, position in source.batches(FilePosition(path, rows) if rows else None):
             if batch.num_rows:
@@ -340,7 +340,7 @@ def _selected(source: FilesSource, names: list[str], path: str, rows: int) -> It
 
 
 def _lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:
-    """The lines of a file as messages, behind so many of them.  ``before``: what is added to their numbers."""
+    """Read the lines of a file as messages, after the first ``rows``.  ``before``: added to their numbers."""
     try:
         with opened() as file:
             for number, lines in blocks(file):

@@ -59,7 +59,7 @@ class Landing(ABC):
 
     @abstractmethod
     def listed(self) -> dict[str, Stamp]:
-        """What is there, by name.  O(files).  Raises `SourceFailed`, `UnreadableInput`."""
+        """List the files by name.  O(files).  Raises `SourceFailed`, `UnreadableInput`."""
 
     @abstractmethod
     def stamp(self, file: str) -> Stamp:
@@ -67,10 +67,10 @@ class Landing(ABC):
 
     @abstractmethod
     def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
-        """A file, to be read."""
+        """Return the place to read a file from."""
 
     def name_here(self, other: "Landing", file: str) -> str:
-        """A file of another pattern of this machine, or of this bucket, by its name here.
+        """Return the name here of a file from another pattern of this machine or bucket.
 
         >>> landing("/in/a/*.csv").name_here(landing("/in/b/*.tsv"), "1.tsv")
         '../b/1.tsv'
@@ -83,7 +83,7 @@ class Landing(ABC):
         """Raise `MissingExtra` where a library is not installed."""
 
     def stream(self, file: str, stamp: Stamp) -> pa.NativeFile:
-        """The bytes of a file, unwrapped as its first ones say, whatever its name is."""
+        """Open a file and decompress it by its first bytes, whatever its name."""
         raw = self.place(file, stamp).open()
         first = raw.read(4)
         raw.seek(0)
@@ -105,7 +105,7 @@ class FolderLanding(Landing):
         return os.path.dirname(self.target[: match.start()] if match else self.target)
 
     def listed(self) -> dict[str, Stamp]:
-        """What is there."""
+        """List the files that match."""
         pattern = os.path.join(self.target, "*") if os.path.isdir(self.target) else self.target
         there = dict[str, Stamp]()
         for path in glob.glob(pattern, recursive=True):
@@ -123,7 +123,7 @@ class FolderLanding(Landing):
         return Stamp(stat.st_size, stat.st_mtime_ns)
 
     def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
-        """The file."""
+        """Return the file."""
         return Local(self._path(file), kind)
 
     def name_here(self, other: Landing, file: str) -> str:
@@ -145,11 +145,11 @@ class BucketLanding(Landing):
 
     @cached_property
     def _bucket(self) -> Bucket:
-        return self._asked(Bucket, "/".join(self.target.split("/")[:3]))  # type: ignore[no-any-return]
+        return self._call_bucket(Bucket, "/".join(self.target.split("/")[:3]))  # type: ignore[no-any-return]
 
     def needs(self) -> None:
-        """The library of object stores."""
-        self._asked(library)
+        """Import the library of object stores."""
+        self._call_bucket(library)
 
     @cached_property
     def _parts(self) -> tuple[list[str], list[str]]:
@@ -164,9 +164,9 @@ class BucketLanding(Landing):
         return "/".join(self._parts[0])
 
     def listed(self) -> dict[str, Stamp]:
-        """What is there below the prefix, and matches."""
+        """List the objects below the prefix that match."""
         folder, pattern = self._parts
-        found = self._asked(self._bucket.list, self.folder or None)
+        found = self._call_bucket(self._bucket.list, self.folder or None)
         names = ((each, each.key.split("/")[len(folder) :]) for each in found)
         return {"/".join(name): _stamp(each) for each, name in names if matches(pattern, name)}
 
@@ -178,16 +178,16 @@ class BucketLanding(Landing):
             raise SourceFailed(f"read {self.target}", error.found, "see to the network and the bucket") from None
 
     def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
-        """The object."""
-        return InBucket(self._bucket, self._key(file), stamp.size, kind, self._asked)
+        """Return the object."""
+        return InBucket(self._bucket, self._key(file), stamp.size, kind, self._call_bucket)
 
     def _key(self, file: str) -> str:
         if file.startswith("../"):
             return os.path.relpath(os.path.join("/", self.folder, file), "/")
         return f"{self.folder}/{file}" if self.folder else file
 
-    def _asked(self, ask: Callable[..., Any], *given: Any) -> Any:
-        """What a bucket answers; its errors, which speak of a state, as those of a source."""
+    def _call_bucket(self, ask: Callable[..., Any], *given: Any) -> Any:
+        """Call a bucket, and convert its errors about a state to errors of a source."""
         asked = f"read {self.target}"
         try:
             return ask(*given)
@@ -219,7 +219,7 @@ def matches(pattern: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def landing(pattern: str) -> Landing:
-    """The place that a pattern is of.  Nothing is asked of it.  Raises `SpecError` for an address that is not read."""
+    """Return the place of a pattern without any request.  Raises `SpecError` for an address that is not read."""
     if "://" not in pattern:
         return FolderLanding(os.path.abspath(pattern))
     if not _BUCKET.fullmatch(pattern):

@@ -43,7 +43,7 @@ KINDS: Final = ("delete", "insert", "update_preimage", "update_postimage")
 
 
 def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
-    """The columns of a table in a mode, of an output whose updates have these."""
+    """Return the columns of a table in a mode, for an output whose updates have these columns."""
     row = [field for field in updates if field.name not in (TIME, DIFF, DELETED)]
     if mode == "changelog":
         row += [
@@ -67,8 +67,9 @@ def changes(
     output: str = "",
     written: int | None = None,
 ) -> TableChanges:
-    """What an epoch's updates are to a target.  ``output``: as messages name it.  ``written``: when the epoch was
-    committed, in unix milliseconds.  O(n).
+    """Convert the updates of an epoch to the changes of a target's table.  O(n).
+
+    ``output``: its name in messages.  ``written``: when the epoch was committed, in unix milliseconds.
 
     Raises `NotUnique`, `CountOverflow`.
     """
@@ -87,7 +88,7 @@ def changes(
     if mode == "retract":
         order = np.argsort(of.diffs > 0, kind="stable")
         rows = of.rows.take(pa.array(order)).append_column(RETRACT, pa.array(of.diffs[order] < 0))
-        rows = _repeated(rows.select(schema.names), of.diffs[order])
+        rows = _repeat_rows(rows.select(schema.names), of.diffs[order])
         return TableChanges(None, rows.cast(schema), order.size)
     of = in_order(of)
     kinds: Any = (of.diffs > 0).astype(np.int64)
@@ -99,11 +100,11 @@ def changes(
     rows = rows.append_column(VERSION, pa.array(np.full(kinds.size, epoch)))
     at = pa.array([written], pa.timestamp("ms", "UTC")).cast(schema.field(WRITTEN).type)
     rows = rows.append_column(WRITTEN, at.take(pa.array(np.zeros(kinds.size, np.int64))))
-    return TableChanges(None, _repeated(rows, of.diffs).cast(schema), kinds.size)
+    return TableChanges(None, _repeat_rows(rows, of.diffs).cast(schema), kinds.size)
 
 
 def folded(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
-    """The rows that a table in a mode says are there, with ``_diff``, of an output whose updates have these columns.
+    """Read the rows of a table in a mode, with ``_diff``, for an output with these updates.
 
     O(n).  Raises `SinkRefused`.
     """
@@ -126,7 +127,7 @@ def with_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.T
     assert made.gone is not None
     n = made.rows.num_rows
     keys = pa.concat_tables([made.rows.select(list(key)), made.gone.select(list(key))])
-    gone = made.gone.filter(pa.array(_numbered(keys, secret)[n:] >= n))
+    gone = made.gone.filter(pa.array(_number_keys(keys, secret)[n:] >= n))
     fields = [field if field.name in key else field.with_nullable(True) for field in made.rows.schema]
     schema = pa.schema([*fields, pa.field(DELETED, pa.bool_())])
     nulls = {field.name: pa.nulls(gone.num_rows, field.type) for field in fields if field.name not in key}
@@ -148,7 +149,7 @@ def among(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
 
 
 def netted(updates: pa.Table, secret: Secret) -> pa.Table:
-    """The net of updates of one time, as updates.  O(n)."""
+    """Net the updates of one time.  O(n)."""
     of = _net(updates, None, secret)
     times = updates.column(TIME).slice(0, 1).take(pa.array(np.zeros(of.diffs.size, np.int64)))
     return of.rows.append_column(TIME, times).append_column(DIFF, pa.array(of.diffs))
@@ -157,7 +158,7 @@ def netted(updates: pa.Table, secret: Secret) -> pa.Table:
 def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges:
     """Upserts of `ddflow.Collection.to_upserts`: of each key the last one counts."""
     back = upserts.take(pa.array(np.arange(upserts.num_rows)[::-1])).combine_chunks()
-    numbers = _numbered(back.select(list(key)), secret)
+    numbers = _number_keys(back.select(list(key)), secret)
     last = back.take(pa.array(np.unique(numbers, return_index=True)[1][::-1]))
     rows = last.filter(pc.invert(last.column(DELETED))).drop_columns([TIME, DELETED])
     return TableChanges(last.select(list(key)), rows, last.num_rows)
@@ -186,19 +187,21 @@ def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:
         diffs[places[:written]] = sums[:written]
         kept = np.flatnonzero(diffs)
         rows, diffs = rows.take(pa.array(kept)).combine_chunks(), diffs[kept]
-    return Net(rows, diffs, np.arange(written) if key is None else _numbered(rows.select(list(key)), secret, written))
+    return Net(
+        rows, diffs, np.arange(written) if key is None else _number_keys(rows.select(list(key)), secret, written)
+    )
 
 
-def _numbered(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
-    """For each key the number of the first row that has it."""
+def _number_keys(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
+    """Map each key to the number of the first row that has it."""
     by = sort(*identities(keys.combine_chunks(), secret, n))
     out: Ints = np.empty(by.permutation.size, np.int64)
     out[by.permutation] = np.repeat(by.permutation[by.starts[:-1]], np.diff(by.starts))
     return out
 
 
-def _repeated(rows: pa.Table, diffs: Ints) -> pa.Table:
-    """Each row as often as its diff says."""
+def _repeat_rows(rows: pa.Table, diffs: Ints) -> pa.Table:
+    """Repeat each row by the size of its diff."""
     if (np.abs(diffs) == 1).all():
         return rows
     return rows.take(pa.array(np.repeat(np.arange(diffs.size), np.abs(diffs))))

@@ -20,10 +20,10 @@ def check_target(given: Any) -> None:
 
 
 def open_sink(target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner") -> Sink:
-    """The sink of a target; nothing is looked at or made yet.
+    """Return the sink of a target; it reads and creates nothing yet.
 
     ``store``: the state's, which gives this writer's nonce; without one nothing can be put.  ``trust``: as a state's.
-    Raises `StateRefused` for what is no target.
+    Raises `StateRefused` for an invalid target.
     """
     nonce = "0" * 16 if store is None else store.nonce
     # The disk of a state's own folder, or this machine's.

@@ -119,14 +119,14 @@ TYPES: Final[dict[pa.DataType, str]] = {
 
 
 def driver() -> Any:
-    """The library.  Raises `MissingExtra`."""
+    """Import the library.  Raises `MissingExtra`."""
     return import_extra("speak to Postgres", "postgres", "psycopg")
 
 
 def remedy_of(said: str) -> str | None:
-    """What to do where a server that was reached lets nobody in; None for what may pass.
+    """Return the remedy if a server rejects a connection; None for a failure that may pass.
 
-    A connection that is refused has no SQLSTATE, so the text tells, where the server speaks English.
+    A rejected connection has no SQLSTATE, so this reads the text, if the server speaks English.
 
     >>> remedy_of('FATAL:  database "shpo" does not exist'), remedy_of("FATAL:  the database system is starting up")
     ('mend the address', None)
@@ -135,7 +135,7 @@ def remedy_of(said: str) -> str | None:
 
 
 def address(url: str, what: str) -> dict[str, Any]:
-    """An address in its parts.  ``what``: for messages.  Raises `SpecError`, which does not show it."""
+    """Split an address into its parts.  ``what``: for messages.  Raises `SpecError`, which does not show it."""
     psycopg = driver()
     check_encoded(url, what)
     try:
@@ -179,13 +179,13 @@ def break_off(connection: Any) -> None:
 
 
 def shown(url: str) -> str:
-    """An address without user and password."""
+    """Format an address without user and password."""
     of = address(url, "connect to Postgres")
     return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}"
 
 
 def column_type(kind: pa.DataType) -> str | None:
-    """What a column of Arrow's type is in Postgres, as its catalog writes it; None where it would lose something."""
+    """Return the Postgres type of a column of Arrow's type, as the catalog writes it; None if it loses data."""
     if pat.is_list(kind) or pat.is_large_list(kind):
         inner = None if pat.is_nested(kind.value_type) else column_type(kind.value_type)
         return None if inner is None else f"{inner}[]"
@@ -219,7 +219,7 @@ class PostgresSink(TableSink):
         return f"{shown(self.url)}#{self.table if self.schema is None else f'{self.schema}.{self.table}'}"
 
     def needs(self) -> None:
-        """The driver."""
+        """Import the driver."""
         driver()
 
     def open(self, shape: TableShape) -> OpenSink:
@@ -379,7 +379,7 @@ class PostgresTable(InPlaceTable):
 
 
 def _array(column: pa.Array) -> str:
-    """A column as the text of an array."""
+    """Format a column as the text of an array."""
     texts = _text(pa.chunked_array([column])).combine_chunks().cast(pa.large_string())
     for each in ("\\", '"'):
         texts = pc.replace_substring(texts, each, f"\\{each}")
@@ -389,21 +389,21 @@ def _array(column: pa.Array) -> str:
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as COPY takes it, as text."""
-    if (form := _spelled(column.type)) is not None:
+    """Convert a column to text for COPY."""
+    if (form := _find_formatter(column.type)) is not None:
         texts = [None if each is None else form(each) for each in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])
     return column if column_type(column.type) == "text" else as_text(column)
 
 
-def _spelled(kind: pa.DataType) -> Callable[[Any], str] | None:
-    """How Python writes a value; None where Arrow does."""
+def _find_formatter(kind: pa.DataType) -> Callable[[Any], str] | None:
+    """Return the function that formats a value in Python; None if Arrow formats it."""
     if pat.is_list(kind) or pat.is_large_list(kind):
-        return partial(_listed, form=_spelled(kind.value_type) or str)
+        return partial(_format_array, form=_find_formatter(kind.value_type) or str)
     return (lambda value: "\\x" + value.hex()) if column_type(kind) == "bytea" else None
 
 
-def _listed(values: Sequence[Any], form: Callable[[Any], str]) -> str:
-    """An array as Postgres writes it."""
+def _format_array(values: Sequence[Any], form: Callable[[Any], str]) -> str:
+    """Format an array for Postgres."""
     cells = (form(each).replace("\\", "\\\\").replace('"', '\\"') if each is not None else None for each in values)
     return "{" + ",".join("NULL" if each is None else f'"{each}"' for each in cells) + "}"

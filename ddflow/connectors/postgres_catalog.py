@@ -240,7 +240,7 @@ def has_columns(
 
 
 def _alike(connection: Any, table: SourceTable) -> str:
-    """The remedy where a table is not there: those that may be meant."""
+    """Build the remedy for a missing table: the tables with similar names."""
     there = {SourceTable(schema, name, "").full: name for schema, name in connection.execute(TABLES).fetchall()}
     name = table.full
     near = [each for each in there if there[each] == table.name] or get_close_matches(name, list(there), 9, 0)
@@ -257,14 +257,18 @@ def identified(
 
     Returns, by the full name of each table, the oids of the constraints that say it.
     """
-    return {table.full: _identified(connection, table, keys[table.input]) for table in tables if table.input in keys}
+    return {
+        table.full: _find_unique_indexes(connection, table, keys[table.input])
+        for table in tables
+        if table.input in keys
+    }
 
 
-def _identified(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
-    """Refuse a key by which not every row of a table is one row.  Raises `UnreadableInput`.
+def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]) -> list[int]:
+    """Refuse a key that does not identify every row of a table.  Raises `UnreadableInput`.
 
-    A change tells the row that it is of by the columns of the replica identity, or by all where that is full. So a key
-    is exactly those columns; where all are there, one that holds the columns of a unique index.
+    A change identifies its row by the columns of the replica identity. The key is exactly those columns. If the
+    identity is full, the key contains the columns of a unique index. Returns the oids of the constraints that say it.
     """
     asked = f"read the table {table.full} for {table.input!r}, with key={list(key)}"
     with worded(asked):
@@ -310,7 +314,7 @@ def without(text: pa.Array, gone: Sequence[str]) -> pa.Array:
 
 @contextmanager
 def worded(asked: str) -> Iterator[None]:
-    """What Postgres says, as what it means here: to wait for, or to see to."""
+    """Convert Postgres' errors to ours: a failure to retry, or a mistake to fix."""
     psycopg = driver()
     of = psycopg.errors
     remedies = {

@@ -44,7 +44,7 @@ class Peeked(NamedTuple):
 
 
 def options(looked: Mapping[SourceTable, Looked], timed: bool) -> dict[str, str]:
-    """What wal2json is asked for."""
+    """Return the options of wal2json."""
     filtered = ",".join(table.filtered for table in looked)
     given = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
     if any(each.certain for each in looked.values()):
@@ -81,7 +81,7 @@ def peeked(
             if found.num_rows:
                 lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
             size, count = size + some.nbytes, count + some.num_rows
-            for table, text in _routed(some.column("data"), looked):
+            for table, text in _split_by_table(some.column("data"), looked):
                 numbers.look(text, table, looked[table])
                 held = numbers.held(text, table, looked[table], keys.get(table.input, ()))
                 taken = without(held, looked[table].gone)
@@ -160,13 +160,15 @@ def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
 
 
 def _value(text: pa.Array, name: str) -> pa.Array:
-    """The value of a column in each text, as it is written there; null where it is not.  O(bytes)."""
+    """Extract the value of a column from each text, unparsed; null if it has none.  O(bytes)."""
     head = f'"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":{_STRING},"value":'
     return pc.struct_field(pc.extract_regex(text, f"{head}(?P<value>{_STRING}|[^,}}]*)"), 0)
 
 
-def _routed(data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked]) -> Iterator[tuple[SourceTable, pa.Array]]:
-    """The messages of each table; those of begin and commit are of none."""
+def _split_by_table(
+    data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked]
+) -> Iterator[tuple[SourceTable, pa.Array]]:
+    """Yield the messages of each table; begin and commit belong to none."""
     text = messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
     if len(text) and len(looked) == 1:
         yield next(iter(looked)), text

@@ -40,14 +40,14 @@ _OLDER: Final = """
 def warn_of_gone(tables: Iterable[SourceTable], before: SlotPosition | None, position: SlotPosition) -> None:
     """Warn of columns that are gone at a committed position, and were not at the one ``before``.  O(columns)."""
     for table in tables:
-        for name in sorted(_gone(table, position) - _gone(table, before)):
+        for name in sorted(_list_dropped_columns(table, position) - _list_dropped_columns(table, before)):
             was = None if before is None else before["tables"].get(table.full)
             more = " any more" if was is not None and name in was["columns"] else ""
             text = f"{table.full} has no column {name!r}{more}: it is null in rows that are written from now on"
             warnings.warn(f"{text}, and in all rows once the table is copied again", stacklevel=2)
 
 
-def _gone(table: SourceTable, position: SlotPosition | None) -> set[str]:
+def _list_dropped_columns(table: SourceTable, position: SlotPosition | None) -> set[str]:
     of = None if position is None else position["tables"].get(table.full)
     return set() if of is None else set(of.get("gone", ()))
 
@@ -109,7 +109,7 @@ def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequenc
 
 
 def new_in(table: SourceTable, name: str, how: str) -> str:
-    """What is said of a column that was `filled`."""
+    """Describe a column that was `filled`."""
     text = f"{table.full}.{name} {how}: rows that were there may have a value in Postgres that no "
     text += f"change has, and have null here until Postgres writes them: update {table.quoted} set {quoted(name)} = "
     return text + quoted(name)

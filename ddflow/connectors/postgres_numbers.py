@@ -45,7 +45,7 @@ class Numbers:
         self._warned = set[tuple[SourceTable, str]]()
 
     def options(self, looked: Iterable[Looked]) -> dict[str, str]:
-        """What wal2json is asked for besides, for some tables."""
+        """Return more options of wal2json for some tables."""
         return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
 
     def refused(self, error: Exception) -> bool:
@@ -124,7 +124,7 @@ class Numbers:
 
 
 def asked(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The types and the values of a key in messages, by column; nothing where none has it.  O(bytes)."""
+    """Return the types and values of a key in messages, by column; nothing if no message has it.  O(bytes)."""
     rows = [{each["name"]: each for each in json.loads(text)["columns"]} for text in messages]
     rows = [row for row in rows if key and all(name in row for name in key)]
     kinds = [str(rows[0][name]["type"]) for name in key] if rows else []
@@ -139,7 +139,7 @@ def _in_row(message: str, key: Sequence[str]) -> str:
 
 
 def _never_null(table: SourceTable, looked: Looked, name: str, found: str) -> UnreadableInput:
-    """The error for a value that would be null in a column that is not."""
+    """Build the error for a value that would be null in a column that forbids it."""
     null = (
         f"to have null for it: alter table {table.quoted} alter {quoted(name)} drop not null, until a run has read it"
     )

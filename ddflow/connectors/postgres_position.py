@@ -87,7 +87,7 @@ def copied(
 
 
 def system_of(connection: Any) -> str:
-    """The identifier of a server, which a copy of its files has, too; "" where a role may not ask."""
+    """Return the identifier of a server, which a copy of its files shares; "" if a role may not ask."""
     try:
         return str(connection.execute(_SYSTEM).fetchone()[0])
     except driver().errors.InsufficientPrivilege:
@@ -95,13 +95,13 @@ def system_of(connection: Any) -> str:
 
 
 def same_slot(asked: str, position: SlotPosition, slot: str) -> None:
-    """Raises `SpecError` for another slot than that of a position."""
+    """Raise `SpecError` if a position is of another slot."""
     if position["slot"] != slot:
         raise SpecError(asked, f"this state reads the slot {position['slot']!r}", f"write slot={position['slot']}")
 
 
 def same_server(asked: str, position: SlotPosition, system: str, ends: int) -> None:
-    """Raises `SourceChanged` for a server that never had what a position is of.  ``ends``: where its log does."""
+    """Raise `SourceChanged` for a server that never had a position.  ``ends``: the end of its log."""
     remedy = f"the state has changes that the server has not: {ANEW}"
     if position["system"] != system and position["system"] and system:
         said = f"it is another server: its system identifier is {system}, and was {position['system']}"
@@ -112,7 +112,7 @@ def same_server(asked: str, position: SlotPosition, system: str, ends: int) -> N
 
 
 def same_tables(known: Mapping[str, Copied], looked: Mapping[SourceTable, Looked]) -> None:
-    """Raises `SpecError` for a table that was left out, or feeds another input.  O(tables)."""
+    """Raise `SpecError` for a table that was left out, or feeds another input.  O(tables)."""
     by_input = {table.input: table.full for table in looked}
     for name, each in known.items():
         if name not in by_input.values() and each["input"] in by_input:

@@ -99,12 +99,12 @@ class PostgresTables(Source):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """The place in the log."""
+        """Describe the place in the log."""
         return str(position["lsn"])
 
     @classmethod
     def placed(cls, place: int) -> int | str:
-        """A place in the log."""
+        """Format a place in the log."""
         return text_of(place)
 
     @classmethod
@@ -118,7 +118,7 @@ class PostgresTables(Source):
         return tuple(dict.fromkeys(input or name for input in self.tables.values()))
 
     def needs(self) -> None:
-        """The driver, and what reads the messages of its changes."""
+        """Import the driver, and the reader of the messages."""
         driver()
         reader()
 
@@ -192,7 +192,7 @@ class Slot(OpenSource):
         """See `OpenSource.keyed`.  Looked at again with each poll, because a table may be altered."""
         self._keys, self._whole = dict(keys), frozenset(whole)
         with worded(self.asked):
-            self._looked()
+            self._look_up_tables()
 
     def _compare(self, table: SourceTable, was: Copied, now: Copied) -> None:
         """Let a table be copied again if no change has all of its rows' values, else warn."""
@@ -234,13 +234,13 @@ class Slot(OpenSource):
         return self._waits and not self.of.follow
 
     def lag(self) -> int | None:
-        """The bytes of the log behind the position; unknown within a copy."""
+        """Return the bytes of the log after the position; None during a copy."""
         with suppress(SourceFailed, UnreadableInput), worded(self.asked):
             return max(self._now() - self.at, 0) if self._copy is None else None
         return None
 
     def poll(self, room: int) -> Polled | None:
-        """Some of the copy, or whole transactions; nothing until the last ones are committed."""
+        """Return part of the copy, or whole transactions; nothing until the last ones are committed."""
         if self._broken:
             raise SourceFailed(self.asked, f"it could not be moved on: {self._broken}", "see to the server")
         with worded(self.asked):
@@ -250,7 +250,7 @@ class Slot(OpenSource):
                 if found is not None or not self.added:
                     return found
                 self._add()
-            return self._copied() if self._copy is not None else None
+            return self._next_copied() if self._copy is not None else None
 
     def acknowledge(self, position: Any) -> None:
         """Move the slot on; it gets its name behind the first commit."""
@@ -293,7 +293,7 @@ class Slot(OpenSource):
         self.at, self._copy = place(begins.lsn), self._copies(begins, began)
 
     def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:
-        yield from copies(self.connection, self.tables, self.inputs, begins, self._beside, self._held)
+        yield from copies(self.connection, self.tables, self.inputs, begins, self._beside, self._null_replacer)
         self.reached = began
 
     def _add(self) -> None:
@@ -311,21 +311,21 @@ class Slot(OpenSource):
     def _additions(
         self, begins: Begun, new: Mapping[SourceTable, Looked], unique: Mapping[str, list[int]], began: float
     ) -> Iterator[Polled]:
-        """What is still to be read up to the snapshot, and all rows of new tables in it."""
+        """Read the rest up to the snapshot, then all rows of new tables in it."""
         if self.tables:
-            found = self._peeked(self._looked(), upto=begins.lsn)
+            found = self._peek_slot(self._look_up_tables(), upto=begins.lsn)
             yield Polled({each.input: found.rows.get(each.input, ()) for each in self.tables}, None)
         whole = {table.input for table in new if table.full in self.copied}
-        yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside, self._held, whole)
+        yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside, self._null_replacer, whole)
         self.at, self.reached, self.tables = place(begins.lsn), began, (*self.tables, *new)
         self.added = tuple(each for each in self.added if each not in new)
         self.copied |= copied(new, {}, unique)
 
-    def _held(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
+    def _null_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
         looked, key = self._look(table), self._keys.get(table.input, ())
         return lambda text: self._numbers.held(text, table, looked, key)
 
-    def _copied(self) -> Polled:
+    def _next_copied(self) -> Polled:
         assert self._copy is not None
         if (found := next(self._copy, None)) is not None:
             return found
@@ -335,8 +335,8 @@ class Slot(OpenSource):
     def _look(self, table: SourceTable) -> Looked:
         return look(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
 
-    def _looked(self) -> dict[SourceTable, Looked]:
-        """The tables as they are now, which are those that were copied."""
+    def _look_up_tables(self) -> dict[SourceTable, Looked]:
+        """Look up the current tables, and check that they are the copied ones."""
         looked = {each: self._look(each) for each in self.tables}
         same_tables(self.copied, looked)
         refuse_children(looked, self._named)
@@ -347,14 +347,14 @@ class Slot(OpenSource):
         self.copied |= {table.full: now[table.full] for table in looked}
         return looked
 
-    def _peeked(self, looked: Mapping[SourceTable, Looked], **how: Any) -> Peeked:
-        """What the slot has.  A table of which it does not tell all is to be copied again."""
+    def _peek_slot(self, looked: Mapping[SourceTable, Looked], **how: Any) -> Peeked:
+        """Read from the slot, and mark the tables with incomplete changes for another copy."""
         try:
             found = peeked(self.connection, self._own.called, looked, self._keys, self._numbers, **how)
         except driver().errors.InvalidParameterValue as error:
             if not self._numbers.refused(error):
                 raise
-            return self._peeked(looked, **how)
+            return self._peek_slot(looked, **how)
         for table, why in {**found.untold, **found.lost}.items():
             if table in found.lost or table.input in self._whole:
                 self._again(table, why)
@@ -367,7 +367,7 @@ class Slot(OpenSource):
             self.reached = looked_at
             return None
         timed, added = now - self.at > room, self.added  # else all is read, and the time need not be in each message
-        found = self._peeked(self._looked(), most=most, timed=timed)
+        found = self._peek_slot(self._look_up_tables(), most=most, timed=timed)
         if self.added != added:
             return self._changes(room) if self.tables else None
         self._message = max(found.size // found.messages, MESSAGE[0]) if found.messages else self._message

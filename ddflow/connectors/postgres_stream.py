@@ -24,27 +24,27 @@ _BETWEEN, _AROUND = "\x02", "\x01"
 
 
 def streamed(connection: Any, query: str) -> Iterator[pa.Table]:
-    """What a query gives, by COPY: the columns ``lsn`` and ``data``."""
+    """Stream the result of a query by COPY: the columns ``lsn`` and ``data``."""
     form = f"format csv, delimiter {literal(_BETWEEN)}, quote {literal(_AROUND)}"
     with connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
         block = io.BytesIO()
         for row in copy:
             block.write(row)
             if block.tell() >= BLOCK:
-                yield _parsed(block)
+                yield _parse_csv(block)
                 block = io.BytesIO()
         if block.tell():
-            yield _parsed(block)
+            yield _parse_csv(block)
 
 
 def place(lsn: str) -> int:
-    """A place in the log as a number."""
+    """Convert a place in the log to a number."""
     high, low = lsn.split("/")
     return (int(high, 16) << 32) + int(low, 16)
 
 
 def text_of(at: int) -> str:
-    """A place in the log as Postgres writes it."""
+    """Format a place in the log like Postgres."""
     return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
 
 
@@ -63,8 +63,8 @@ def written(message: str) -> float | None:
     return None if said is None else datetime.fromisoformat(said).timestamp()
 
 
-def _parsed(block: io.BytesIO) -> pa.Table:
-    """Rows of CSV, all of which are whole."""
+def _parse_csv(block: io.BytesIO) -> pa.Table:
+    """Parse whole rows of CSV."""
     convert = csv.ConvertOptions(column_types={"lsn": pa.string(), "data": pa.string()})
     read: Any = csv.ReadOptions(use_threads=False, block_size=block.tell() + 1)
     read.column_names = ["lsn", "data"]

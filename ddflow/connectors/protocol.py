@@ -130,7 +130,7 @@ class Sink(Protocol):
         """Whose the target is; None where nothing says so.  Raises `CorruptState` where that cannot be read."""
 
     def claimed(self) -> str:
-        """The place where it says whose it is, for messages."""
+        """Return the place of the owner's record, for messages."""
 
     def put(self, name: str, table: pa.Table) -> Blob:
         """Keep what an output gained, so that it lasts and nobody sees it.  O(rows).
@@ -174,10 +174,10 @@ class Sink(Protocol):
         """
 
     def size(self, epoch: int, fragment: Fragment) -> int | None:
-        """The bytes of a fragment, finished or not; None where it is not there.  O(1)."""
+        """Return the bytes of a fragment, finished or not; None if it is missing.  O(1)."""
 
     def read(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
-        """The rows of a fragment, finished or not.  O(bytes).
+        """Read the rows of a fragment, finished or not.  O(bytes).
 
         Parameters
         ----------
@@ -201,19 +201,19 @@ class Sink(Protocol):
         """Where a fragment of a committed epoch is seen, for messages."""
 
     def called(self, name: str) -> str:
-        """What an output is called in the target."""
+        """Return the name of an output in the target."""
 
     def unfinished(self) -> list[Leftover]:
-        """The fragments that are seen by nobody.  O(fragments there)."""
+        """List the hidden fragments.  O(fragments there)."""
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
         """Delete such fragments; one that cannot be deleted stays.  O(those)."""
 
     def earlier(self, name: str, epoch: int) -> str | None:
-        """The place of an output's fragments where some are seen of epochs up to one, else None.  O(its fragments)."""
+        """Return the place of an output if it shows fragments of epochs up to one, else None.  O(its fragments)."""
 
     def later(self, epoch: int) -> list[Leftover]:
-        """The fragments that are seen of epochs after one.  O(fragments there)."""
+        """List the shown fragments of epochs after one.  O(fragments there)."""
 
     def withdraw(self, leftovers: Iterable[Leftover]) -> None:
         """Let nobody see such fragments any more; they count as written now.  O(those); durable after `sync`."""

@@ -57,9 +57,9 @@ def check(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
 
 
 def routed(batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked: str) -> dict[str, pa.RecordBatch]:
-    """The messages of each input; none of those that have none.  O(bytes).  Raises `BadMessage` for another table's."""
+    """Split messages by the input of their table.  O(bytes).  Raises `BadMessage` for a table that feeds no input."""
     messages = Messages(pa.Table.from_batches([batch]), asked, 0)
-    found, silent = _named(messages)
+    found, silent = _read_tables(messages)
     whose = np.full(messages.rows, -1)
     whose[np.asarray(pc.and_(found[TABLE].is_null(), messages.value.is_valid())) | messages.broken] = 0
     whose[silent] = -1
@@ -79,8 +79,8 @@ def routed(batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked:
     return made
 
 
-def _named(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
-    """The table of each message, with its schema and database; and which are of no table at all."""
+def _read_tables(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
+    """Return the table of each message, with its schema and database; mark the messages of no table."""
     text: dict[str, Any] = dict.fromkeys(["op", "action", *_OWN.values()], TEXT)
     text |= {f"__{n}": TEXT for n in _OWN} | {f"__source_{n}": TEXT for n in _OWN}
     inside = opened(messages.value, text | {_INSIDE: dict.fromkeys(_OWN, TEXT)})

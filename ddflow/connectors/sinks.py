@@ -25,7 +25,7 @@ __all__ = ["Mode", "TableSink", "delta", "duckdb", "iceberg", "kafka", "parquet"
 
 
 def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> TableSink:
-    """A table of an SQLite file.
+    """Write an output to a table of an SQLite file.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
 
 
 def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> TableSink:
-    """A table of a DuckDB file.
+    """Write an output to a table of a DuckDB file.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
 
 
 def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None = None) -> TableSink:
-    """A table of Postgres.  Needs the extra ``postgres``.
+    """Write an output to a table of Postgres.  Needs the extra ``postgres``.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
 def delta(
     path: str | PathLike[str], *, mode: Mode = "upsert", storage_options: Mapping[str, str] | None = None
 ) -> TableSink:
-    """A table of Delta Lake.  Needs the extra ``delta``.
+    """Write an output to a table of Delta Lake.  Needs the extra ``delta``.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def delta(
 
 
 def iceberg(table: str, *, catalog: str | Mapping[str, str] = "default", mode: Mode = "upsert") -> TableSink:
-    """A table of Iceberg.  Needs the extra ``iceberg``.
+    """Write an output to a table of Iceberg.  Needs the extra ``iceberg``.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def iceberg(table: str, *, catalog: str | Mapping[str, str] = "default", mode: M
 
 
 def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[str, Any] | None = None) -> TableSink:
-    """A topic of Kafka.  Needs the extra ``kafka``.
+    """Write an output to a topic of Kafka.  Needs the extra ``kafka``.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[st
 
 
 def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSink:
-    """A folder of Parquet files, one an epoch.
+    """Write an output to a folder of Parquet files, one an epoch.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ def files(
 
 
 def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:
-    """A table of an SQLite file, whose rows are all that the input holds; read again when the file changed.
+    """Read a table of an SQLite file as the full contents of an input; read it again when the file changes.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
 
 
 def duckdb(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:
-    """A table of a DuckDB file, whose rows are all that the input holds; read again when the file changed.
+    """Read a table of a DuckDB file as the full contents of an input; read it again when the file changes.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def delta(
     follow: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> Source:
-    """A table of Delta Lake: its rows at one version, then what each later version changed.  Needs the extra ``delta``.
+    """Read a table of Delta Lake at one version, then the changes of later versions.  Needs the extra ``delta``.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def kafka(
     others: Others = "error",
     config: Mapping[str, Any] | None = None,
 ) -> Source:
-    """The messages of a topic, of all its partitions.  Needs the extra ``kafka``.
+    """Read the messages of all partitions of a topic.  Needs the extra ``kafka``.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def kafka(
 
 
 def _kind(kind: str) -> type[Source]:
-    """What is declared of a kind; of one that is not here, what all have."""
+    """Return the class of a kind of source; `Source` for an unknown kind."""
     from ddflow.connectors.duckdb import DuckDBSource
 
     kinds: list[type[Source]] = [LandedFiles, KafkaTopic, PostgresTables, SQLiteSource, DuckDBSource, FollowedTable]
@@ -304,7 +304,7 @@ def _kind(kind: str) -> type[Source]:
 
 
 def said(kind: str, position: Any) -> str:
-    """A position of a kind of source in that one's own words.  O(its size).
+    """Describe a position of a kind of source in the terms of that source.  O(its size).
 
     >>> said("delta", {"table": "0", "version": 7, "rows": None}), said("others", [7])
     ('version 7', '[7]')
@@ -313,7 +313,7 @@ def said(kind: str, position: Any) -> str:
 
 
 def without(kind: str, position: Any, inputs: Collection[str]) -> Any:
-    """A position of a kind of source where inputs are dropped that it fed.
+    """Return a position of a kind of source without some inputs that were dropped.
 
     >>> without("files", [7], ["orders"])
     [7]
@@ -322,7 +322,7 @@ def without(kind: str, position: Any, inputs: Collection[str]) -> Any:
 
 
 def placed(kind: str, place: int) -> int | str:
-    """The ``_position`` of an event from a kind of source in that one's own words.
+    """Describe the ``_position`` of an event in the terms of its kind of source.
 
     >>> placed("postgres", 23803720), placed("files", 7)
     ('0/16B3748', 7)

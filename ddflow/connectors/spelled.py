@@ -48,8 +48,8 @@ SINKS: Final[dict[str, Callable[..., TableSink]]] = {
 
 
 def spelled_source(text: str, name: str, *more: str, follow: bool, lines: bool) -> Source:
-    """A source for the input ``name``.  ``more``: of further patterns of files.  Raises `SpecError`."""
-    kind, where = _cut(text, SOURCES)
+    """Build a source for the input ``name``.  ``more``: further patterns of files.  Raises `SpecError`."""
+    kind, where = _split_kind(text, SOURCES)
     made = SOURCES[kind](where, name, follow, lines)
     for each in more:
         other = spelled_source(each, name, follow=follow, lines=lines)
@@ -61,12 +61,12 @@ def spelled_source(text: str, name: str, *more: str, follow: bool, lines: bool) 
 
 
 def spelled_sink(text: str, name: str, mode: Mode | None) -> TableSink:
-    """A sink of the output ``name``, in the mode that its kind has where none is given.  Raises `SpecError`."""
-    kind, where = _cut(text, SINKS)
+    """Build a sink of the output ``name``, in ``mode`` or the default of its kind.  Raises `SpecError`."""
+    kind, where = _split_kind(text, SINKS)
     return SINKS[kind](where, name, **({} if mode is None else {"mode": mode}))
 
 
-def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
+def _split_kind(text: str, known: dict[str, Any]) -> tuple[str, str]:
     kind, colon, where = text.partition(":")
     kind = "postgres" if kind == "postgresql" else kind  # libpq takes both
     if kind not in known or not colon or not where or where.startswith(":"):
@@ -75,7 +75,7 @@ def _cut(text: str, known: dict[str, Any]) -> tuple[str, str]:
 
 
 def _files(where: str) -> dict[str, Any]:
-    """What `sources.files` takes: a pattern, ``:full`` where each file is full contents, and how text is written.
+    """Parse the arguments of `sources.files`: a pattern, ``:full`` for full contents, and the options of text.
 
     >>> _files("landing/*.csv:full")
     {'pattern': 'landing/*.csv', 'full': True}
@@ -88,7 +88,7 @@ def _files(where: str) -> dict[str, Any]:
 
 
 def _messages(where: str, name: str) -> dict[str, Any]:
-    """What `sources.kafka` takes: brokers and a topic, of several tables as of `_slot`, and ``others=ignore``.
+    """Parse the arguments of `sources.kafka`: brokers, a topic, its tables as in `_slot`, and ``others=ignore``.
 
     >>> _messages("//b:1/t?others=ignore#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
@@ -124,14 +124,14 @@ def _topic(where: str, name: str) -> tuple[str, str]:
 
 
 def _table(where: str, name: str) -> tuple[str, str]:
-    """A file, and a table behind ``#``, by default of the same name."""
+    """Split a file from the table after ``#``; by default the table has the given name."""
     check_encoded(where, f"attach {name!r}")
     path, _, table = where.partition("#")
     return path, table or name
 
 
 def _slot(where: str, name: str) -> dict[str, Any]:
-    """What `sources.postgres` takes: an address with ``slot=`` among its parameters, and tables with commas between.
+    """Parse the arguments of `sources.postgres`: an address with ``slot=``, and tables separated by commas.
 
     One table feeds the input ``name``; several feed the inputs of their own names, or ``TABLE=INPUT``.  The address
     may have ``recopy=false``, too.
@@ -156,7 +156,7 @@ def _slot(where: str, name: str) -> dict[str, Any]:
 
 
 def _schema(where: str, name: str) -> dict[str, Any]:
-    """What `sinks.postgres` takes: an address, and a table behind its schema.
+    """Parse the arguments of `sinks.postgres`: an address, and a table after its schema.
 
     >>> _schema("//me@db/shop#reports.by_city", "by_city")
     {'url': 'postgresql://me@db/shop', 'table': 'by_city', 'schema': 'reports'}

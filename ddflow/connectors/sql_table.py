@@ -52,11 +52,11 @@ class SqlTable(OpenSink):
 
     @abstractmethod
     def type_of(self, kind: pa.DataType) -> str | None:
-        """What a column of Arrow's type is declared as; None where the target has no such type."""
+        """Return the declared type of a column of Arrow's type; None if the target has no such type."""
 
     @abstractmethod
     def columns(self, table: str) -> dict[str, str]:
-        """The columns that a table has, with their types as `type_of` writes them; none where there is no table."""
+        """Return the columns of a table, with types as `type_of` writes them; none if it does not exist."""
 
     @abstractmethod
     def insert(self, table: str, rows: pa.Table) -> None:
@@ -90,12 +90,12 @@ class SqlTable(OpenSink):
             self.look(piece.num_rows)
 
     def remedy(self, error: Exception) -> str:
-        """What to do about a refusal."""
+        """Return the remedy for a refusal."""
         del error
         return "see to the table's constraints and types"
 
     def cure(self, error: Exception) -> str:
-        """What to do about what may pass."""
+        """Return the remedy for a failure that may pass."""
         del error
         return "see to the target"
 
@@ -109,9 +109,9 @@ class SqlTable(OpenSink):
         try:
             yield
         except self.refusals as error:
-            raise refused(self.shape, self.place, _said(error), self.remedy(error)) from None
+            raise refused(self.shape, self.place, _describe_error(error), self.remedy(error)) from None
         except self.failures as error:
-            raise SinkFailed(f"{asked} {self.place}", _said(error), self.cure(error)) from None
+            raise SinkFailed(f"{asked} {self.place}", _describe_error(error), self.cure(error)) from None
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -125,7 +125,7 @@ class SqlTable(OpenSink):
         self.connection.commit()
 
     def written(self) -> TargetRecord | None:
-        """The record."""
+        """Read the record."""
         with self.talking("ask"):
             return self._record()
 
@@ -149,11 +149,11 @@ class SqlTable(OpenSink):
     def holds(self) -> None:
         """Its columns have types of the target's."""
         for field in self.shape.schema:
-            self._typed(field)
+            self._require_type(field)
 
     def prepare(self) -> None:
         """Make the table, or compare it."""
-        wanted = {field.name: self._typed(field) for field in self.shape.schema}
+        wanted = {field.name: self._require_type(field) for field in self.shape.schema}
         with self.talking("prepare"):
             there = self.columns(self.table)
             name = quoted(self.table)
@@ -178,7 +178,7 @@ class SqlTable(OpenSink):
         """Whether the key of a table that is made is its primary key."""
         return self.indexed and bool(self.shape.key) and self.shape.certain
 
-    def _typed(self, field: pa.Field) -> str:
+    def _require_type(self, field: pa.Field) -> str:
         kind = self.type_of(field.type)
         if kind is None:
             raise refused(
@@ -235,6 +235,6 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.cast(column, pa.string())
 
 
-def _said(error: Exception) -> str:
-    """What a driver says, without the statement."""
+def _describe_error(error: Exception) -> str:
+    """Describe a driver's error without the statement."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

@@ -62,11 +62,11 @@ class SQLiteSource(FileDatabase):
             kind = UnreadableInput if str(error).startswith("no such") else SourceFailed
             raise kind(f"read {self.target}", str(error), "see to the database") from None
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
-        arrays = [_declared(each, field, self.target) for each, field in zip(columns, schema, strict=True)]
+        arrays = [_cast_column(each, field, self.target) for each, field in zip(columns, schema, strict=True)]
         return pa.table(arrays, schema=schema), beside
 
     def _kind(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
-        """The type of a column that nobody declared here: that of all its values, else as its table declares it."""
+        """Return the type of an undeclared column: the type of its values, else the declared one."""
         column = quoted(name)
         there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.selected}")}
         if there - {"null"}:
@@ -100,8 +100,8 @@ _NAN: Final = "NaN"
 _DAY: Final = "1970-01-01 "
 
 
-def _typed(values: Any, kind: pa.DataType) -> pa.Array:
-    """Values of SQLite in a type.  Raises `SchemaMismatch`."""
+def _cast_values(values: Any, kind: pa.DataType) -> pa.Array:
+    """Cast values of SQLite to a type.  Raises `SchemaMismatch`."""
     try:
         if pat.is_integer(kind) and any(isinstance(value, float) and not value.is_integer() for value in values):
             raise ValueError(f"{next(value for value in values if isinstance(value, float))} is no whole number")
@@ -119,10 +119,10 @@ def _typed(values: Any, kind: pa.DataType) -> pa.Array:
         raise SchemaMismatch(f"read values as {kind}", str(error), "declare the type as its values are") from None
 
 
-def _declared(values: Any, field: pa.Field, target: str) -> pa.Array:
-    """Values of SQLite as a column is declared.  Raises `SchemaMismatch`."""
+def _cast_column(values: Any, field: pa.Field, target: str) -> pa.Array:
+    """Cast values of SQLite to the type of a column.  Raises `SchemaMismatch`."""
     try:
-        return _typed(values, field.type)
+        return _cast_values(values, field.type)
     except SchemaMismatch as error:
         kinds = {str: pa.string(), bytes: pa.binary(), float: pa.float64(), int: pa.int64()}
         wide = next(kind for of, kind in kinds.items() if any(isinstance(value, of) for value in values))
@@ -197,7 +197,7 @@ class SQLiteTable(InPlaceTable):
 
     def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         """See `InPlaceTable.array_of`."""
-        return _typed(values, kind)
+        return _cast_values(values, kind)
 
 
 def _values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:

@@ -47,8 +47,9 @@ def lacking(
     place: str,
     type_of: Callable[[pa.DataType], Any] = lambda kind: kind,
 ) -> list[str]:
-    """The columns that a table lacks.  ``there``, ``wanted``: types by name, as the target says them, which is what
-    ``type_of`` makes of Arrow's.  O(columns).
+    """Return the columns that a table lacks.  O(columns).
+
+    ``there``, ``wanted``: types by name in the target's words.  ``type_of``: converts Arrow's types to them.
 
     Raises `SinkRefused` for a table of another shape.
     """
@@ -91,7 +92,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> pa.Schema:
-    """The columns that a table of Arrow's types lacks.  As `lacking`."""
+    """Return the columns that a table of Arrow's types lacks.  Raises as `lacking`."""
     found, asked = (dict(zip(each.names, each.types, strict=True)) for each in (there, wanted))
     return pa.schema([wanted.field(name) for name in lacking(shape, found, asked, place)])
 
@@ -110,12 +111,12 @@ def holdable(shape: TableShape, stored: pa.Schema, place: str) -> None:
 
 
 def refused(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefused:
-    """The error for a table that cannot be written."""
+    """Build the error for a table that cannot be written."""
     return SinkRefused(f"write {shape.output!r} to {place}", found, remedy)
 
 
 def vanished(output: str, place: str, epoch: int) -> SinkRefused:
-    """The error for a table that was dropped: what is written next would be all that it has."""
+    """Build the error for a dropped table: the next write would be all that it has."""
     found = f"it is gone, though epoch {epoch} was written into it"
     return SinkRefused(f"write {output!r} to {place}", found, "ddflow sync makes it anew, with all rows")
 

@@ -61,7 +61,7 @@ class FileDatabase(Source):
 
     @abstractmethod
     def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
-        """The columns of a schema, by name, as far as they are there or, with ``all_of_it``, all; and the others.
+        """Return the existing columns of a schema by name (all, with ``all_of_it``), and the types of others.
 
         Raises `SourceFailed`, `UnreadableInput`.
         """
@@ -126,7 +126,7 @@ class WholeFile(OpenSource):
 
 
 def same_table(name: str, was: str, now: str) -> None:
-    """Raises `SpecError` for another table of an input than the one it was read from.  Case does not count.
+    """Raise `SpecError` if an input was read from another table.  Case does not count.
 
     >>> same_table("loans", "loans", "Loans")
     >>> same_table("loans", "(select 1 as id)", "(select 2 as id)")
