@@ -54,9 +54,9 @@ def fed_by(plan: Plan, sources: Mapping[str, Source]) -> dict[str, str]:
 
 
 def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | None, TableShape]:
-    """The key that a plan proves of an output, and the table that a sink makes of it.  O(columns).
+    """Return the key that the plan proves for an output, and the table that its sink makes. O(columns).
 
-    Raises `SpecError`; `MissingExtra` for a library that the sink needs.
+    Raises `SpecError`, and `MissingExtra` for a library that the sink needs.
     """
     asked, updates = f"the sink of {name!r}", plan.updates_schema(name)
     check_declared(asked, sink, TableSink)

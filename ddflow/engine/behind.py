@@ -47,11 +47,11 @@ MOST: Final = 100
 
 
 def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None, after: int | None = None) -> Origins:
-    """What the rows of an output are made of that have some values, as of a closed time.
+    """Explain which input rows made the output rows with some values, as of a closed time.
 
-    ``row``: values by column.  ``log``: a log by input, or that of the only input of upserts.  ``after``: an earlier
-    closed time; then the changes from it on, of the output and of the rows that make it at either time.  O(rows of the
-    collections that it is made of), and for each key that is told O(events).  Raises `NotReadable`.
+    ``row``: values by column. ``log``: a log by input, or the log of the only input of upserts. ``after``: an earlier
+    closed time; the answer is then about the changes after it, in the output and in the rows that make it at either
+    time. O(rows of the collections that it is made of), and O(events) for each key with a story. Raises `NotReadable`.
     """
     asked = f"why of {name!r} with {list(row) if isinstance(row, Mapping) else repr(row)[:99]}"
     graph, node = dataflow.graph, dataflow.flow.outputs[name]
@@ -63,31 +63,34 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None,
     given = _values(node, row, asked)
     told = trace_names(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 
-    keep = _keeping(given, told, alike)
+    keep = _make_filter(given, told, alike)
     made = graph.contents(nodes, as_of, keep)
     held = _as_tables(made, graph.secret)
-    wanted = _wanted(nodes, given, held, alike, asked)
+    wanted = _collect_origins(nodes, given, held, alike, asked)
     if after is not None:
         before = graph.contents(nodes, after, keep)
-        earlier = _wanted(nodes, given, _as_tables(before, graph.secret), alike, asked)
+        earlier = _collect_origins(nodes, given, _as_tables(before, graph.secret), alike, asked)
         net = {each: subtract(made[each], before[each], graph.secret) for each in nodes}
         held = _as_tables(net, graph.secret)
         both = {each: pa.concat_tables([wanted[each], earlier[each]]) for each in nodes}
         wanted = {each: alike.rows(held[each], both[each], each.schema.names) for each in nodes}
-    rows_of = {of: _sorted(wanted[each], each, graph.secret) for of, each in inputs.items()}
-    shown = _sorted(wanted[node], node, graph.secret)
-    stories = () if log is None else _told(dataflow, rows_of, log, asked)
+    rows_of = {of: _sort_rows(wanted[each], each, graph.secret) for of, each in inputs.items()}
+    shown = _sort_rows(wanted[node], node, graph.secret)
+    stories = () if log is None else _tell_stories(dataflow, rows_of, log, asked)
     sources = {each: fed for each in inputs if (fed := feeding(dataflow.sources, each)) is not None}
-    near = {of: _sorted(held[each], each, graph.secret) for of, each in inputs.items() if told[each]}
+    near = {of: _sort_rows(held[each], each, graph.secret) for of, each in inputs.items() if told[each]}
     there = shown.num_rows if after is None else sum(rows.num_rows for rows in rows_of.values())
     kind = dataflow.flow.time_type
     return Origins(name, as_of, shown, rows_of, stories, kind, sources, {} if there else near, after)
 
 
-def _wanted(
+def _collect_origins(
     nodes: Sequence[Collection], given: pa.Table, held: Mapping[Collection, pa.Table], alike: Alike, asked: str
 ) -> dict[Collection, pa.Table]:
-    """The rows of each collection that make the last one's rows with some values.  Raises `NotReadable`."""
+    """Collect the rows of each collection that make the last collection's rows with some values.
+
+    Raises `NotReadable` for more than `MOST` of them.
+    """
     node = nodes[-1]
     wanted = {node: alike.rows(held[node], given, given.schema.names)}
     if (rows := wanted[node].num_rows) > MOST:
@@ -108,31 +111,31 @@ def _as_tables(made: Mapping[Collection, Updates], secret: Secret) -> dict[Colle
 
 
 def rows_like(dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates:
-    """The rows of a collection that have some values.  O(rows of the collections that it is made of)."""
+    """Return the rows of a collection that have some values. O(rows of the collections that it is made of)."""
     told = trace_names(above(dataflow, node), {name: name for name in given})
-    keep = _keeping(pa.table(dict(given)), told, Alike(dataflow.secret))
+    keep = _make_filter(pa.table(dict(given)), told, Alike(dataflow.secret))
     return dataflow.graph.contents([node], as_of, keep)[node]
 
 
-def _keeping(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: Alike) -> Keep:
-    """What keeps of a collection's rows those that have the values of a row."""
+def _make_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: Alike) -> Keep:
+    """Make a filter for a collection's rows that keeps those with the values of a row."""
     return lambda of, rows: pick_alike(rows, given, told[of], alike) if told[of] else rows
 
 
-def _sorted(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
+def _sort_rows(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
     """Rows of a collection by their columns from the first to the last.  O(n log n)."""
     order = RowOrder(node.schema, [], [], secret, 0)
     return rows.take(pa.array(order.sorted(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
 
 
 def above(dataflow: Dataflow, node: Collection) -> list[Collection]:
-    """A collection and all that it is made of, each behind its inputs."""
+    """List a collection and all collections that it is made of, each after its inputs."""
     found = walk_inputs([node])
     return [each for each in dataflow.flow.nodes if each in found]
 
 
 def _values(node: Collection, row: Any, asked: str) -> pa.Table:
-    """The values that rows must have, as a table of one row.  Raises `NotReadable`."""
+    """Convert the values that rows must have to a table of one row. Raises `NotReadable`."""
     if not isinstance(row, Mapping) or not row.keys() - set(RESERVED):
         raise NotReadable(asked, "an output has no key", f"give values by column, of {node.schema.names}")
     fields, columns = [], []
@@ -148,8 +151,8 @@ def _values(node: Collection, row: Any, asked: str) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _told(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
-    """The stories of the keys of rows that were found, from logs."""
+def _tell_stories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
+    """Tell the stories of the keys of found rows, from logs. Raises `NotReadable`."""
     keyed = [name for name in rows if isinstance(dataflow.flow.inputs[name].spec, Upsert)]
     if not isinstance(log, Mapping):
         if len(keyed) != 1:
@@ -162,14 +165,14 @@ def _told(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str
         if name not in keyed:
             found = f"there is a log of {name!r}, which is no input of upserts that it is made of"
             raise NotReadable(asked, found, did_you_mean(name, keyed))
-        again = _lasting(parts, repr(name))
+        again = _make_rereadable(parts, repr(name))
         keys = rows[name].select(dataflow.flow.inputs[name].spec.key).slice(0, MOST)
         out += [why(dataflow, name, key, again) for key in keys.to_pylist()]
     return tuple(out)
 
 
-def _lasting(log: Any, what: str) -> Any:
-    """A log that can be gone through again; what cannot is taken into memory."""
+def _make_rereadable(log: Any, what: str) -> Any:
+    """Return a log that can be read more than once: load it into memory if it is read only once."""
     if isinstance(log, Iterable) and not is_rows(log) and not isinstance(log, Iterator | Sequence):
         return log
     parts = list[Any]()

@@ -83,10 +83,10 @@ class Calls:
         raise WrongMode(what, f"the flow is in {mode} mode: {why}", instead)
 
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
-        """What a committed epoch's call returned, when this is one; None when it is new.  O(rows) for their digest.
+        """Return the step of an epoch that is committed already; None for a new one. O(rows) for their digest.
 
-        Raises `TimeWentBack` for a new one of epoch mode that is not after the last, and `SpecError` for a new one that
-        names its epoch where the clock makes epochs.
+        Raises `TimeWentBack` for a new epoch whose time is before the frontier, and `SpecError` for a new one with a
+        number if the clock makes epochs or the state is in memory.
         """
         back = asked.time < self.dataflow.frontier and not self.dataflow.holds_back
         if self.durable is not None:
@@ -120,7 +120,7 @@ class Calls:
         return None
 
     def admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
-        """The rows of each input, admitted, and the digest of the call, "" in memory.  O(rows)."""
+        """Admit the rows of each input and return them with the digest of the call, "" in memory. O(rows)."""
         if self.durable is None:
             inflows, digest = self.dataflow.admit(inputs, time), ""
         else:
@@ -146,7 +146,7 @@ class Calls:
             warnings.warn(f"{found}; later ones that lack the same are not named", stacklevel=4)
 
     def brought(self, words: str, digests: Mapping[str, Digest], inputs: Mapping[str, Any]) -> None:
-        """What an epoch says of the rows of a call on durable state."""
+        """Record in the next epoch which call brought its rows, their digests and their files."""
         assert self.durable is not None
         paths = self.files or [os.fspath(each) for each in inputs.values() if is_path(each)]
         self.durable.came = words, digests
@@ -156,7 +156,7 @@ class Calls:
 
     @contextmanager
     def reading(self, files: Iterable[str]) -> Iterator[None]:
-        """Calls within bring rows that the caller has read from these files."""
+        """Attribute the rows of calls in this block to these files."""
         self.files = list(dict.fromkeys(files))
         try:
             yield
@@ -212,7 +212,7 @@ class Calls:
         return Digest(self.dataflow.secret, self.hashes[name])
 
     def done(self, asked: Asked, digest: str, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
-        """A call whose rows were ``taken`` in, by input, committed where that is asked for."""
+        """Finish a call whose rows were ``taken``, by input, and commit it if a commit is due."""
         epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
         self.dataflow.fed = fed_by(self.dataflow.fed, taken, way, epoch)
         if self.durable is not None:

@@ -111,7 +111,7 @@ def fill(
             upsert.expiring.look_again()
         home = batch_store if sieved and not indexed else None
         waiting, schema = dataflow.batchers[name], upsert.bound.event_schema
-        dataflow.batchers[name] = _waiting(found, schema, batch_store, not indexed, home, waiting)
+        dataflow.batchers[name] = _restore_pending(found, schema, batch_store, not indexed, home, waiting)
     dataflow.totals = inventories.totals()
     ids = node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
@@ -151,7 +151,7 @@ def _rows(
     """Fill the arrangement of an input, and the horizon of its keys."""
     rows, keys = [(f"{what}, rows", each.rows) for what, each in found], upsert.identified
     upsert.arrangements = (
-        _restored(dataflow, upsert.arranged, rows, batch_store, indexed, upsert.rehashed, sieved, keys),
+        _restore_arrangement(dataflow, upsert.arranged, rows, batch_store, indexed, upsert.rehashed, sieved, keys),
     )
     if upsert.expiring is not None:
         known = [each.horizon for _, each in found if each.horizon is not None]
@@ -173,7 +173,7 @@ def _groups(
             wrong[0], f"a {node.verb} has {len(running.arrangements)} arrangements, and it has others", MEND
         )
     running.arrangements = tuple(
-        _restored(
+        _restore_arrangement(
             dataflow,
             empty,
             [(f"{what}, arrangements[{n}]", each.arrangements[n]) for what, each in parts],
@@ -194,14 +194,14 @@ class Inventories:
         self.stored, self.partitions = stored, partitions
 
     def input(self, name: str) -> list[tuple[str, InputRecord]]:
-        """What the partitions say of an input, in their order, and where; [] where none has it.  O(inventories).
+        """Return each partition's record of an input with its place, in order; [] if none has it. O(inventories).
 
         Raises `CorruptState` unless it is on one stage, in all of its partitions.
         """
         return self._of("inputs", name, [each.of.inputs for each in self.stored])
 
     def operator(self, name: str) -> list[tuple[str, OperatorRecord]]:
-        """The same of an operator, by the id of its node."""
+        """Return each partition's record of an operator, by the id of its node, like `input`."""
         return self._of("operators", name, [each.of.operators for each in self.stored])
 
     def _of(self, kind: str, name: str, within: Sequence[Mapping[str, T]]) -> list[tuple[str, T]]:
@@ -224,7 +224,7 @@ class Inventories:
         return out
 
 
-def _restored(
+def _restore_arrangement(
     dataflow: Dataflow,
     empty: Arrangement,
     given: Sequence[tuple[str, ArrangementRecord]],
@@ -234,16 +234,18 @@ def _restored(
     sieved: bool,
     identified: pa.Schema | None = None,
 ) -> Arrangement:
-    """An empty arrangement, filled from one inventory; what is joined of as many as there are, in its place.
+    """Fill an empty arrangement from its inventories.
 
-    ``identified``: the columns by which its versions are, where these may have grown since."""
+    Several inventories become one joined arrangement in its place. ``identified``: the columns that identify its
+    versions, if their set may have grown.
+    """
     every = [empty, *(empty.like() for _ in given[1:])]
     home = batch_store if sieved and not indexed else None
     for each, (what, record) in zip(every, given, strict=True):
         if empty.lapse is not None and each is not empty:
             each.lapses(empty.lapse.of)
         if identified is not None and any(not set(identified.names) <= set(names) for names in record.shapes):
-            _regrown(each, record, what, batch_store, indexed, made, identified, dataflow.secret, home)
+            _restore_regrown(each, record, what, batch_store, indexed, made, identified, dataflow.secret, home)
             continue
         arrangements.restore(each, record, what, batch_store, indexed, made, sieved, home)
     if len(every) > 1:
@@ -252,7 +254,7 @@ def _restored(
     return empty
 
 
-def _regrown(
+def _restore_regrown(
     empty: Arrangement,
     record: ArrangementRecord,
     what: str,
@@ -279,7 +281,7 @@ def _regrown(
     rekeyed(old, empty, made, indexed, home)
 
 
-def _waiting(
+def _restore_pending(
     given: Sequence[tuple[str, InputRecord]],
     schema: pa.Schema,
     batch_store: BatchStore,
@@ -287,7 +289,7 @@ def _waiting(
     home: BatchStore | None,
     held: Batcher,
 ) -> Batcher:
-    """The pending events of all partitions.  ``held``: those of an earlier inventory."""
+    """Restore the pending events of all partitions. ``held``: the events of an earlier inventory."""
     first, *others = (
         pending.restore(each.runs, what, schema, batch_store, spilled, home, held) for what, each in given
     )

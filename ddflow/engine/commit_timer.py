@@ -65,7 +65,10 @@ class CommitTimer:
                     self.settle(self.epoch, ended=True)
 
     def wait(self, epoch: int, timeout: float | None) -> int:
-        """The number of an epoch, once it is committed.  Raises what its commit raised, `SpecError`, `TimeoutError`."""
+        """Wait until an epoch is committed and return its number.
+
+        Raises the error of its commit, `SpecError` and `TimeoutError`.
+        """
         if self.span is None and timeout is None and self.epoch < epoch and not self._ended:
             found = "this engine commits when it is asked to"
             raise SpecError("wait for a commit", found, "call flush(), or open with commit_every='50ms'")

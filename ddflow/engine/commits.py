@@ -152,9 +152,10 @@ class Commits:
         return graph.owed(self.log.change.outputs, dataflow.last)
 
     def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step | None:
-        """What a committed epoch's call returned, when this is one; None when it is new.
+        """Return the step of an epoch that is committed already; None for a new one.
 
-        O(rows) for their digest.  Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` when it is not ours to go on.
+        O(rows) for their digest. Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` if another writer has taken
+        over.
         """
         manifest_log = self.log.manifest_log
         if epoch is None:
@@ -177,14 +178,14 @@ class Commits:
         return step
 
     def time_of(self, epoch: int) -> int | None:
-        """The time of that call of a committed epoch that comes next when it is given again; None for a new epoch."""
+        """Return the time of a committed epoch's call that comes next in a replay; None for a new epoch."""
         for receipt in self.log.manifest_log.manifest.receipts:
             if receipt.epoch == epoch and receipt.calls:
                 return receipt.calls[self._at(epoch)].time
         return None
 
     def same_rows(self) -> int | None:
-        """An earlier epoch, of those kept, that was one call of the same rows as the last epoch.  O(epochs kept)."""
+        """Find an earlier epoch that was one call with the same rows as the last epoch. O(epochs kept)."""
         words, digests = self.came
         for receipt in self.log.manifest_log.manifest.receipts:
             calls = receipt.calls if receipt.epoch < self.epoch else ()

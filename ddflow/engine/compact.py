@@ -126,7 +126,7 @@ def merge(
 
 
 def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:
-    """The same versions with nothing in the payload of deletions, but for the ``hidden`` columns, nor beneath nulls.
+    """Clear the payload of deletions, except ``hidden`` columns, and the bytes beneath nulls.
 
     O(n) a column.
     """

@@ -102,7 +102,7 @@ class Delivery:
         self.trying = Trying(f"the sink of {name!r}")
         self._sizes, self._size, self._counted = deque[tuple[int, int]](), 0, 0
         """Of the epochs that wait: their numbers and bytes, those together, and the last that was counted."""
-        known = self._known()
+        known = self._find_record()
         self.at = self.epochs.epoch if known is None else known.epoch
 
     @property
@@ -129,13 +129,13 @@ class Delivery:
             self.key, self.shape = key, shape
 
     def _shape(self) -> tuple[tuple[str, ...] | None, TableShape]:
-        """The key of the output, and the table that it needs."""
+        """Return the key of the output, and the table that it needs."""
         key, shape = shape_of(self.epochs.flow, self.name, self.sink)
-        known = self._known()
+        known = self._find_record()
         return key, shape if known is None else shape._replace(had=frozenset(known.columns))
 
-    def _known(self) -> Delivered | None:
-        """What the state says of this sink."""
+    def _find_record(self) -> Delivered | None:
+        """Return the state's record of this sink; None if the record is of another target."""
         known = self.epochs.log.sinks.get(self.name)
         same = known is not None and (known.kind, known.target) == (self.sink.kind, self.sink.target)
         return known if same else None
@@ -146,7 +146,9 @@ class Delivery:
         return self.epochs.epoch - self.at
 
     def waiting_bytes(self) -> int:
-        """The bytes of their updates.  O(epochs since the last call), and the first time O(epochs that wait)."""
+        """Count the bytes of the updates that wait. O(epochs since the last call), and the first time O(epochs that
+        wait).
+        """
         for receipt in self.epochs.kept(max(self._counted, self.at)):
             self._sizes.append((receipt.epoch, receipt.size(self.name)))
             self._size, self._counted = self._size + self._sizes[-1][1], receipt.epoch
@@ -157,10 +159,10 @@ class Delivery:
     def resume(self) -> None:
         """See what the target has, and where to go on."""
         self._sizes, self._size, self._counted = deque(), 0, 0
-        manifest, known = self.epochs.manifest, self._known()
+        manifest, known = self.epochs.manifest, self._find_record()
         self._check_mode(known)
         if known is not None and known.syncing:
-            raise self._refused("a sync that added columns to it did not end", SYNC)
+            raise self._make_refusal("a sync that added columns to it did not end", SYNC)
         there = self.table.written()
         if there is not None and not self._mine(there) and self.table.missing():
             there = None  # it told of a table of another state, or output, which was dropped
@@ -170,10 +172,10 @@ class Delivery:
             raise vanished(self.name, self.sink.target, last)
         if there is None:
             if known is not None and known.written:
-                raise self._refused(f"it has lost its record, and was given epoch {known.written}", SYNC)
+                raise self._make_refusal(f"it has lost its record, and was given epoch {known.written}", SYNC)
             if self.table.occupied():
                 remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
-                raise self._refused("it has rows and no record of a state that wrote them", remedy)
+                raise self._make_refusal("it has rows and no record of a state that wrote them", remedy)
             # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
             (self.table.prepare if self._made else self.table.holds)()
             self.at = 0 if known is None else known.epoch
@@ -183,58 +185,63 @@ class Delivery:
             self._check(there, known)
             self.table.prepare()
             self.at = max(there.epoch, known.epoch if known is not None and known.written == there.epoch else 0)
-        self._covered()
+        self._check_kept()
         self._acknowledge()
 
     def _check_mode(self, known: Delivered | None) -> None:
         """Raise `SinkRefused` where the target was written in another mode: it would be half of each."""
         if known is not None and known.written and known.mode != self.sink.mode:
-            raise self._refused(f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE)
+            raise self._make_refusal(
+                f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE
+            )
 
     def _check(self, there: TargetRecord, known: Delivered | None) -> None:
         manifest = self.epochs.manifest
         if there.state != manifest.id:
             remedy = "give each a table of its own; in place of a state that is gone: ddflow sync --adopt takes it over"
-            raise self._refused(f"it is written by the state with the id {there.state}", remedy)
+            raise self._make_refusal(f"it is written by the state with the id {there.state}", remedy)
         if there.output != self.name:
-            raise self._refused(f"it has the output {there.output!r}", "give each output a table of its own")
+            raise self._make_refusal(f"it has the output {there.output!r}", "give each output a table of its own")
         if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
             return
         if not self._mine(there):
             found = f"it has this output as it was until epoch {there.epoch}; it was dropped since, and is a new one"
-            raise self._refused(found, f"give another table, or {SYNC}")
+            raise self._make_refusal(found, f"give another table, or {SYNC}")
         if there.epoch > manifest.epoch or self.epochs.digest(there.epoch) not in (there.digest, None):
             found = f"it has epoch {there.epoch}, which is not in the history of this state, at epoch {manifest.epoch}"
             raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback that is so: {SYNC}")
         if known is not None and there.epoch < known.written:
             found = f"it has epoch {there.epoch}, and was given {known.written}"
-            raise self._refused(found, f"was it restored? {SYNC}")
+            raise self._make_refusal(found, f"was it restored? {SYNC}")
         if self.epochs.digest(there.epoch) is None:
-            raise self._refused(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
+            raise self._make_refusal(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
 
     def _mine(self, there: TargetRecord) -> bool:
         """Whether a record is of this state, and not of an output that was taken out."""
         return there.state == self.epochs.manifest.id and there.epoch > self.epochs.dropped(self.name)
 
-    def _covered(self) -> None:
-        """Raise `SinkRefused` where updates that the sink needs are not kept."""
+    def _check_kept(self) -> None:
+        """Raise `SinkRefused` if updates that the sink needs are not kept."""
         lost = self.epochs.lacking(self.at)
         if lost is not None:
-            raise self._refused(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
+            raise self._make_refusal(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
 
-    def _refused(self, found: str, remedy: str) -> SinkRefused:
+    def _make_refusal(self, found: str, remedy: str) -> SinkRefused:
         return SinkRefused(f"write {self.name!r} to {self.sink.target}", found, remedy)
 
     def _begin(self) -> None:
         """Give an empty table all rows that the output has now."""
         self.look(0)
-        made = self._rows(self.epochs.epoch)(self._held())
+        made = self._rows(self.epochs.epoch)(self._read_output())
         if made.net:
             self._write(made, self.epochs.epoch)
         self.at = self.epochs.epoch
 
-    def _held(self) -> pa.Table:
-        """Its rows, as updates of the last time; none of a side output, or where the next step gives them."""
+    def _read_output(self) -> pa.Table:
+        """Return the rows of the output as updates of the last time.
+
+        The table is empty for a side output, and if the next step gives all rows.
+        """
         epochs = self.epochs
         none = epochs.owes(self.name) or epochs.manifest.last == NEVER
         if none or self.name not in epochs.flow.outputs:
@@ -244,9 +251,9 @@ class Delivery:
             if DIFF in rows.schema.names:
                 return rows
             rows = rows.select([name for name in rows.schema.names if name not in (TIME, DELETED)])
-        return self._stamped(rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64))))
+        return self._stamp_time(rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64))))
 
-    def _stamped(self, rows: pa.Table) -> pa.Table:
+    def _stamp_time(self, rows: pa.Table) -> pa.Table:
         times = time_column(np.full(rows.num_rows, self.epochs.manifest.last), self.epochs.flow.time_type)
         return rows.append_column(TIME, times).select([*rows.schema.names[:-1], TIME, DIFF])
 
@@ -301,7 +308,7 @@ class Delivery:
             self._write(made, receipt.epoch)
 
     def _rows(self, epoch: int) -> RowsOf:
-        """What makes an epoch's rows: the same ones whenever the epoch is given."""
+        """Return the function that makes an epoch's rows; it makes the same rows in each retry."""
         return RowsOf(self.sink.mode, self.key, epoch, self.epochs.secret, self.name, self.epochs.written(epoch))
 
     def _write(self, made: TableChanges, epoch: int) -> None:
@@ -320,18 +327,18 @@ class Delivery:
         return TargetRecord(self.epochs.manifest.id, self.name, epoch, digest)
 
     def _acknowledge(self) -> None:
-        """What the next manifest says of the sink."""
+        """Record the delivered epoch of the sink for the next manifest."""
         sink, (written, digest) = self.sink, (0, "") if self.before is None else self.before[2:]
         columns = tuple(self.shape.schema.names) if written else ()
         made = Delivered(sink.kind, sink.target, sink.mode, self.at, written, digest, columns)
         self.epochs.log.sinks[self.name] = made
 
     def difference(self) -> tuple[TableChanges, Synced]:
-        """What the target's table lacks of the rows that are held, and has more.  O(rows of both).
+        """Compare the target's table with the output's rows: the changes that make them equal. O(rows of both).
 
-        Nothing of a side output: what it said of events stays.
+        Empty for a side output: its rows about past events stay.
         """
-        epochs, ours = self.epochs, self._held()
+        epochs, ours = self.epochs, self._read_output()
         self.look(ours.num_rows)
         if self.name not in epochs.flow.outputs:
             made = self._rows(epochs.epoch)(ours if self.sink.mode != "updates" else ours.drop_columns([DIFF]))
@@ -343,7 +350,7 @@ class Delivery:
         theirs = folded(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
-        gone = self._stamped(gone.select([*names, DIFF])).cast(ours.schema)
+        gone = self._stamp_time(gone.select([*names, DIFF])).cast(ours.schema)
         both = netted(pa.concat_tables([gone, ours]).combine_chunks(), epochs.secret)
         made = self._rows(epochs.epoch)(both)
         if made.gone is not None and self.key is not None:
@@ -359,13 +366,13 @@ class Delivery:
 
         ``adopt``: whether the table may be another's.
         """
-        self._check_mode(self._known())
+        self._check_mode(self._find_record())
         there, state = self.table.written(), self.epochs.manifest.id
         other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
         if other and not adopt and not self.table.missing():
             found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
             remedy = "give another table, or take it over with --adopt, which lists what that deletes"
-            raise self._refused(f"it has rows, written by {found}", remedy)
+            raise self._make_refusal(f"it has rows, written by {found}", remedy)
 
     def prepare(self, *, dry: bool) -> None:
         """Make the table fit for a difference.  Raises `SinkRefused`, `SinkFailed`.
@@ -376,7 +383,7 @@ class Delivery:
         try:
             self.table.prepare()
         except SinkRefused:
-            known = self._known()
+            known = self._find_record()
             if dry or known is None:
                 raise
             self.close()

@@ -36,9 +36,9 @@ class Synced(NamedTuple):
 
 
 def told(made: TableChanges, both: pa.Table, key: Sequence[str] | None, secret: Secret) -> Synced:
-    """The difference that is written as ``made``.  O(rows of both).
+    """Count the differences that ``made`` writes. O(rows of both).
 
-    ``both``: as updates, the table's rows that are to go and the rows that are to come.
+    ``both``: as updates, the table's rows to delete and the rows to insert.
     """
     if made.gone is None:
         return Synced(0, 0, made.rows.num_rows)

@@ -64,10 +64,10 @@ def digest_of(
     admissions: Mapping[str, Admission],
     secret: Secret,
 ) -> str:
-    """The digest of a call that is not taken in.
+    """Compute the digest of a call without taking its rows in.
 
     ``admissions``: of the columns that the call was given with; rows may be in wider ones by now, and have new columns
-    that are null.  O(rows).  Raises `NotArrow`, `SchemaMismatch`.
+    that are null. O(rows). Raises `NotArrow`, `SchemaMismatch`.
     """
     digests = {name: Digest(secret) for name in inputs}
     for name, given in inputs.items():

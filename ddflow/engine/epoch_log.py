@@ -183,9 +183,9 @@ class EpochLog:
         self.manifest_log.store.close()
 
     def committed(self, epoch: int, asked: str) -> Epoch | None:
-        """What an epoch was committed as; None when it is the next one.  O(epochs kept).
+        """Return the record of a committed epoch; None if it is the next one. O(epochs kept).
 
-        ``asked``: what was asked for, for messages.  Raises `EpochSkipped` for any other.
+        ``asked``: the request, for messages. Raises `EpochSkipped` for any other epoch.
         """
         if epoch == self.epoch + 1:
             return None
@@ -195,7 +195,7 @@ class EpochLog:
         return found
 
     def skipped(self, asked: str) -> EpochSkipped:
-        """The error for an epoch that is neither the next one nor kept."""
+        """Make the error for an epoch that is neither the next one nor kept."""
         return EpochSkipped(
             asked,
             f"the last one committed is {self.epoch}, and the outputs of "
@@ -204,11 +204,11 @@ class EpochLog:
         )
 
     def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
-        """An epoch to come behind those of the newest manifest; `publish` keeps those that are needed.  O(those)."""
+        """Add an epoch to the receipts of the newest manifest; `publish` drops those that no one needs. O(receipts)."""
         return (*self.manifest_log.manifest.receipts, epoch)
 
     def past(self, epoch: int) -> PastSchemas | None:
-        """The columns that an epoch was committed with; None where the plan has them still.  O(past columns)."""
+        """Return the columns that an epoch was committed with; None if the plan still has them. O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
         known = carried(manifest.past, self._before, manifest.epoch, manifest.oldest)
         return at([PastSchemas.of(each, where) for each in known], epoch)
@@ -216,10 +216,10 @@ class EpochLog:
     def table(
         self, epoch: int, name: str, output: Output, schema: pa.Schema, there: pa.Schema | None, batches: BatchStore
     ) -> pa.Table:
-        """What an output gained in a call of an epoch, in the columns that it has now.  O(bytes).
+        """Read the updates of an output in one call of an epoch, in its current columns. O(bytes).
 
-        ``there``: those it had then, None where they are the same.  Raises `CorruptState`, and `SchemaMismatch` for a
-        value that its type of now does not hold.
+        ``there``: the columns at that time, None if they are the same. Raises `CorruptState`, and `SchemaMismatch` for
+        a value that does not fit its current type.
         """
         read, columns = self.outputs.read, schema if there is None else there
         table = pa.concat_tables(read(epoch, Fragment(name, blob), columns, batches) for blob in output.blobs)
@@ -287,7 +287,7 @@ class EpochLog:
         log.commit(new, log.manifest.inventories, log.names, note)
 
     def _waiting(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
-        """The backlog and the receipts of the next version, which needs some of these.  O(changes + log kept)."""
+        """Return the backlog and the receipts of the next version. O(changes + log kept)."""
         log = self.manifest_log
         taken, backlog = (
             min(sink.epoch for sink in self.sinks.values()) if self.sinks else GREATEST,

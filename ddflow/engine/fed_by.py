@@ -31,7 +31,7 @@ class FedBy(NamedTuple):
         return f"the source {self.source!r}: {self.kind} {self.target}, read up to {said(self.kind, self.position)}"
 
     def order(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """An order whose position is shown as the source's people write it."""
+        """Replace the position in an order by the source system's notation for it."""
         place = row.get(POSITION)
         return dict(row) if place is None else {**row, POSITION: placed(self.kind, place)}
 
@@ -41,7 +41,7 @@ class FedBy(NamedTuple):
 
 
 def feeding(sources: Mapping[str, Attached], input: str) -> FedBy | None:
-    """What feeds an input; None where nothing does, as far as the state knows.  O(sources)."""
+    """Find the source that feeds an input; None if the state knows of none. O(sources)."""
     for name, of in sources.items():
         if name == input or input in of.left_out:
             return FedBy(name, of.kind, of.target, of.position)
@@ -51,11 +51,11 @@ def feeding(sources: Mapping[str, Attached], input: str) -> FedBy | None:
 def taken_up(
     sources: Mapping[str, Attached], name: str, source: Source, inputs: Collection[str], where: str
 ) -> Attached | None:
-    """What a state has of a source that is given as ``name``; None where it is new.  O(sources + inputs).
+    """Return the state's record of the source ``name``; None if it is new. O(sources + inputs).
 
-    ``inputs``: of the plan.  Raises `SpecError` for another kind, for one that feeds fewer of them than it did, because
-    their changes would be passed over, for one that the state reads under another name, and for an input that another
-    of its kind feeds, from which rows that are gone would stay.
+    ``inputs``: of the plan. Raises `SpecError` for a source of another kind, and for one that feeds fewer inputs than
+    before, because their changes would be lost. Raises it also for a source that the state reads under another name,
+    and for an input that another source of its kind feeds, because deleted rows would stay.
     """
     before, asked = sources.get(name), f"the source {name!r}"
     for each in () if source.shared else source.inputs(name):

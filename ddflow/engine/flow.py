@@ -64,7 +64,7 @@ class Flow(Plan, Explaining, NamesElsewhere):
         return shown_as(self, name, format)
 
     def _repr_html_(self) -> str:
-        """The plan, for a notebook."""
+        """Render the plan for a notebook."""
         return html(self)
 
     @opened_with(EngineOptions)

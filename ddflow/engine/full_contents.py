@@ -99,7 +99,7 @@ class Contents:
             self.order = pa.concat_batches([best])  # so that the rest of the rows is not kept
 
     def sorted(self) -> Sorted:
-        """The identities of all rows, sorted.  O(rows)."""
+        """Sort the identities of all rows. O(rows)."""
         highs, lows = zip(*(self._ids or [(NONE, NONE)]), strict=True)
         self._ids = []
         return sort(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
@@ -170,14 +170,14 @@ class Contents:
 
 
 def ordered(spec: Spec | Differences) -> list[str]:
-    """The columns whose values say which event wins."""
+    """List the columns whose values decide which event wins."""
     return [*spec.order_by, *([spec.seq] if spec.seq else [])]
 
 
 def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> pa.RecordBatch:
-    """An order that a caller names, as one row of the columns ``names``: by column, or the value of the only one.
+    """Convert the order that a caller gives to one row of the columns ``names``.
 
-    O(1).  Raises `SpecError`.
+    A caller gives values by column, or the value of the only column. O(1). Raises `SpecError`.
     """
     if not names:
         raise SpecError(asked, f"order={order!r}, and the input keeps no order", "leave order= out")
@@ -194,7 +194,7 @@ def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> 
 
 
 def spelled(order: pa.RecordBatch) -> tuple[Word, ...]:
-    """An order, one row, as a word a column: JSON can hold it, and `unspelled` gives it back.  O(columns)."""
+    """Encode an order, one row, as one JSON value for each column; `unspelled` decodes it. O(columns)."""
     out: list[Word] = []
     for column in order.columns:
         kind, value = column.type, column[0].as_py() if column.null_count or not is_word(column.type) else None
@@ -208,7 +208,7 @@ def spelled(order: pa.RecordBatch) -> tuple[Word, ...]:
 
 
 def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) -> dict[str, pa.Scalar]:
-    """What `spelled` was given, by the column's name.  O(columns).  Raises `CorruptState` for what it never gave."""
+    """Decode the words of `spelled`, by column name. O(columns). Raises `CorruptState` for any other words."""
     out = {}
     try:
         for name, word in zip(names, words, strict=True):
@@ -234,7 +234,7 @@ def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) ->
 
 
 def greatest(rows: pa.RecordBatch) -> int:
-    """The row that is greatest by its columns, left to right, null smallest, NaN largest; one row at least.
+    """Find the row that is greatest by its columns, left to right, null smallest, NaN largest; one row at least.
 
     O(n), for text and decimals O(n log n).
     """

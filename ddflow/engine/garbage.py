@@ -143,9 +143,9 @@ def gc(
 
 
 def versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> tuple[list[Manifest], list[int]]:
-    """The manifests that are kept, descending from the newest, which is given; the numbers of the others, ascending.
+    """Split the manifests into those to keep, from the newest down, and the numbers of the others, ascending.
 
-    O(bytes of those kept).  Raises `CorruptState` for one that cannot be read, and is not to be deleted yet.
+    O(bytes of those kept). Raises `CorruptState` for an unreadable one that is too young to delete.
     """
     kept, damaged, now = [manifest], list[int](), time()
     numbers = [number for number in store.numbers() if number < manifest.number]
@@ -171,7 +171,7 @@ def versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> 
 
 
 def names_of(store: Store, manifest: Manifest) -> set[str]:
-    """The names of all files of a version, but for those of its backlog.  O(bytes of its inventories).
+    """Collect the names of all files of a version, except its backlog. O(bytes of its inventories).
 
     Raises `CorruptState`.
     """
@@ -195,12 +195,12 @@ def _own(store: Store, manifest: Manifest) -> Iterator[Blob]:
 
 
 def _named_by(store: Store, manifest: Manifest, backlog: Backlog, newest: Manifest) -> set[str]:
-    """What a version names; of its backlog, what the newest has not, unless it is that one."""
+    """Collect the files that a version names; of its backlog only files that the newest version does not name."""
     return names_of(store, manifest) | backlog.only(manifest.backlog, () if manifest is newest else newest.backlog)[0]
 
 
 def _over(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) -> set[str]:
-    """What expired versions name."""
+    """Collect the files that expired versions name."""
     over = set[str]()
     for number in expired:
         with suppress(CorruptState):  # then its files are like those that nobody named
@@ -211,7 +211,10 @@ def _over(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) 
 def _garbage(
     entries: list[Entry], newest: set[str], named: set[str], over: set[str], orphans: float
 ) -> tuple[list[Entry], list[Entry]]:
-    """The files that go, and those that nobody names and that stay.  ``over``: that only expired versions name."""
+    """Split the files without a name into those to delete and those to keep for now.
+
+    ``over``: the files that only expired versions name.
+    """
     unnamed = [entry for entry in entries if entry.name not in named]
     youngest = min((entry.age for entry in entries if entry.name in newest), default=math.inf)
     gone, waiting = list[Entry](), list[Entry]()

@@ -39,10 +39,10 @@ RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in t
 def check_readable(
     asked: str, time: int, since: int, frontier: int, more: str = RETAIN, kind: pa.DataType = INT64
 ) -> int:
-    """The same time, when it can be read: ``since <= time < frontier``; before anything is closed, `NEVER`.
+    """Return the time if it can be read: ``since <= time < frontier``; before anything is closed, `NEVER`.
 
-    ``asked``, ``more``: what wants to read and what keeps more times, for the message.  Raises `NotReadable`, which
-    says what since or the frontier is.  ``kind``: the type of times.  O(1).
+    ``asked``, ``more``: the reader and the remedy that keeps more times, for the message. Raises `NotReadable`, which
+    names since or the frontier. ``kind``: the type of times. O(1).
     """
     if since <= time < max(frontier, NEVER + 1):
         return time
@@ -55,9 +55,9 @@ def check_readable(
 
 
 def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
-    """What changed in a collection after ``t1`` and up to ``t2``: its columns and ``_diff``, consolidated.
+    """Return the changes of a collection after ``t1``, up to ``t2``: its columns and ``_diff``, consolidated.
 
-    No row twice, none with diff 0, retractions first; no rows when both times are the same.  O(rows at both times).
+    No row twice, none with diff 0, retractions first; no rows when both times are the same. O(rows at both times).
     Raises `TimeWentBack` when ``t2`` is before ``t1``, `NotReadable` when one of them cannot be read, `CountOverflow`
     when a multiplicity or a difference of two leaves int64.
     """

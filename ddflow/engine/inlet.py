@@ -133,7 +133,7 @@ class Inlet:
         return self._lag is None
 
     def lag(self) -> SourceLag:
-        """What is there and was not taken; within an answer of the source, what it said before."""
+        """Ask the source for the amount that it has not given yet; during its answer, repeat the last known amount."""
         known, now = None, time()
         if self._source is not None and not self.within and not self.news:
             with self._asking():
@@ -146,16 +146,16 @@ class Inlet:
         return SourceLag(self._lag, self.of.unit, self.trying.failing is not None, seconds, self.gathered)
 
     def attached(self) -> Attached:
-        """What the next manifest says of the source."""
+        """Make the record of the source for the next manifest."""
         self.lag()
         # A source whose clock is wrong says any time; a manifest takes no time that is none.
         reached = None if self._reached is None else int(min(max(self._reached, 0.0), time()) * 1000)
         return Attached(self.of.kind, self.of.target, self.position, self.left_out, reached)
 
     def poll(self, room: int) -> Polled | None:
-        """What came; None for nothing, also while the source fails, and before a column that is new.
+        """Poll the source; return None for nothing, while the source fails, and before a column that is new.
 
-        Raises as `OpenSource.poll`.
+        Raises like `OpenSource.poll`.
         """
         now = monotonic()
         if self.news or not self.trying.due(now):
@@ -205,7 +205,7 @@ class Inlet:
                     self._look_within(name, bound.format, pa.Table.from_batches([batch]))
 
     def _look_within(self, name: str, format: Format, given: pa.Table) -> None:
-        """The same of messages, of which the format tells it."""
+        """Note the columns inside messages of a format, like `_look`."""
         messages, waiting = messages_of(format, given, repr(name)), self._waiting.setdefault(name, set())
         known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
         # At the first look all count, also those that are declared: rows came.
@@ -218,7 +218,7 @@ class Inlet:
         self._waiting[name] = {column for column in asked if column not in kinds}
 
     def _fresh(self, name: str, there: Mapping[str, Any]) -> list[str]:
-        """Of columns that are there those that are new; none at the first look."""
+        """List the new ones of some columns; none at the first look."""
         beside = [column for column in there if column not in self.bounds[name].schema.names]
         left_out = self.left_out.setdefault(name, tuple(beside))
         return [column for column in beside if column not in left_out]
@@ -229,14 +229,14 @@ class Inlet:
             self.news[name] = {**told, **self.news.get(name, {})}
 
     def evolved(self, bounds: Mapping[str, Binding]) -> None:
-        """Go on, behind a commit, with inputs that have other columns."""
+        """Continue after a commit with inputs that have other columns."""
         changed = {name: bounds[name] for name in self.bounds} != self.bounds
         self.bounds, self.news = {name: bounds[name] for name in self.bounds}, {}
         if changed:
             self.close()
 
     def calls(self) -> Iterator[CallRows]:
-        """What was taken: batches of the same columns together, full contents by themselves."""
+        """Group the rows that were taken into calls: batches of equal columns together, full contents alone."""
         ready = CallRows({}, [])
         for taken in self.taken:
             for name, batches in taken.rows.items():
@@ -255,7 +255,7 @@ class Inlet:
         yield from (ready,) if ready.rows else ()
 
     def commit(self) -> None:
-        """What was taken is committed."""
+        """Acknowledge the taken rows to the source after their commit."""
         self.taken, self.committed, self.gathered = [], self.position, rows_of(self._open)
         if self._source is not None:
             with self._asking():
@@ -288,7 +288,7 @@ def found(columns: Mapping[str, Beside]) -> str:
 
 
 def refused(news: Mapping[str, Mapping[str, Beside]]) -> SchemaMismatch:
-    """The error of a run that takes no columns by itself.  ``news``: those that came, by input."""
+    """Make the error of a run that does not add columns automatically. ``news``: the new columns, by input."""
     name, columns = next(iter(news.items()))
     remedy = "declare it in the flow, which then takes it from here on, or run with evolve='add'; the state is whole"
     return SchemaMismatch(f"read the source of {name!r}", f"there is {found(columns)}, which is new", remedy)

@@ -69,12 +69,12 @@ class StoredInventory(NamedTuple):
 
     @classmethod
     def read(cls, store: Store, part: Blob) -> StoredInventory:
-        """The inventory of a partition.  O(bytes).  Raises `CorruptState`."""
+        """Read the inventory of a partition. O(bytes). Raises `CorruptState`."""
         return cls.parse(read(store, part), f"the file {part.name} of {store.where}")
 
     @classmethod
     def parse(cls, text: Text, what: str) -> StoredInventory:
-        """The inventory that a text is.  As `read`."""
+        """Parse the text of an inventory. Costs and errors are those of `read`."""
         return cls(what, decoded(_DECODER, text.data, what), text)
 
     def at(self, kind: str, name: str) -> str:

@@ -58,9 +58,9 @@ class KeptEpochs(ABC):
         """Publish what is attached, where the newest manifest does not say it.  Raises as a commit does."""
 
     def parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
-        """What has something made of each part of what an output gained; None where it is given whole.
+        """Return a function over each part of an output's updates; None if the sink takes them in one piece.
 
-        ``key``: of which all updates must be in one part; None: of equal rows, (): of nothing.
+        ``key``: all updates of a key must be in one part; None: all equal rows, (): any.
         """
         return None
 
@@ -70,17 +70,17 @@ class KeptEpochs(ABC):
         return self.log.manifest_log.manifest
 
     def kept(self, after: int = 0) -> Iterator[Epoch]:
-        """What is kept of the epochs after one, ascending.  O(those + log kept).  Raises `CorruptState`."""
+        """List the kept epochs after one, ascending. O(those + log kept). Raises `CorruptState`."""
         manifest = self.manifest
         yield from self.log.manifest_log.backlog.receipts(manifest.backlog, after)
         yield from (each for each in manifest.receipts if each.epoch > after)
 
     def dropped(self, name: str) -> int:
-        """The last epoch of an output of this name that was taken out; 0 where none was.  O(1)."""
+        """Return the last epoch of a dropped output of this name; 0 if there was none. O(1)."""
         return self.manifest.dropped.get(name, 0)
 
     def lacking(self, after: int) -> int | None:
-        """The first epoch after one that was committed and is not kept.  O(1)."""
+        """Find the first committed epoch after one that is not kept. O(1)."""
         oldest = self.epoch + 1 if self.manifest.oldest is None else self.manifest.oldest
         return after + 1 if after + 1 < oldest and after < self.epoch else None
 
@@ -95,13 +95,13 @@ class KeptEpochs(ABC):
         return Secret(*self.manifest.secret)
 
     def output_schema(self, name: str) -> pa.Schema:
-        """The columns of an output's updates."""
+        """Return the columns of an output's updates."""
         schema = self.flow.updates_schema(name)
         assert schema is not None, f"{name!r} is an output"
         return schema
 
     def gained(self, receipt: Epoch, name: str) -> pa.Table:
-        """What an output gained in an epoch, in all of its calls.  O(bytes).  Raises `CorruptState`."""
+        """Read the updates of an output in all calls of an epoch. O(bytes). Raises `CorruptState`."""
         schema, past = self.output_schema(name), self.log.past(receipt.epoch)
         there = None if past is None else past.outputs[name]
         given = [
@@ -112,7 +112,7 @@ class KeptEpochs(ABC):
         return pa.concat_tables([each.cast(schema) for each in given]) if given else schema.empty_table()
 
     def digest(self, epoch: int) -> str | None:
-        """The digest of the manifest that committed an epoch; None where that is not kept any more."""
+        """Return the digest of the manifest that committed an epoch; None if it is no longer kept."""
         found = next(self.kept(epoch - 1), None)
         if epoch == self.epoch and (found is None or not found.digest):
             return self.log.manifest_log.digest
@@ -151,7 +151,7 @@ class EngineEpochs(KeptEpochs):
 
 
 def durable(calls: Calls, asked: str) -> Commits:
-    """The engine's hold on its state.  Raises `SpecError` where that is in memory."""
+    """Return the commits of an engine on durable state. Raises `SpecError` if the state is in memory."""
     if calls.durable is None:
         raise SpecError(asked, "this engine's state is in memory", "open the flow with a state: flow.open('state')")
     return calls.durable

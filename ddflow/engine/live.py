@@ -38,7 +38,7 @@ class LiveLook(NamedTuple):
     went: int
 
     def texts(self) -> Iterator[tuple[str, ...]]:
-        """The values of each row for people."""
+        """Format the values of each row."""
         return zip(*(texts(column, self.shown.num_rows) for column in self.shown.columns), strict=True)
 
 
@@ -56,7 +56,7 @@ class LiveRows:
         self._before: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None
 
     def order(self, names: list[str]) -> tuple[str, str] | None:
-        """The column that orders rows, and which way.  Raises `SpecError` for an unknown one."""
+        """Return the column that orders rows, and its direction. Raises `SpecError` for an unknown one."""
         if self.by is None:
             return (names[0], "ascending") if names else None
         column, _, way = self.by.rpartition(" ")
@@ -68,7 +68,7 @@ class LiveRows:
         return column, "descending" if way.lower() == "desc" else "ascending"
 
     def look(self, held: pa.Table) -> LiveLook:
-        """The rows of a table that `Engine.read` gave.  O(rows)."""
+        """Compare a table of `Engine.read` with the last one and pick its first rows. O(rows)."""
         names = [name for name in held.schema.names if name != DIFF]
         rows = held.select(names).combine_chunks()
         hashes = np.asarray(value_hashes(rows, self._secret)) if rows.num_rows else np.zeros(0, np.uint64)

@@ -83,8 +83,11 @@ SAY: Final = (
 
 
 def parts_of(log: Any, what: str) -> Iterator[Any]:
-    """The parts of a log, as they are.  ``log``: a part, or an iterable of parts; a part is rows of any kind, or those
-    in a mark.  O(1) a part.  Raises `NotArrow`."""
+    """Iterate over the parts of a log, unchanged.
+
+    ``log``: a part, or an iterable of parts; a part is rows of any kind, or rows in a mark. O(1) a part. Raises
+    `NotArrow`.
+    """
     if isinstance(log, MARKS) or is_rows(log):
         yield log
     elif isinstance(log, Iterable) and not isinstance(log, bytes):
@@ -98,10 +101,10 @@ def parts_of(log: Any, what: str) -> Iterator[Any]:
 
 
 def as_fed(log: Iterable[Any], fed: Fed, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
-    """The parts of a log of the input ``bound``, marked as the state was fed: see the header.
+    """Mark the parts of a log of the input ``bound`` like the calls that fed the state: see the header.
 
-    ``to``: the input that they are for, where that is another one.  Lazily, where the state was fed events only; else
-    all parts are held.  O(parts + runs of calls).  Raises `LogUnclear`.
+    ``to``: the input that they are for, if it is another one. Lazy if the state was fed events only; otherwise all
+    parts are held. O(parts + runs of calls). Raises `LogUnclear`.
     """
     telling = _LogParts(fed, bound, to or bound)
     if fed.plain:
@@ -142,7 +145,7 @@ class _LogParts:
         out: list[Any] = []
         for run in self.fed.runs:
             some = parts[len(out) : len(out) + run.calls]
-            out += some if run.way == EVENTS else [self._marked(part, run) for part in some]
+            out += some if run.way == EVENTS else [self._mark_part(part, run) for part in some]
         return out
 
     def by_marks(self, parts: Sequence[Any]) -> list[Any]:
@@ -160,7 +163,7 @@ class _LogParts:
                     there = "events" if run.way != EVENTS else f"a part that is marked {type(groups[-1]).__name__}"
                     raise self._no(f"the log has {there} where {run} were given", SAY)
                 last = groups.pop()
-                out.append(last if run.way == EVENTS else [self._marked(last, run)])
+                out.append(last if run.way == EVENTS else [self._mark_part(last, run)])
         if groups:
             self._forgotten(groups)
             out += [[each] if isinstance(each, MARKS) else each for each in reversed(groups)]
@@ -194,8 +197,8 @@ class _LogParts:
                 "give it from the beginning",
             )
 
-    def _marked(self, part: Any, run: FedCalls) -> Full | Restated:
-        """A part as the call that it was, whose mark may leave open what the state says."""
+    def _mark_part(self, part: Any, run: FedCalls) -> Full | Restated:
+        """Mark a part like its call; take from the state the facts that its mark leaves open."""
         way = run.way
         mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
         if way.kind != way_of(mark).kind:
@@ -221,7 +224,7 @@ class _LogParts:
         return mark
 
     def _order(self, run: FedCalls) -> Any:
-        """The order that was given with a call, by column; None where there was none."""
+        """Return the order that was given with a call, by column; None if there was none."""
         if run.way.order is None:
             return None
         there, wanted = ordered(self.bound.spec), ordered(self.to.spec)
@@ -238,10 +241,10 @@ class _LogParts:
 
 
 def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.RecordBatch]:
-    """A part of a log, without its mark, as batches of the input's columns.
+    """Convert a part of a log, without its mark, to batches of the input's columns.
 
-    ``part``: anything that speaks Arrow.  ``table``: that messages are of, where that is known.  O(rows) for columns
-    that need a cast, else O(1) a batch.  Raises `NotArrow`, `SchemaMismatch`.
+    ``part``: anything that speaks Arrow. ``table``: the table of its messages, if it is known. O(rows) for columns that
+    need a cast, else O(1) a batch. Raises `NotArrow`, `SchemaMismatch`.
     """
     what, admission = repr(bound.name), Admission(bound)
     part = arrow(part, what, admission.given, bound.guessed)
@@ -254,15 +257,17 @@ def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.
 
 
 def _events(part: Any, admission: Admission, came: Came) -> Iterator[Any]:
-    """The rows of a part; of messages the events.  Raises `BadMessage` for a truncate, which is of the whole input."""
+    """Read the rows of a part, and the events of messages. Raises `BadMessage` for a truncate, which clears a whole
+    input.
+    """
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         yield admission.uncut(rows, came)
 
 
 def fitted(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """A table whose columns have been widened to a schema's, where they are narrower.  O(rows) of those.
+    """Widen the columns of a table that are narrower than the schema's. O(rows) of those.
 
-    Raises `SchemaMismatch`, naming the value, where one is not held by the wider type.
+    Raises `SchemaMismatch` with the value if the wider type does not hold it.
     """
     for at, field in enumerate(table.schema):
         wanted = schema.get_field_index(field.name)
@@ -279,7 +284,7 @@ def fitted(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
 
 
 def in_types(part: Any, bound: Binding) -> Any:
-    """A part of a log, in its mark, with its rows as `batches` reads them.  Lazily.  Raises as `batches`."""
+    """Convert the rows of a log's part, in its mark, like `batches`. Lazy. Raises the errors of `batches`."""
     marked = isinstance(part, MARKS)
     made = batches(part.rows if marked else part, bound)
     if (first := next(made, None)) is None:

@@ -81,7 +81,7 @@ class Looking(Explaining):
             )
 
     def _repr_html_(self) -> str:
-        """The plan with its figures, and the sizes, for a notebook; after `close` only the plan."""
+        """Render the plan with its figures and the sizes for a notebook; after `close` only the plan."""
         if self.dataflow.guard.state != "open":
             return html(self.flow)
         with self.dataflow.guard.look("show"):

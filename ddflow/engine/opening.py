@@ -20,7 +20,7 @@ from ddflow.time import CLOSED
 
 
 def runnable(flow: Plan, options: EngineOptions) -> Plan:
-    """The plan as it is now.  Raises `SpecError` if it has no input or no output, or cannot list its verdicts."""
+    """Freeze the plan. Raises `SpecError` if it has no input or no output, or cannot list its verdicts."""
     if not flow.inputs or not flow.outputs:
         raise SpecError(
             "open a flow",
@@ -34,7 +34,7 @@ def runnable(flow: Plan, options: EngineOptions) -> Plan:
 
 
 def new_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
-    """A dataflow with nothing in it.  ``durable``: where its state will last; None for state in memory."""
+    """Make an empty dataflow. ``durable``: the commits of its state; None for state in memory."""
     lists, threads, memory = options.verdicts == "rows", Threads.of(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
     budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)

@@ -103,9 +103,10 @@ class Outputs:
             sink.sync()
 
     def kept(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
-        """The last epochs that can be given again from the sink that the next manifest names, without a gap.
+        """Keep the last epochs that the sink of the next manifest can give again, without a gap.
 
-        O(their fragments)."""
+        O(their fragments).
+        """
         sink = self.sink
         if sink is None or not self.moved:
             return tuple(receipts)
@@ -113,7 +114,7 @@ class Outputs:
         return tuple(receipts[len(gone) - gone[::-1].index(True) :] if True in gone else receipts)
 
     def read(self, epoch: int, fragment: Fragment, schema: pa.Schema, batches: BatchStore) -> pa.Table:
-        """The rows of a fragment, wherever it is.  O(bytes).  Raises `CorruptState`."""
+        """Read the rows of a fragment from its sink or from the state. O(bytes). Raises `CorruptState`."""
         if inside(fragment.blob):
             return batches.table(fragment.blob, schema, None)
         found = next((each for each in self.sinks if each.size(epoch, fragment) is not None), self.sinks[-1])
@@ -127,10 +128,10 @@ def put(sink: Sink | None, batches: BatchStore, name: str, table: pa.Table) -> O
 
 
 def owned(store: Store, manifest: Manifest | None, deleting: bool) -> Sink | None:
-    """The sink that a manifest names, where it does not belong to another state; else None.  O(1).
+    """Open the sink that a manifest names, if it does not belong to another state; else return None. O(1).
 
-    ``deleting``: only where it says that it is this state's, at this place: a copy knows less of what is committed.
-    Raises `CorruptState` where what it says is damaged, `StorageFailed`.
+    ``deleting``: only if the sink's owner is this state at this place, because a copy of a state knows fewer commits.
+    Raises `CorruptState` for a damaged owner record, `StorageFailed`.
     """
     if manifest is None or manifest.folder is None:
         return None
@@ -142,7 +143,7 @@ def owned(store: Store, manifest: Manifest | None, deleting: bool) -> Sink | Non
 
 
 def fragments_of(receipt: Epoch) -> Iterable[Fragment]:
-    """What an epoch gave to a sink.  O(fragments)."""
+    """List the fragments that an epoch wrote to a sink. O(fragments)."""
     for call in receipt.calls:
         for name, output in call.outputs.items():
             yield from (Fragment(name, blob) for blob in output.blobs if not inside(blob))

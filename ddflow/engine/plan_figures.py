@@ -49,7 +49,7 @@ def plan_figures(graph: Graph) -> dict[Collection, list[str]]:
 
 
 def shown_time(nanoseconds: int) -> str:
-    """A time in a unit that suits it.
+    """Format a time in a unit that suits it.
 
     >>> shown_time(1_234), shown_time(25_000_000), shown_time(12_345_678_901)
     ('1.2 us', '25.0 ms', '12.3 s')

@@ -53,19 +53,19 @@ class Followed(Protocol):
     dataflow: Dataflow
 
     def read(self, name: str, as_of: Time | None = None) -> pa.Table:
-        """A collection as of a time; raises `NotReadable`."""
+        """Read a collection as of a time. Raises `NotReadable`."""
 
     def get_as_of(self, name: str, key: Mapping[str, Any], as_of: Time | None) -> dict[str, Any] | None:
-        """A row by its key; raises `NotReadable`, `SpecError`."""
+        """Return a row by its key. Raises `NotReadable`, `SpecError`."""
 
     def changes(self, name: str, t1: Time, t2: Time) -> pa.Table:
-        """The net changes of a collection from one time to another; raises `NotReadable`."""
+        """Return the net changes of a collection between two times. Raises `NotReadable`."""
 
     def closed(self, asked: str, time: Time | None, of: Dataflow | None = None) -> int:
-        """A time that can be read, checked, within a turn; by default the last closed one.  Raises `NotReadable`."""
+        """Check, within a turn, that a time can be read; the default is the last closed one. Raises `NotReadable`."""
 
     def node(self, name: str) -> Collection:
-        """A collection by name; raises `NotReadable`."""
+        """Find a collection by its name. Raises `NotReadable`."""
 
 
 class Reader(Closing):
@@ -107,7 +107,7 @@ class Reader(Closing):
         return self._hold.time
 
     def read(self, as_of: Time | None = None) -> pa.Table:
-        """The collection at the reader's own time, or at another.
+        """Read the collection at the reader's time, or at another.
 
         Parameters
         ----------
@@ -180,7 +180,7 @@ class Reader(Closing):
             self._engine.dataflow.holds.advance(self._hold, self._to("advance", time))
 
     def changes_to(self, time: Time | None = None) -> pa.Table:
-        """The net changes from the reader's own time to a closed one; then the reader goes on to that one.
+        """Return the net changes from the reader's time to a closed time, and move the reader to it.
 
         Call it again and again to follow a collection: what it returns adds up, from ``read()`` on, to the collection.
         When it raises, the reader stays where it was.
@@ -244,7 +244,7 @@ class Reader(Closing):
         return FollowedSteps(self, timeout)
 
     def _next(self) -> tuple[int, Step] | None:
-        """The step that follows on the reader's time, and its last time; None where there is none yet."""
+        """Return the first step after the reader's time, with its last time; None if there is none yet."""
         dataflow, name = self._engine.dataflow, self.name
         found = dataflow.recent.after(self.time)
         # Upserts are no differences: a reader makes them from the rows that are held.
@@ -277,7 +277,7 @@ class Reader(Closing):
         if self.closed or (dataflow.recent.ended and dataflow.last <= self.time):
             return True
         if dataflow.guard.state != "open":
-            with dataflow.guard.look(f"changes of a reader of {self.name!r} from {self._shown} on"):
+            with dataflow.guard.look(f"changes of a reader of {self.name!r} from {self._time_text} on"):
                 """It was a step in hand."""
         return False
 
@@ -285,16 +285,16 @@ class Reader(Closing):
         if self.closed:
             raise NotReadable(
                 f"{what} of a reader of {self.name!r}",
-                f"it was closed at time {self._shown}",
+                f"it was closed at time {self._time_text}",
                 f"open another one: engine.reader({self.name!r})",
             )
 
     @property
-    def _shown(self) -> str:
+    def _time_text(self) -> str:
         return shown(self.time, self._engine.dataflow.time_type)
 
     def __repr__(self) -> str:
-        return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {self._shown})"
+        return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {self._time_text})"
 
 
 class FollowedSteps:
@@ -349,11 +349,11 @@ class FollowedSteps:
         return inf if self._timeout is None else monotonic() + self._timeout
 
     def _look_again(self) -> tuple[tuple[int, Step] | None, bool]:
-        """The next step, where it is there, and else whether none will come."""
+        """Return the next step if it is there, and else whether the steps have ended."""
         found = None if self._reader.closed else self._reader._next()
         return found, found is None and self._reader._over()
 
     def _give(self, last: int, step: Step) -> Step:
-        """The step, and the reader at its last time."""
+        """Move the reader to the step's last time and return the step."""
         self._reader._engine.dataflow.holds.advance(self._reader._hold, last)
         return step

@@ -45,7 +45,7 @@ class Reading(Looking):
         return self.dataflow.last
 
     def output_schema(self, name: str) -> pa.Schema:
-        """The columns of the table of an output in a `Step`.
+        """Return the columns of an output's table in a `Step`.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class Reading(Looking):
         with self.dataflow.at_rest("read") as still:
             node = self.node(name)
             if as_of is not None:
-                as_of = self.closed(f"read {name!r} as of {self._shown(as_of)}", as_of, still)
+                as_of = self.closed(f"read {name!r} as of {self._format_time(as_of)}", as_of, still)
             return still.graph.read(node, as_of)
 
     def get(self, name: str, /, **key: Any) -> dict[str, Any] | None:
@@ -150,7 +150,7 @@ class Reading(Looking):
         given = {column: value_of(node.schema.field(column), value, asked) for column, value in key.items()}
         with dataflow.guard.look("get"):
             if as_of is not None:
-                time = self.closed(f"{asked} as of {self._shown(as_of)}", as_of)
+                time = self.closed(f"{asked} as of {self._format_time(as_of)}", as_of)
             if node in dataflow.graph.opened:
                 found = dataflow.graph.find_rows(node, given, time)
         if found is None:
@@ -163,7 +163,7 @@ class Reading(Looking):
         return {name: rows.column(name)[0].as_py() for name in node.schema.names} if found.diffs.size else None
 
     def changes(self, name: str, t1: Time, t2: Time | None = None) -> pa.Table:
-        """The net differences of an output or an input from one time to another.
+        """Return the net differences of an output or an input between two times.
 
         Its contents as of ``t1``, plus these, are its contents as of ``t2``.
 
@@ -195,8 +195,8 @@ class Reading(Looking):
         O(n), for n rows of the inputs that it depends on.
         """
         with self.dataflow.at_rest("changes") as still:
-            node, until = self.node(name), "now" if t2 is None else self._shown(t2)
-            asked = f"changes of {name!r} from {self._shown(t1)} to {until}"
+            node, until = self.node(name), "now" if t2 is None else self._format_time(t2)
+            asked = f"changes of {name!r} from {self._format_time(t1)} to {until}"
             return changes(still.graph, node, self.closed(asked, t1, still), self.closed(asked, t2, still))
 
     def reader(self, name: str, at: Time | None = None) -> Reader:
@@ -225,12 +225,12 @@ class Reading(Looking):
         """
         with self.dataflow.guard.look("reader", nests=False):
             self.node(name)
-            return Reader(self, name, self.closed(f"a reader of {name!r} at {self._shown(at)}", at))
+            return Reader(self, name, self.closed(f"a reader of {name!r} at {self._format_time(at)}", at))
 
     def scd2(
         self, name: str, valid_from: str = "valid_from", valid_to: str = "valid_to", current: str = "current"
     ) -> pa.Table:
-        """The versions of an input or a count from `since` on, as a slowly changing dimension of type 2.
+        """Return the versions of an input or a count from `since` on, as a slowly changing dimension of type 2.
 
         Parameters
         ----------
@@ -320,7 +320,7 @@ class Reading(Looking):
             if name in self.flow.outputs and name not in self.flow.inputs:
                 if between is not None:
                     return self._why_between(still, name, key, between, beside=log is not None or as_of is not None)
-                time = self.closed(f"why of {name!r} as of {self._shown(as_of)}", as_of, still)
+                time = self.closed(f"why of {name!r} as of {self._format_time(as_of)}", as_of, still)
                 return behind(still, name, key, time, log)
             if (as_of is not None or between is not None) and name in self.flow.inputs:
                 found = "the story of a key tells of all times that are kept"
@@ -338,14 +338,14 @@ class Reading(Looking):
             raise NotReadable(
                 asked, found, Phrase("give between=(t1, t2), two closed times, and neither log= nor ", Option("as_of"))
             )
-        asked = f"why of {name!r} from {self._shown(between[0])} to {self._shown(between[1])}"
+        asked = f"why of {name!r} from {self._format_time(between[0])} to {self._format_time(between[1])}"
         first, last = (self.closed(asked, time, still) for time in between)
         if last < first:
             raise TimeWentBack(asked, "the second time is before the first", "give the earlier time first")
         return behind(still, name, key, last, after=first)
 
     def node(self, name: str) -> Collection:
-        """An output or an input by name.  Raises `NotReadable`."""
+        """Find an output or an input by its name. Raises `NotReadable`."""
         node = self.flow.outputs.get(name) or self.flow.inputs.get(name)
         if node is None and name in (sides := self.flow.side_outputs()):
             raise told_only(f"read {name!r}", name, sides[name][0])
@@ -364,17 +364,17 @@ class Reading(Looking):
         return node
 
     def closed(self, asked: str, time: Any, of: Dataflow | None = None) -> int:
-        """A time that can be read, of a dataflow that is at rest; by default the last closed one."""
+        """Check that a time of a dataflow at rest can be read; the default is the last closed one."""
         of = self.dataflow if of is None else of
         time = max(of.last, of.since) if time is None else as_int64(asked, time, CLOSED, of.time_type)
         return check_readable(asked, time, of.since, of.frontier, kind=of.time_type)
 
-    def _shown(self, time: Any) -> str:
+    def _format_time(self, time: Any) -> str:
         return as_shown(time, self.dataflow.time_type)
 
 
 def _no_key(node: Collection, name: str) -> tuple[str, str]:
-    """What is found of a collection's keys by who asks by other columns, and what to do."""
+    """Return the finding and the remedy for a read by columns that are no key."""
     keys = [list(each) for each in node.unique_by()]
     remedy = f"engine.read({name!r}) gives all rows"
     if not keys:
@@ -383,7 +383,7 @@ def _no_key(node: Collection, name: str) -> tuple[str, str]:
 
 
 def told_only(asked: str, name: str, input: Input) -> NotReadable:
-    """The error for an output that ``stale=`` or ``on_bad=`` adds: it tells of events, which no state holds."""
+    """Make the error for an output that ``stale=`` or ``on_bad=`` adds: it has events, and a state holds rows."""
     adds = "on_bad='drop'" if name.endswith(".bad") else f"stale={input.spec.stale!r}"
     return NotReadable(
         asked,

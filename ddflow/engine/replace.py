@@ -155,7 +155,7 @@ def most_absent(given: int | str, there: int) -> int:
 
 
 def _further(dataflow: Dataflow, every: Mapping[str, Contents]) -> str:
-    """What a call names beside its rows, in words: with others it is another call."""
+    """Encode a call's scopes and orders in text, so that its digest differs from other calls of the same rows."""
     words = []
     for name, contents in sorted(every.items()):
         order = None if contents.order is None else int(value_hashes(contents.order, dataflow.secret)[0])

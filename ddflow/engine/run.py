@@ -173,7 +173,7 @@ class RunLoop:
 
     @contextmanager
     def _commits(self) -> Iterator[None]:
-        """Calls become an epoch when the run says so."""
+        """Let the run decide when calls become an epoch."""
         self.calls.settled("run")
         timer, guard = self.calls.timer, self.dataflow.guard
         if self.calls.durable is not None:
@@ -189,8 +189,8 @@ class RunLoop:
             self.calls.timer = timer
 
     @contextmanager
-    def _located(self, inlet: Inlet) -> Iterator[None]:
-        """What an error says to type names the state, and the input where it has several."""
+    def _locate_errors(self, inlet: Inlet) -> Iterator[None]:
+        """Add the state to an error's commands, and the input if the run has several."""
         try:
             yield
         except DdflowError as error:
@@ -250,7 +250,7 @@ class RunLoop:
             for each in polled:
                 if rows or each.opens:
                     self.report.doing(f"reading {each.name}", rows, start)
-                with self._located(each):
+                with self._locate_errors(each):
                     found = each.poll(max(self.how.bytes - size, 1 << 16))
                 if found is not None:
                     batches = [batch for given in found.rows.values() for batch in given]
@@ -271,7 +271,7 @@ class RunLoop:
         moved, calls, began = [each for each in self.inlets if each.moved], self._called, monotonic()
         rows, updates = self.done.rows, self.done.updates
         for inlet in moved:
-            with self._located(inlet):
+            with self._locate_errors(inlet):
                 self._take(inlet)
         advanced = self._advance()
         if self.dataflow.owed:  # what new outputs hold already; no row may ever come to bring it
@@ -364,9 +364,9 @@ class RunLoop:
         return True
 
     def _holder(self) -> tuple[str, int] | None:
-        """The input that holds the frontier, and where; None in epoch mode.
+        """Return the input that holds the frontier, with its time; None in epoch mode.
 
-        Where all are silent, each is left out for those that came further.
+        If all inputs are silent, return the one that is furthest ahead.
         """
         left_out, now = self.how.left_out, monotonic()
         heard = {name: each.heard for each in self.inlets for name in each.schemas}

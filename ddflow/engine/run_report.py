@@ -98,7 +98,7 @@ class RunReport:
             self.line.show(self._text(what))
 
     def writing(self, name: str) -> Look:
-        """Shows the rows that the sink of an output takes; 0 of them begin an epoch."""
+        """Make a function that shows the rows written to an output's sink; 0 rows begin an epoch."""
         written, began = 0, 0.0
 
         def look(rows: int) -> None:
@@ -109,7 +109,7 @@ class RunReport:
         return look
 
     def epoch(self, moved: Sequence[Inlet], rows: int, updates: int, seconds: float) -> None:
-        """A line of the log for an epoch that is committed.  ``moved``: the sources of its rows."""
+        """Log one line for a committed epoch. ``moved``: the sources of its rows."""
         if not LOG.isEnabledFor(logging.INFO):
             return
         lags = {each.name: each.lag() for each in self.inlets}
@@ -121,13 +121,13 @@ class RunReport:
         LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=fields(done))
 
     def publish(self) -> None:
-        """A record of what waits, for whoever takes the figures of calls."""
+        """Publish the lags of sources and sinks to the listeners of calls."""
         if self.calls.listeners:
             self._sources = {each.name: each.lag() for each in self.inlets}
         self._publish()
 
     def _publish(self) -> None:
-        """The same with what sources said before."""
+        """Publish the lags of sinks with the last known lags of sources."""
         now, self._epoch, self._taken = monotonic(), self.calls.epoch, self.outlets.at
         seconds, self._published = now - self._published, now
         if not self.calls.listeners:

@@ -54,12 +54,12 @@ class Versions(NamedTuple):
 
 
 def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]) -> pa.Table:
-    """The versions of an input or a count that are in history: its columns, then those of ``names``.
+    """Return the versions of an input or a count in history: its columns, then the columns ``names``.
 
-    ``since``: the engine's.  ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time,
-    and of ``current``, a boolean.  A key's versions stand together, ascending; keys in no order.  O(versions), a range
-    of identities at a time.  Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a
-    column already, `CorruptState` where a key has two versions of one time.
+    ``since``: the engine's. ``names``: of ``valid_from`` and ``valid_to``, nullable and of the flow's type of time, and
+    of ``current``, a boolean. A key's versions are adjacent, ascending; keys are in no order. O(versions), a range of
+    identities at a time. Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a column
+    already, `CorruptState` if a key has two versions of one time.
     """
     arranged, counting = _arrangement(graph, node)
     taken = sorted({name for i, name in enumerate(names) if name in node.schema.names or name in names[:i]})
@@ -82,9 +82,9 @@ def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]
 
 
 def versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret) -> Iterator[Versions]:
-    """The live versions of one partition that a read at or after ``since`` can see, a range of identities at a time.
+    """Return the live versions of a partition that a read since ``since`` can see, a range of identities at a time.
 
-    ``counting``: the columns in which two neighbours must differ.  O(versions).  Raises `CorruptState`.
+    ``counting``: the columns in which two neighbours must differ. O(versions). Raises `CorruptState`.
     """
     for parts in arranged.ranges():
         yield _of_range(arranged, parts, counting, since, secret)

@@ -38,9 +38,9 @@ def waiting() -> Iterator[None]:
 
 @contextmanager
 def insisting(call: Callable[[], object], first: float, pause: float = 1.0) -> Iterator[Callable[[], None]]:
-    """Gives what to call so that ``call`` is called ``first`` seconds later, and every ``pause`` from then on.
+    """Call ``call`` after ``first`` seconds, and then every ``pause``; the yielded function starts the clock.
 
-    By a thread, until the block has ended.
+    A thread calls it, until the block has ended.
 
     >>> came = threading.Event()
     >>> with insisting(came.set, first=0.0) as begin:

@@ -107,10 +107,10 @@ class Snapshot(Reading, Closing):
         O(bytes of the state): every file is verified.
         """
         with opened_store(state, trust=trust) as store:
-            return cls._opened(store, epoch, flow)
+            return cls._open_version(store, epoch, flow)
 
     @classmethod
-    def _opened(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
+    def _open_version(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
         for tried in range(TRIES):
             manifest = found(store, epoch)
             plan = plan_of(manifest.plan, flow, store.where)
@@ -191,9 +191,9 @@ def read(
 
 
 def found(store: Store, epoch: int | None = None) -> Manifest:
-    """The newest manifest, or the last one of an epoch.  O(manifests).
+    """Find the newest manifest, or the last one of an epoch. O(manifests).
 
-    Raises `StateRefused` where there is no state, `SnapshotExpired` for an epoch that is not kept.
+    Raises `StateRefused` if there is no state, `SnapshotExpired` for an epoch that is not kept.
     """
     manifest = newest(store)
     if manifest is None:
@@ -211,7 +211,7 @@ def found(store: Store, epoch: int | None = None) -> Manifest:
 
 
 def expired(store: Store, epoch: int) -> SnapshotExpired:
-    """The error for a version that is not kept."""
+    """Make the error for a version that is not kept."""
     return SnapshotExpired(
         f"epoch {epoch} of {store.where}",
         "that version is not kept any more, or not there yet",

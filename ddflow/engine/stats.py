@@ -198,7 +198,7 @@ class Stats(Mapping[str, Any]):
         return len(self._figures)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same figures in plain dicts, numbers and None, as ``json.dumps`` takes them."""
+        """Convert the figures to plain dicts, numbers and None, for ``json.dumps``."""
         out = dict(self._figures)
         out["verdicts"] = dict(self["verdicts"])
         out["arrangements"] = {name: dict(figures) for name, figures in self["arrangements"].items()}
@@ -215,7 +215,7 @@ class Stats(Mapping[str, Any]):
         return html_table(first, self._table(), rest)
 
     def _table(self) -> list[list[str]]:
-        """The head and a row for each arrangement, then their total where there are several."""
+        """Build the head, a row for each arrangement, and their total if there are several."""
         arrangements = self["arrangements"]
         rows = [(printable(name), figures) for name, figures in arrangements.items()]
         total = {name: sum(figures[name] for figures in arrangements.values()) for name in COLUMNS}
@@ -226,7 +226,7 @@ class Stats(Mapping[str, Any]):
         return [head, *([label, *(_figure(name, figures[name]) for name in wanted)] for label, figures in rows)]
 
     def _lines(self) -> list[str]:
-        """What stands above the table, then what stands below it."""
+        """Build the lines above the table, then the lines below it."""
         per_key, owed, pending = self["bytes_per_key"], self["effort_owed"], self["pending"]
         state = [] if per_key is None else [f"{per_key:,.1f} bytes a key"]
         state.append(f"write amplification {self['write_amplification']:.2f}")

@@ -32,10 +32,10 @@ GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
 
 
 def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> int:
-    """The time of a call of epoch mode: the one given; else that of a committed ``epoch``; else one above the last.
+    """Return the time of a call in epoch mode: the given one, else that of a committed ``epoch``, else the next.
 
-    1 where nothing was closed yet.  O(1), of the first step O(nodes).  Raises `SchemaMismatch` for what is no time, or
-    is one of another type than the times before; for none, where these are days or moments.
+    The next is 1 if no time was closed yet. O(1), of the first step O(nodes). Raises `SchemaMismatch` for a value that
+    is no time or has another type than earlier times, and for a missing time if times are days or moments.
     """
     last, kind = calls.dataflow.last, calls.dataflow.time_type
     if time.__class__ is int and kind == INT64 and NEVER <= time < CLOSED:
@@ -50,7 +50,7 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
     else:
         given, asked = type_of(time), f"{what} at time {as_shown(time)}"
     if given is not None and last == NEVER and given != kind:
-        _said(calls, given)
+        _set_time_type(calls, given)
     elif given is not None and not _alike(given, kind):
         found = f"that is of type {given}, and the times of the steps before are {kind}, the last {shown(last, kind)}"
         raise SchemaMismatch(asked, found, f"give one like {shown(last, kind)}; nothing was taken in")
@@ -79,8 +79,8 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
     return bool(one == other or all(zoned))
 
 
-def _said(calls: Calls, kind: pa.DataType) -> None:
-    """Have times be of a type, before the first is closed."""
+def _set_time_type(calls: Calls, kind: pa.DataType) -> None:
+    """Set the type of times, before the first time is closed."""
     dataflow = calls.dataflow
     plan, nodes = timed(dataflow.flow, kind)
     go_on(dataflow, plan, nodes, PlanChange())

@@ -82,11 +82,11 @@ class Story:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """What it prints, for a notebook."""
+        """Render the text for a notebook."""
         return html_text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """The story in plain values, under ``story`` the rows of the table."""
+        """Convert the story to plain values; ``story`` has the rows of the table."""
         story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
         return {
             "input": self.input,
@@ -189,7 +189,7 @@ class Origins:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """What it prints, for a notebook."""
+        """Render the text for a notebook."""
         return html_text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,38 +207,38 @@ class Origins:
 
     def __str__(self) -> str:
         if self.after is not None:
-            return "\n".join(self._changed(self.after))
+            return "\n".join(self._describe_changes(self.after))
         when = "before the first step"
         if self.as_of != NEVER:
             when = f"as of {time_shown(self.as_of, self.time_type)}"
         if not self.shown.num_rows:
             return "\n".join([f"no row of {self.output!r} has these values {when}", *self._nearly()])
-        lines = [f"{counted(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_listed(self.shown)]
+        lines = [f"{counted(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_format_rows(self.shown)]
         made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
             lines.append(f"{'and' if i else made} {counted(table.num_rows, 'row')} of {name!r}")
-            lines += _listed(table)
+            lines += _format_rows(table)
         lines += [f"{name!r} is fed by {source}" for name, source in self.sources.items()]
         return "\n".join([*lines, *map(str, self.stories)])
 
-    def _changed(self, after: int) -> Iterator[str]:
-        """Tell what was added and taken away."""
+    def _describe_changes(self, after: int) -> Iterator[str]:
+        """Describe the added and the deleted rows."""
         ends = ("the beginning" if t == NEVER else time_shown(t, self.time_type) for t in (after, self.as_of))
         times = " up to ".join(ends)
         yield f"{counted(self.shown.num_rows, 'change')} of {self.output!r} with these values after {times}"
-        yield from _listed(self.shown, signed=True)
+        yield from _format_rows(self.shown, signed=True)
         for what, tables in (("", self.rows), (" with these values", self.near)):
             for name, table in tables.items():
                 if table.num_rows:
                     yield f"{counted(table.num_rows, 'change')} of the input {name!r}{what}"
-                    yield from _listed(table, signed=True)
+                    yield from _format_rows(table, signed=True)
         yield from (f"{name!r} is fed by {source}" for name, source in self.sources.items())
 
     def _nearly(self) -> Iterator[str]:
-        """What inputs have where the output has nothing, and where to look further."""
+        """Describe input rows with these values if the output has none, and name the next command."""
         for name, table in self.near.items():
             yield f"{counted(table.num_rows, 'row')} of input {name!r} {'has' if table.num_rows == 1 else 'have'} them"
-            yield from _listed(table)
+            yield from _format_rows(table)
             if table.num_rows:
                 yield f"  a filter or a join behind {name!r} leaves out what is not shown: explain({self.output!r})"
             else:
@@ -249,8 +249,8 @@ def _plain(table: pa.Table) -> list[dict[str, Any]]:
     return [shown_row(table, i) for i in range(table.num_rows)]
 
 
-def _listed(table: pa.Table, *, signed: bool = False) -> list[str]:
-    """Rows as text, those that are not there once with how often they are.  ``signed``: of changes, with a sign."""
+def _format_rows(table: pa.Table, *, signed: bool = False) -> list[str]:
+    """Format rows as text, with a count for rows that occur more than once. ``signed``: of changes, with a sign."""
     most = table.slice(0, LISTED)
     times = most.column(DIFF).to_pylist()
     shown = map(as_text, _plain(most.drop_columns([DIFF])))

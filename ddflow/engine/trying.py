@@ -139,5 +139,5 @@ class Trying:
 
 
 def _line(error: Exception) -> str:
-    """What it says in one line, because a record of a log is one: drivers answer in several."""
+    """Join an error's text into one line for a log record; drivers answer in several lines."""
     return " ".join(str(error).split())

@@ -45,7 +45,7 @@ class Watch:
         self._handle = _shown_in_notebook(self)
 
     def __call__(self, call: CallMetrics) -> None:
-        """A call took effect: draw it, unless it was drawn a moment ago."""
+        """Draw the rows after a call, unless they were drawn a moment ago."""
         self._behind = True
         if self._handle is not None and monotonic() >= self._next:
             self._handle.update(self)
@@ -57,15 +57,15 @@ class Watch:
         self._handle = None
 
     def _repr_html_(self) -> str:
-        """The first rows as they are now, new ones tinted; after the engine is closed, as they were."""
+        """Render the first rows, with new ones tinted; after the engine is closed, the last rendering."""
         if self._behind and self._dataflow.guard.here and self._dataflow.guard.state == "open":
             began = monotonic()
-            self._html, self._behind = self._drawn(), False
+            self._html, self._behind = self._draw_rows(), False
             now = monotonic()
             self._next = now + max(self._every, SHARE * (now - began))
         return self._html
 
-    def _drawn(self) -> str:
+    def _draw_rows(self) -> str:
         if self._dataflow.last == NEVER:
             return f"<div>{escape(self._live.name)}: no time is closed yet</div>"
         with self._dataflow.at_rest("watch") as still:
@@ -75,7 +75,7 @@ class Watch:
 
 
 def html(name: str, look: LiveLook, when: str) -> str:
-    """A look for a notebook.  Pure."""
+    """Render a look for a notebook. Pure."""
     head = "".join(f"<th>{escape(each)}</th>" for each in look.shown.schema.names)
     rows = "".join(
         f"<tr{NEW if new else ''}>{''.join(f'<td>{escape(value)}</td>' for value in row)}</tr>"
@@ -88,7 +88,7 @@ def html(name: str, look: LiveLook, when: str) -> str:
 
 
 def _shown_in_notebook(watch: Watch) -> Any:
-    """A handle by which the output of a cell is drawn again; None where there is no notebook."""
+    """Return a handle that redraws a cell's output; None outside a notebook."""
     if "ipykernel" not in sys.modules:
         return None
     shown: Any = importlib.import_module("IPython.display")

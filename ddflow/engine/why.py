@@ -56,12 +56,12 @@ from ddflow.time import CLOSED, INT64, NEVER
 
 
 def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
-    """The story of a key.  O(runs + pending events), and O(events) of a log.
+    """Tell the story of a key. O(runs + pending events), and O(events) of a log.
 
-    ``key``: its value, values in the order of the key columns, or a mapping by column. ``log``: as for
-    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown input or a value that
-    is no key of it; `LogUnclear` for a log that is not what the input was fed; what `Admission.admit` raises for it,
-    and `TieRefused`.
+    ``key``: its value, values in the order of the key columns, or a mapping by column. ``log``: like the log of
+    `ddflow.verify`; each part of an iterable is one epoch. Raises `NotReadable` for an unknown input or a value that is
+    no key of it; `LogUnclear` for a log that differs from the input's calls; the errors of `Admission.admit`, and
+    `TieRefused`.
     """
     if input not in dataflow.graph.inputs:
         raise NotReadable(
@@ -93,7 +93,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
 
 
 def key_row(bound: Bound, key: Any) -> pa.RecordBatch:
-    """A key as a row of its columns.  Raises `NotReadable` for what is none."""
+    """Convert a key to a row of its columns. Raises `NotReadable` for a value that is no key."""
     names, asked = bound.key_schema.names, f"the key {key!r} of {bound.name!r}"
     if isinstance(key, Mapping):
         given = dict(key)
@@ -112,7 +112,7 @@ def key_row(bound: Bound, key: Any) -> pa.RecordBatch:
 
 
 def value_of(field: pa.Field, value: Any, asked: str) -> pa.Array:
-    """A value in the type of a column.  Raises `NotReadable` for one that is none of it."""
+    """Convert a value to the type of a column. Raises `NotReadable` for a value of another type."""
     try:
         if isinstance(value, pa.Scalar):
             if value.type == field.type:  # Python has no date outside of its calendar
@@ -191,7 +191,7 @@ class _Telling:
             # A deletion's row is filler; the key is its own.
             own = self.row.schema.names
             columns = [
-                pa.repeat(self.row.column(n)[0], at.size) if n in own else _masked(rows.column(n), live)
+                pa.repeat(self.row.column(n)[0], at.size) if n in own else _mask_deletions(rows.column(n), live)
                 for n in rows.schema.names
             ]
             shown = pa.table(columns, names=rows.schema.names)
@@ -213,7 +213,7 @@ class _Telling:
                 self._tell("pending", waiting.times[at], waiting.rows.take(pa.array(at)), None, seq=waiting.arrival[at])
 
     def _rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
-        """The rows that have this key."""
+        """Find the rows that have this key."""
         hashes = RowHashes(pa.schema([field.with_nullable(True) for field in self.bound.key_schema]), secret)
         lacks = (
             self.bound.keyless(events) if self.bound.spec.null_key != "keep" else np.zeros(events.num_rows, np.uint8)
@@ -267,7 +267,7 @@ class _Telling:
         return Contents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
 
     def _absent(self, whole: Contents, number: int, arrival: int) -> list[Events]:
-        """The deletion of this key, where it is held and full contents do not name it."""
+        """Return the deletion of this key, if it is held and full contents do not name it."""
         out = []
         for events in whole.absent(whole.sorted()):
             times = np.full(events.num_rows, number)
@@ -287,7 +287,7 @@ class _Telling:
         upsert.contents = None
 
 
-def _masked(column: pa.ChunkedArray, live: Any) -> pa.Array:
-    """A column with null where a version is a deletion."""
+def _mask_deletions(column: pa.ChunkedArray, live: Any) -> pa.Array:
+    """Set a column to null where a version is a deletion."""
     places: Iterator[Any] = (i if there else None for i, there in enumerate(live.tolist()))
     return column.combine_chunks().take(pa.array(list(places), pa.int64()))
