@@ -133,7 +133,11 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Ranges, "add", lambda *_: ["a step taken in ranges"]),
     (Arrangement, "stored", lambda out, *_: ["a change that went on disk at once"] if out.batch.mapped else []),
     (arrangement, "find", lambda out, *_: ["a key found on disk"] if out[0].size else []),
-    (computation.Computation, "_ranged", lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else []),
+    (
+        computation.Computation,
+        "_sort_by_range",
+        lambda _, __, ___, by, bits: ["updates brought into ranges"] if bits else [],
+    ),
     (BatchStore, "mapped", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped else []),
     (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),

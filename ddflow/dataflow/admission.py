@@ -131,7 +131,7 @@ class Admission:
         return uncut(made, self.what).rows if isinstance(made, Decoded) else made
 
     def decoded(self, given: Any, came: Came | None = None) -> Any:
-        """The events of messages, `Decoded`; rows as they are, where these are given, or were decoded before."""
+        """Decode messages to events, `Decoded`; return rows and decoded events unchanged."""
         came = came or Came(self.table)
         format = self.format
         if format is None:
@@ -147,11 +147,11 @@ class Admission:
             there = (*table.column_names, *OWN)
             made = made._replace(rows=made.rows.select([name for name in made.rows.column_names if name in there]))
         if self.bound.spec.null_key == "error" and any(made.rows.column(name).null_count for name in self.key):
-            self._keyed(made, table, first)
+            self._refuse_null_keys(made, table, first)
         return made
 
-    def _keyed(self, made: Decoded, given: pa.Table, first: int) -> None:
-        """Raise `NullKey` for an event without its key, by the place of its message."""
+    def _refuse_null_keys(self, made: Decoded, given: pa.Table, first: int) -> None:
+        """Raise `NullKey` for an event without its key, with the place of its message."""
         lacking = np.zeros(made.rows.num_rows, np.bool_)
         for name in self.key:
             lacking |= np.asarray(made.rows.column(name).is_null())
@@ -159,12 +159,12 @@ class Admission:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
         if lacking.any():
             place = partial(self._place, given, first, made.at)
-            self._null_keys(
+            self._raise_null_error(
                 lacking, lambda row: Phrase.joined("; ", [place(row), *self.unseen.said(self.key)]), made.rows
             )
 
     def _place(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
-        """The message of an event, in words.  ``given``: messages behind ``first`` others.  ``at``: those of events."""
+        """Name the message of an event. ``given``: messages after ``first`` others. ``at``: each event's message."""
         assert self.format is not None
         return messages_of(self.format, to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
 
@@ -252,12 +252,12 @@ class Admission:
                 if marked is not None:
                     keyless = keyless & (marked ^ np.uint8(1))
                 if keyless.any():
-                    self._null_keys(keyless, where, events)
+                    self._raise_null_error(keyless, where, events)
                 return keyless if marked is None else keyless | marked
         return marked
 
     def _times(self, events: pa.RecordBatch, keyless: Flags | None, where: Where) -> tuple[Ints, int, int, bool]:
-        """The events' times as int64, the least, the greatest, and whether they ascend.
+        """Return the events' times as int64, the least, the greatest, and whether they ascend.
 
         Raises `SchemaMismatch` for a null, or a time that no event may have.
         """
@@ -284,8 +284,8 @@ class Admission:
             )
         return times, least, greatest, ascending
 
-    def _null_keys(self, keyless: Any, where: Where, events: Any) -> None:
-        """Raises the error of the binding when that is one, with the first of the ``events`` in it."""
+    def _raise_null_error(self, keyless: Any, where: Where, events: Any) -> None:
+        """Raise the binding's error for rows without a key if it refuses them, with the first of the ``events``."""
         if self.bound.spec.null_key == "error":
             rows = np.flatnonzero(keyless)
             others = Phrase(" or ", Option("null_key", "keep")) if self.bound.unique else Phrase()
@@ -303,7 +303,7 @@ class Admission:
             raise error
 
     def _late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
-        """The stamps of the events where some are behind the frontier.  Raises `LateEvent` when that is an error."""
+        """Return the stamps of the events, some of them late. Raises `LateEvent` if late events are an error."""
         rule = self.bound.spec.late
         if rule == "error":
             rows, kind = np.flatnonzero(late), self.bound.time_type

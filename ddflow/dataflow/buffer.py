@@ -30,7 +30,7 @@ class UpdateBuffer:
         self.scratch, self.share, self.bytes_resident, self.home = scratch, share, 0, home
 
     def keep(self, updates: Updates) -> Updates:
-        """The same updates, of their own memory or mapped: what they were gathered from may change.  O(n)."""
+        """Copy updates to memory or a file of the buffer, because their source may change. O(n)."""
         rows = updates.rows.select(updates.rows.schema.names)
         own = Updates(rows, updates.ranks.copy(), updates.diffs, updates.times)
         size = rows.nbytes + own.ranks.nbytes + own.diffs.nbytes
@@ -52,10 +52,10 @@ class UpdateBuffer:
         time_type: pa.DataType | None,
         shown: pa.Schema | None = None,
     ) -> pa.Table:
-        """The pieces as one table in the order of times; the rest as in `Updates.to_table`.  O(n)."""
+        """Merge the pieces into one table in the order of times; otherwise like `Updates.to_table`. O(n)."""
         if len(pieces) == 1:
             return pieces[0].to_table(schema, time_type, shown)
-        return self.table(self._merged(pieces, schema, time_type))
+        return self.table(self._merge_pieces(pieces, schema, time_type))
 
     def table(self, tables: Iterable[pa.Table]) -> pa.Table:
         """Tables one behind the other: in memory, or mapped when they are more than the share."""
@@ -68,10 +68,10 @@ class UpdateBuffer:
                 return self.scratch.mapped(_batches(read, rest), table.schema)
         return pa.concat_tables(read)
 
-    def _merged(
+    def _merge_pieces(
         self, pieces: Sequence[Updates], schema: pa.Schema, time_type: pa.DataType | None
     ) -> Iterable[pa.Table]:
-        """The output window by window."""
+        """Yield the output window by window."""
         counts = np.zeros(max(pieces[0].times.size, 1), np.int64)
         for piece in pieces:
             counts += np.bincount(piece.ranks, minlength=counts.size)
@@ -100,14 +100,14 @@ class UpdateBuffer:
         schema: pa.Schema,
         time_type: pa.DataType | None,
     ) -> Iterable[pa.Table]:
-        """The updates of the ranks [begin, end)."""
-        parts = [_cut(*each) for each in cuts]
+        """Yield the updates of the ranks [begin, end)."""
+        parts = [_slice_updates(*each) for each in cuts]
         if end == begin + 1:
             # One time, so nothing is moved: each piece has its retractions first, or all of a key.
             firsts = [int(np.count_nonzero(part.diffs < 0)) for part in parts]
             if all((part.diffs[:first] < 0).all() for part, first in zip(parts, firsts, strict=True)):
-                minus = [_cut(each, 0, first) for each, first in zip(parts, firsts, strict=True)]
-                plus = [_cut(each, first, each.diffs.size) for each, first in zip(parts, firsts, strict=True)]
+                minus = [_slice_updates(each, 0, first) for each, first in zip(parts, firsts, strict=True)]
+                plus = [_slice_updates(each, first, each.diffs.size) for each, first in zip(parts, firsts, strict=True)]
                 parts = [each for each in (*minus, *plus) if each.diffs.size]
             yield from (part.to_table(schema, time_type) for part in parts)
         elif parts:
@@ -120,14 +120,14 @@ class UpdateBuffer:
             yield whole.picked(order).to_table(schema, time_type)
 
 
-def _cut(updates: Updates, begin: int, end: int) -> Updates:
-    """The updates [begin, end)."""
+def _slice_updates(updates: Updates, begin: int, end: int) -> Updates:
+    """Slice the updates [begin, end)."""
     rows = updates.rows.slice(begin, end - begin)
     return Updates(rows, updates.ranks[begin:end], updates.diffs[begin:end], updates.times)
 
 
 def _batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """The batches of all tables, of which those that were ``read`` are let go one by one."""
+    """Yield the batches of all tables; release each table of ``read`` after its batches."""
     while read:
         yield from read.pop(0).to_batches()
     for table in rest:
@@ -135,7 +135,7 @@ def _batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.Reco
 
 
 def together(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of one chunk and at least so many rows, but for the last: thousands are slow to use."""
+    """Join tables to tables of one chunk and at least ``rows`` rows, except the last: thousands are slow to use."""
     read: list[pa.Table] = []
     for table in tables:
         read.append(table)

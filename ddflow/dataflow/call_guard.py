@@ -54,7 +54,7 @@ class CallGuard:
         return os.getpid() == self._process
 
     def alone(self, what: str) -> CallGuard:
-        """The turn, taken, whatever the state.  Raises `ConcurrentUse`."""
+        """Take the turn in any state of the engine. Raises `ConcurrentUse`."""
         return self._take(what, self.here)
 
     def _take(self, what: str, here: bool) -> CallGuard:
@@ -80,7 +80,7 @@ class CallGuard:
 
     @contextmanager
     def own(self) -> Iterator[bool]:
-        """The turn of a thread of the engine's own; whether the engine is open.  What is raised becomes ``untold``."""
+        """Take the turn for a thread of the engine; yield whether the engine is open. ``untold`` keeps an error."""
         try:
             with self.look("commit", closed=True):
                 yield self.state == "open"
@@ -89,10 +89,10 @@ class CallGuard:
 
     @contextmanager
     def look(self, what: str, *, closed: bool = False, nests: bool = True) -> Iterator[None]:
-        """The turn of a reader, for as long as it takes references.  Raises `EngineClosed`, unless ``closed``.
+        """Take the turn of a reader while it collects references. Raises `EngineClosed`, unless ``closed``.
 
-        Within a call of its own thread, as in a callback, it sees what the call has not changed yet; while the call
-        changes the state, as a signal's handler may find it, that is `ConcurrentUse`, and always unless it ``nests``.
+        Within a call of its own thread, such as a callback, it sees the state before the call's changes. While the call
+        changes the state (a signal's handler can run then) it raises `ConcurrentUse`, and always unless it ``nests``.
         """
         self._check_here(what)
         nested = self._owner == threading.get_ident()
@@ -139,7 +139,7 @@ class CallGuard:
                 self._runs.release()
 
     def use(self, what: str) -> CallGuard:
-        """The turn, taken, of an open engine.  Raises `ConcurrentUse`, `EngineClosed`, there in a forked child too."""
+        """Take the turn of an open engine. Raises `ConcurrentUse`, and `EngineClosed`, also in a forked child."""
         if os.getpid() != self._process:
             self._check_here(what)
         self._take(what, True)
@@ -173,7 +173,7 @@ class CallGuard:
             self._turn.release()
 
     def __enter__(self) -> None:
-        """It was taken already."""
+        """Do nothing: the turn was taken already."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Give the turn back; memory that a call could not have is an error of ours, which says what became of it."""
@@ -183,7 +183,7 @@ class CallGuard:
             raise self.out_of_memory(error) from error
 
     def out_of_memory(self, error: MemoryError) -> OutOfMemory:
-        """The error for memory that a call could not have."""
+        """Make the error for memory that a call could not get."""
         whole = "nothing was changed" if self.state == "open" else "the engine goes no further: open a new one"
         found = str(error).strip() or "no more memory could be had"
         return OutOfMemory(

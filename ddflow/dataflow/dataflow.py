@@ -121,7 +121,7 @@ class Dataflow:
         return sum(map(len, self.batchers.values()))
 
     def output_schema(self, name: str) -> pa.Schema:
-        """The columns of an output's table.  Raises `KeyError`."""
+        """Return the columns of an output's table. Raises `KeyError`."""
         return self.nothing[name].schema
 
     def admit(
@@ -133,11 +133,11 @@ class Dataflow:
         return {name: self.inflow(name, rows, time, looks[name] if looks else None) for name, rows in inputs.items()}
 
     def inflow(self, name: str, rows: Any, time: int | None, look: Look | None) -> Inflow:
-        """The rows of one input, admitted."""
+        """Admit the rows of one input."""
         admission = self.admissions[name]
         batcher = None if time is not None and self.budget.scratch is None else self.batchers[name]
         listed = partial(verdict_rows, admission.bound) if self.lists else None
-        truncated = None if admission.bound.format is None else partial(self._truncated, name)
+        truncated = None if admission.bound.format is None else partial(self._make_deletes, name)
         try:
             return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look, truncated)
         except DdflowError as error:
@@ -146,8 +146,8 @@ class Dataflow:
                 raise at_path(rows, error) from None
             raise
 
-    def _truncated(self, name: str, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
-        """The events of a truncate of an input."""
+    def _make_deletes(self, name: str, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
+        """Make the events of a truncate of an input."""
         return deletes(self.graph.inputs[name].keyed_for(f"messages for {name!r}"), inflow, cut)
 
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
@@ -212,9 +212,9 @@ class Dataflow:
 
     @contextmanager
     def at_rest(self, what: str) -> Iterator[Dataflow]:
-        """What it holds after the last closed step, to be read on any thread while this one goes on.
+        """Yield a copy of the state after the last closed step, to read on any thread while this one continues.
 
-        Waits for a step in hand, and then for no other.  O(runs).  Raises `EngineClosed`.
+        Waits for a running step, and then for no other. O(runs). Raises `EngineClosed`.
         """
         try:
             with self.guard.look(what):
@@ -227,11 +227,11 @@ class Dataflow:
             raise error if isinstance(error, DdflowError) else self.guard.out_of_memory(error) from error
 
     def committed(self, tables: Mapping[str, pa.Table], counts: Mapping[str, int], frontier: int) -> Step:
-        """The step of a call that was committed: its outputs that are not empty, its verdicts."""
+        """Make the step of a committed call from its outputs that are not empty and its verdicts."""
         return Step({**self.nothing, **tables}, Verdicts.of(counts, self.pending), frontier)
 
     def since_after(self, last: int) -> int:
-        """What ``since`` will be when ``last`` is closed."""
+        """Compute ``since`` for the moment when ``last`` is closed."""
         since = last - self.retain if last > NEVER + self.retain else NEVER
         self.claimed = self.holds.least()
         return max(self.since, min(since, self.claimed))
@@ -301,18 +301,18 @@ class Dataflow:
                 tables[f"{name}.bad"] = bad_rows(inflow.bad, self._stamp(frontier, last), self.time_type)
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
-        listed = self._listed(inflows, computed) if self.lists else None
+        listed = self._list_verdicts(inflows, computed) if self.lists else None
         self.owed, out = {}, Step(tables, Verdicts.of(counts, pending, listed), frontier)
         self.guard.state = self.taken
         return out
 
     def _stamp(self, frontier: int, last: int) -> int:
-        """The time of what was said of messages that have none: the last closed one, in hold-back mode the next."""
+        """Return the time for messages without one: the last closed time, in hold-back mode the next."""
         if not self.holds_back:
             return last
         return 0 if frontier in (NEVER, CLOSED) else frontier
 
-    def _listed(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None) -> dict[str, pa.Table]:
+    def _list_verdicts(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None) -> dict[str, pa.Table]:
         """Verdict rows by input: of events refused at the door, then of those that were resolved."""
         refused, rows = {name: inflow.listed for name, inflow in inflows.items()}, computed.rows if computed else {}
         every = {name: [*refused.get(name, ()), *rows.get(name, ())] for name in self.admissions}

@@ -129,8 +129,8 @@ class Graph:
         """Graphs of the same plan that nobody reads with now: operators' scratch memory is one thread's."""
         self._ways: dict[tuple[Collection, frozenset[str]], Names | None] = {}
 
-    def _named(self) -> dict[str, Readable]:
-        """What holds a state, by a name for people."""
+    def _name_states(self) -> dict[str, Readable]:
+        """List the parts that hold a state, by a readable name."""
         out: dict[str, Readable] = {name: each for name, each in self.inputs.items() if each.bound.kept}
         seen: dict[str, int] = {}
         for node, each in self.keeping.items():
@@ -141,7 +141,7 @@ class Graph:
     @property
     def arrangements(self) -> dict[str, Arrangement]:
         """All state that is kept, by a name for people."""
-        return {name: arranged for name, each in self._named().items() for arranged in each.arrangements}
+        return {name: arranged for name, each in self._name_states().items() for arranged in each.arrangements}
 
     @property
     def nbytes(self) -> int:
@@ -149,9 +149,9 @@ class Graph:
         return sum(each.nbytes for each in self.opened.values())
 
     def expiring(self, released: Mapping[str, Released], time: int, most: int | None) -> dict[str, Released]:
-        """What is released at ``time``, and for each key that is forgotten then an event that deletes it.
+        """Add to the events released at ``time`` an event for each key that expires then and is deleted.
 
-        ``most``: how many of those a piece may have, None for any.  O(events of inputs where there are some).
+        ``most``: the greatest number of deletions in a piece, None for any. O(events of inputs that have some).
         """
         out = dict(released)
         for name, input in self.inputs.items():
@@ -191,7 +191,7 @@ class Graph:
         running.apply([] if change is None else [change], upper, since)
 
     def unkept(self, *nodes: Collection) -> list[str]:
-        """The inputs that are not kept and whose rows would be read, to read some collections.  O(nodes)."""
+        """List the inputs that are not kept and that reading some collections would need. O(nodes)."""
         seen = self._read_for(nodes)
         return [name for name, each in self.inputs.items() if not each.bound.kept and self.plan.inputs[name] in seen]
 
@@ -209,7 +209,7 @@ class Graph:
 
     @staticmethod
     def gone(what: str, lost: Sequence[str]) -> PlanChanged:
-        """The error for what is new and would need rows that no state holds."""
+        """Make the error for a new part of the plan that needs rows which no state holds."""
         return PlanChanged(
             f"open a state with the new {what}",
             f"it is made of the inputs {list(lost)}, whose rows are not kept",
@@ -225,7 +225,7 @@ class Graph:
 
     @contextmanager
     def beside(self, held: Held) -> Iterator[Graph]:
-        """A graph that reads the rows held now, on any thread, while this one takes steps."""
+        """Yield a graph that reads the current rows on any thread, while this one takes steps."""
         try:
             graph = self._readers.pop()
         except IndexError:
@@ -240,9 +240,9 @@ class Graph:
             self._readers.append(graph)
 
     def find_rows(self, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates | None:
-        """The rows of a collection that have some values, looked up; None where that takes more than look-ups.
+        """Look up the rows of a collection that have some values; return None if look-ups are not enough.
 
-        ``given``: one value by column.  No step may be at work.  O(rows found) now, O(runs log rows) as of a time.
+        ``given``: one value by column. No step may be running. O(rows found) now, O(runs log rows) as of a time.
         """
         key = node, frozenset(given)
         if key not in self._ways:
@@ -267,7 +267,9 @@ class Graph:
         return pick_alike(done[node], pa.table(dict(given)), {name: name for name in given}, Alike(self.secret))
 
     def _way(self, node: Collection, names: Iterable[str]) -> Names | None:
-        """What is read to find rows by some columns, each with what these are called there; None if that is no way."""
+        """Return the collections to look up for some columns, with the column names in each; None if look-ups are not
+        enough.
+        """
         nodes = self._read_for([node])
         kept = [each for each in nodes if self.opened[each].arrangements]
         told = trace_names(nodes, {name: name for name in names}, kept)
@@ -275,12 +277,12 @@ class Graph:
         return told if found else None
 
     def _compute_rows(self, node: Collection, done: Mapping[Collection, Updates], as_of: int | None) -> Updates:
-        """The rows of a collection that keeps none, of those of its inputs."""
+        """Compute the rows of a collection that keeps none from those of its inputs."""
         read = partial(self.running[node].read, as_of=as_of)
         return compute_netted(read, [done[of] for of in node.inputs], self.secret)
 
     def read(self, node: Collection, as_of: int | None) -> pa.Table:
-        """A collection as of a time, by default now: its rows and ``_diff``, consolidated.
+        """Read a collection as of a time, by default now: its rows and ``_diff``, consolidated.
 
         O(rows of the inputs it needs).
         """
@@ -292,15 +294,16 @@ class Graph:
         return self.opened[node].output(made, self.secret, node.schema, self.time_type)
 
     def accumulated(self, node: Collection, as_of: int | None = None) -> Updates:
-        """The rows of a collection as of a time, by default now, not consolidated.  O(rows of the inputs)."""
+        """Return the rows of a collection as of a time, by default now, not consolidated. O(rows of the inputs)."""
         return self.contents([node], as_of)[node]
 
     def contents(
         self, nodes: Iterable[Collection], as_of: int | None = None, keep: Keep | None = None
     ) -> dict[Collection, Updates]:
-        """The rows of some collections, and of those that are read for them, as of a time.  O(rows of the inputs).
+        """Return the rows of some collections, and of those below them, as of a time. O(rows of the inputs).
 
-        ``keep``: of each piece of a collection's rows, those that are kept; what is read is never there at once."""
+        ``keep``: filters each piece of a collection's rows, so that memory never holds all rows that are read.
+        """
         done: dict[Collection, Updates] = {}
         keeps = keep or (lambda _, rows: rows)
         for each in self._read_for(nodes):

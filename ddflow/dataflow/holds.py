@@ -83,7 +83,9 @@ class Holds:
         self._left.append(hold)
 
     def least(self) -> int:
-        """The least time that is held, `CLOSED` when none is.  O(log n) for each claim given up since it was asked."""
+        """Return the least held time, `CLOSED` if there is none. O(log n) for each claim that ended since the last
+        call.
+        """
         with self._lock:
             if self._left:
                 self._sweep()
@@ -166,18 +168,18 @@ class RecentSteps:
             wake()
 
     def after(self, time: int) -> tuple[int, Step] | None:
-        """The step that follows on a time, and its last time; None where it is not kept.  O(steps kept)."""
+        """Return the first step after a time, with its last time; None if it is not kept. O(steps kept)."""
         with self._lock:
             return next(((last, step) for before, last, step, _ in self._steps if before <= time < last), None)
 
     def before(self, time: int) -> int | None:
-        """The earliest time whose later steps are kept, of those behind a time; None if none is.  O(steps kept)."""
+        """Return the earliest time after ``time`` whose later steps are kept; None if there is none. O(steps kept)."""
         with self._lock:
             return next((before for before, _, _, _ in self._steps if before > time), None)
 
 
 def went_back(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
-    """The error for a reader that is to go to a time before its own.  ``kind``: the type of times."""
+    """Make the error for a reader that is asked to go back in time. ``kind``: the type of times."""
     return TimeWentBack(
         f"advance a reader to {shown(to, kind)}",
         f"it is already at {shown(at, kind)}",

@@ -102,7 +102,7 @@ def flowing(
         (given,) if most is None else portions(given, admission.what, admission.given, most, admission.bound.guessed)
     ):
         whole = admission.format is None
-        cut = ((part, look, None),) if whole else _cut_up(part, admission, came, inflow, look, truncated)
+        cut = ((part, look, None),) if whole else _split_messages(part, admission, came, inflow, look, truncated)
         for rows, seen, where in cut:
             admitted = admission.admit(rows, frontier, time, inflow.rows, seen, where)
             inflow.put(admitted.events, budget)
@@ -118,11 +118,14 @@ def flowing(
     return inflow
 
 
-def _cut_up(
+def _split_messages(
     part: Any, admission: Admission, came: Came, inflow: Inflow, look: Look | None, truncated: Truncated | None
 ) -> Iterator[tuple[Any, Look | None, Where | None]]:
-    """The events of messages, and of truncates among them, each with what is to be shown them, not what is implied, and
-    with what errors call its rows."""
+    """Yield the events of messages and of truncates among them.
+
+    Each comes with the function that shows its rows, None for implied rows, and the function that names its rows in
+    errors.
+    """
     for rows, cut, where in admission.parts(part, came):
         if cut is not None and truncated is not None:
             yield from ((deletes, None, None) for deletes in list(truncated(inflow, cut)))
@@ -130,9 +133,9 @@ def _cut_up(
 
 
 def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
-    """The rows of a call by input: ``inputs``, or rows alone where there is one input.  O(inputs and their columns).
+    """Map a call's rows to inputs: ``inputs``, or only rows if there is one input. O(inputs and their columns).
 
-    A mapping is rows, a dict of lists, where it has a column of the only input and is not the name of that input alone.
+    A mapping is rows, a dict of lists, if it has a column of the only input and is not the name of that input alone.
     Raises `NotArrow` or `SchemaMismatch` unless it is clear which rows are for which input.
     """
     if isinstance(inputs, Mapping):
@@ -152,9 +155,9 @@ def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
 
 
 def full_by_input(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
-    """The rows by input of a call for full contents: ``rows`` is None where they stand in the place of the name.
+    """Map a full-contents call's rows to inputs: ``rows`` is None if they are in the position of the name.
 
-    Raises `NotArrow` or `SchemaMismatch` where either is missing.
+    Raises `NotArrow` or `SchemaMismatch` if either is missing.
     """
     if rows is None and not (isinstance(name, str) and name in known):
         if not (named := by_input(name, known)):
@@ -173,7 +176,7 @@ def full_by_input(call: str, name: Any, rows: Any, known: Mapping[str, Admission
 
 
 def no_input(name: Any, known: Iterable[str]) -> SchemaMismatch:
-    """The error for the name of an input that there is not."""
+    """Make the error for an unknown input."""
     return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known), input=name)
 
 
@@ -196,7 +199,7 @@ def portions(given: Any, what: str, schema: pa.Schema, most: int, guessed: Colle
     """
     given = arrow(given, what, schema, guessed)
     if not isinstance(given, pa.RecordBatchReader):
-        yield from _cut(to_table(given, what, schema), what, most)
+        yield from _split_table(to_table(given, what, schema), what, most)
         return
     batches: list[pa.RecordBatch] = []
     size, none = 0, True
@@ -204,13 +207,13 @@ def portions(given: Any, what: str, schema: pa.Schema, most: int, guessed: Colle
         batches.append(batch)
         size += plain_size(batch)
         if size >= most:
-            yield from _cut(pa.Table.from_batches(batches, given.schema), what, most)
+            yield from _split_table(pa.Table.from_batches(batches, given.schema), what, most)
             batches, size, none = [], 0, False
     if batches or none:
-        yield from _cut(pa.Table.from_batches(batches, given.schema), what, most)
+        yield from _split_table(pa.Table.from_batches(batches, given.schema), what, most)
 
 
-def _cut(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
+def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
     size = plain_size(table)
     if size <= most:
         yield table
@@ -222,7 +225,7 @@ def _cut(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
         )
     rows = max(min(table.num_rows * most // size, table.num_rows // 2), 1)
     for begin in range(0, table.num_rows, rows):
-        yield from _cut(table.slice(begin, rows), what, most)
+        yield from _split_table(table.slice(begin, rows), what, most)
 
 
 def add(counts: dict[str, int], more: Mapping[str, int]) -> None:

@@ -111,7 +111,7 @@ class Step(Mapping[str, pa.Table]):
         return len(self._tables)
 
     def _repr_html_(self) -> str:
-        """The first updates of each output, and the verdicts, for a notebook."""
+        """Render the first updates of each output, and the verdicts, for a notebook."""
         return "".join(rows_html(name, table) for name, table in self._tables.items()) + self.verdicts._repr_html_()
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ def no_output(name: object, known: Iterable[str]) -> NoReturn:
 
 
 def rows_html(name: str, table: pa.Table) -> str:
-    """The first rows of a table for a notebook, under its name.  O(rows and columns shown)."""
+    """Render the first rows of a table for a notebook, under its name. O(rows and columns shown)."""
     names = [*table.column_names[: COLUMNS - 2], *table.column_names[COLUMNS - 2 :][-2:]]
     rows = zip(*(texts(table.column(each)) for each in names), strict=True)
     rest = [f"... and {table.num_rows - SHOWN:,} more"] if table.num_rows > SHOWN else []
@@ -135,7 +135,7 @@ def rows_html(name: str, table: pa.Table) -> str:
 
 
 def texts(column: pa.ChunkedArray, most: int = SHOWN) -> Iterator[str]:
-    """The first values of a column for people, cut where they are long.  O(those)."""
+    """Format the first values of a column and shorten long ones. O(those)."""
     for value in column.slice(0, most):
         try:
             plain = value.as_py()

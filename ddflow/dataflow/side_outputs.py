@@ -81,7 +81,7 @@ def is_bad(name: str) -> bool:
 
 
 def bad_rows(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa.Table:
-    """The table of messages that could not be read.  O(those)."""
+    """Build the table of messages that could not be read. O(those)."""
     every = pa.concat_arrays(marks)
     n = len(every)
     columns = [*every.flatten(), time_column(np.full(n, time), time_type), pa.array(np.ones(n, np.int64))]

@@ -60,18 +60,18 @@ class Release:
         self.made: list[Ranges] = []
 
     def __enter__(self) -> dict[str, Released]:
-        """What is released, by input."""
+        """Return the released events, by input."""
         scratch = self.budget.scratch
         if scratch is None:
             return {name: Released.of(batcher.peek(self.to)) for name, batcher in self.batchers.items()}
         try:
-            return {name: self._released(name, batcher, scratch) for name, batcher in self.batchers.items()}
+            return {name: self._release_input(name, batcher, scratch) for name, batcher in self.batchers.items()}
         except BaseException:
             self.__exit__()
             raise
 
-    def _released(self, name: str, batcher: Batcher, scratch: BatchStore) -> Released:
-        """What one input releases."""
+    def _release_input(self, name: str, batcher: Batcher, scratch: BatchStore) -> Released:
+        """Return the released events of one input, in ranges if they exceed the budget."""
         to, most = self.to, self.budget.rows((batcher.nbytes + batcher.mapped) / max(len(batcher), 1))
         if len(batcher) <= most:
             return Released.of(batcher.peek(to))

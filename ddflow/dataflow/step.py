@@ -78,7 +78,7 @@ class Computation:
         self.nodes, self.exchange, self.kept = graph.nodes, graph.exchange, graph.whole
 
     def run(self) -> Stepped:
-        """The whole step.  O(events and updates).  Raises what operators raise; nothing has changed then."""
+        """Compute the whole step. O(events and updates). Raises the errors of operators, before any change."""
         for node in self.nodes:
             if node in self.exchange:
                 self._compute(node)
@@ -91,23 +91,23 @@ class Computation:
             if name not in self.out.changes:
                 self._resolve(name, self.graph.plan.inputs[name])
         for name, node in self.outputs():
-            pieces = self._pieces(node) if node.consolidated else self._consolidated(node)
+            pieces = self._pieces(node) if node.consolidated else self._consolidate_output(node)
             self.out.outputs[name] = self._table(node, pieces)
-            self._spent(node)
+            self._charge_time(node)
         return self.out
 
-    def _spent(self, node: Collection) -> None:
+    def _charge_time(self, node: Collection) -> None:
         """Account for the time since this was last called."""
         now, spent = perf_counter_ns(), self.graph.spent
         spent[node] = spent.get(node, 0) + now - self.clock
         self.clock = now
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
-        """The outputs that are put out, by name."""
+        """List the outputs of the step, by name."""
         return self.graph.plan.outputs.items()
 
     def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
-        """The updates of a node that a keyed operator, or an output, reads by some columns (None: all)."""
+        """Return the updates of a node that a keyed operator, or an output, reads by some columns (None: all)."""
         del by
         return self._pieces(node)
 
@@ -127,33 +127,33 @@ class Computation:
             if wanted is not None:
                 self._propagate(node, resolution.updates(wanted))
             for change in resolution.changes:
-                changes.append(self._kept(input.arranged, change) if self.many else change)
+                changes.append(self._store_change(input.arranged, change) if self.many else change)
         self.out.counts[name] = counts
 
-    def _kept(self, arranged: Arrangement, change: Change) -> Change:
-        """A change that outlives its piece: in files, where the step is in pieces since memory is short."""
+    def _store_change(self, arranged: Arrangement, change: Change) -> Change:
+        """Move a change that outlives its piece to files, if the step is in pieces because memory is short."""
         if self.buffer.home is None:
             return change
         return arranged.stored(change, self.buffer.home)
 
     def _table(self, node: Collection, pieces: Sequence[Updates]) -> pa.Table:
-        """The pieces of an output as one table."""
+        """Combine the pieces of an output into one table."""
         shown, time_type = self.graph.shown[node], self.graph.time_type
         if shown.names[-1] == DIFF:
             return self.buffer.output(pieces, node.schema, time_type, shown)
         return self.buffer.output(pieces, pieces[0].rows.schema, time_type).select(shown.names)
 
     def _compute(self, node: Collection) -> None:
-        """An operator that sees what meets there, of all pieces together."""
+        """Run an operator over all pieces, together if equal rows must meet."""
         running, changes = self.graph.running[node], self.out.kept.setdefault(node, [])
-        for inputs in self._met(node):
+        for inputs in self._group_inputs(node):
             try:
                 updates, change = running.compute(inputs, self.since)
             except FAILURES:
                 updates, change = self._compute_netted(node, inputs)
             self._propagate(node, updates)
             if change is not None:
-                changes.append(running.outlives(change, self._kept) if self.many else change)
+                changes.append(running.outlives(change, self._store_change) if self.many else change)
 
     def _compute_netted(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
         """Compute an operator of net updates, after an expression failed.  Raises what fails then."""
@@ -167,8 +167,8 @@ class Computation:
                 for (each,) in self._together([self.deferred.pop(node)], [None]):
                     self._propagate(node, self._compute_netted(node, [each])[0])
 
-    def _met(self, node: Collection) -> Iterable[Sequence[Updates]]:
-        """The updates of each input: together where equal rows must meet, else piece by piece."""
+    def _group_inputs(self, node: Collection) -> Iterable[Sequence[Updates]]:
+        """Group the updates of each input: together if equal rows must meet, else piece by piece."""
         if node.of_events:
             return [[self.events(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
@@ -181,7 +181,7 @@ class Computation:
         return ([*none[:i], piece, *none[i + 1 :]] for i, pieces in enumerate(every) for piece in pieces)
 
     def events(self, node: Collection) -> Updates:
-        """An update, without columns, for each time at which an input has events."""
+        """Make an update without columns for each time at which an input has events."""
         released = self.released.get(self.graph.names[node])
         ranks = np.searchsorted(self.times, ints() if released is None else released.times).astype(np.int32)
         return Updates(pa.table({}), ranks, np.ones(ranks.size, np.int64), self.times)
@@ -189,7 +189,7 @@ class Computation:
     def _propagate(self, node: Collection, updates: Updates) -> None:
         """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""
         fresh: dict[Collection, Updates] = {node: updates}
-        self._spent(node)
+        self._charge_time(node)
         for each in self.nodes:
             if each.inputs and each.inputs[0] in fresh and each not in self.exchange:
                 given = [fresh[each.inputs[0]]]
@@ -200,7 +200,7 @@ class Computation:
                         self.deferred.setdefault(each, []).append(self.buffer.keep(given[0]))
                         continue
                     fresh[each] = self._compute_netted(each, given)[0]
-                self._spent(each)
+                self._charge_time(each)
         for each, made in fresh.items():
             if each in self.kept:
                 self.done.setdefault(each, []).append(self.buffer.keep(made) if self.many else made)
@@ -212,7 +212,7 @@ class Computation:
             return found
         return [Updates(empty(self.graph.needed[node]), few(), ints(), self.times)]
 
-    def _consolidated(self, node: Collection) -> list[Updates]:
+    def _consolidate_output(self, node: Collection) -> list[Updates]:
         pieces, out = self.arrived(node, None), []
         for (each,) in self._together([pieces], [None]):
             made = consolidated(each, self.graph.secret)
@@ -222,23 +222,26 @@ class Computation:
     def _together(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterable[Sequence[Updates]]:
-        """The pieces of some inputs in others, of which each has all rows that are equal by some columns of each input
-        (None: all); a range of identities at a time, ascending."""
+        """Regroup the pieces of some inputs so that equal rows are in one piece.
+
+        Rows are equal by some columns of each input (None: all). Yields a range of identities at a time, ascending.
+        """
         if len(inputs) == len(inputs[0]) == 1:
             return [inputs[0]]
-        return self._cut(inputs, by)
+        return self._regroup_pieces(inputs, by)
 
-    def _cut(
+    def _regroup_pieces(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterator[Sequence[Updates]]:
-        """The same, of several pieces or inputs."""
+        """Regroup several pieces or inputs, like `_together`."""
         if all(len(pieces) == 1 for pieces in inputs):
             yield [pieces[0] for pieces in inputs]
             return
         total = sum(piece.diffs.size for pieces in inputs for piece in pieces)
         bits = (total // GATHERED).bit_length() if self.buffer.scratch is not None else 0
         every = [
-            [self._ranged(piece, columns, bits) for piece in pieces] for pieces, columns in zip(inputs, by, strict=True)
+            [self._sort_by_range(piece, columns, bits) for piece in pieces]
+            for pieces, columns in zip(inputs, by, strict=True)
         ]
         for number in range(1 << bits):
             yield [
@@ -246,8 +249,8 @@ class Computation:
                 for ranged in every
             ]
 
-    def _ranged(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
-        """A piece in the order of ranges of its rows' identities, by some columns, and where each range ends."""
+    def _sort_by_range(self, piece: Updates, by: Sequence[str] | None, bits: int) -> tuple[Updates, Ints]:
+        """Sort a piece by ranges of its rows' identities, by some columns, and return it with the end of each range."""
         if not bits:
             return piece, ints(0, piece.diffs.size)
         names = piece.rows.schema.names if by is None else by

@@ -35,9 +35,9 @@ PIECE = 1 << 16
 
 
 def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
-    """The events of a truncate.  ``inflow``: what came before it in the call.  O(keys held + events before).
+    """Make the events of a truncate. ``inflow``: the earlier rows of the call. O(keys held + events before).
 
-    Raises `WrongMode` in hold-back mode, `BadMessage` where it has no order that events have.
+    Raises `WrongMode` in hold-back mode, `BadMessage` if it lacks an order that events have.
     """
     bound = upsert.bound
     asked = f"messages for {bound.name!r}"

@@ -117,7 +117,7 @@ class Verdicts:
         raise AttributeError(f"Verdicts has no {name!r}; {did_you_mean(name, [*SHOWN, 'pending', 'absent'])}")
 
     def _repr_html_(self) -> str:
-        """The counts that are not 0, for a notebook."""
+        """Render the counts that are not 0 for a notebook."""
         counts = {**self.counts, "pending": self.pending, "absent": self.absent}
         rows = [[name, f"{n:,}"] for name, n in counts.items() if n]
         return html_table(f"{self.resolved:,} events", [["verdict", "events"], *rows], [])

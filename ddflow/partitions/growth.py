@@ -75,7 +75,7 @@ class GrowthComputation(StageComputation):
                 self._give(node)
             elif node in self.exchange:
                 running = self.graph.running[node]
-                for given in self._met(node):
+                for given in self._group_inputs(node):
                     self._propagate(node, compute_netted(running.from_nothing, given, secret))
             self._catch_up()
         for name, node in self.outputs():
@@ -106,10 +106,10 @@ class GrowthComputation(StageComputation):
     def _fill(self, node: Collection) -> None:
         """Make the state of an operator of what its inputs hold."""
         running, changes = self.graph.running[node], []
-        for inputs in self._met(node):
+        for inputs in self._group_inputs(node):
             change = compute_netted(partial(running.filling, since=self.since), inputs, self.graph.secret)
             if change is not None:
-                changes.append(running.outlives(change, self._kept))
+                changes.append(running.outlives(change, self._store_change))
         running.apply(changes, self.upper, self.since)
 
     def _give(self, node: Collection) -> None:

@@ -65,15 +65,15 @@ class Batcher:
         return Batcher(self.runs.copy(), self.pending)
 
     def with_run(self, run: Events) -> Batcher:
-        """A batcher that also holds these events; this one is as before.  Runs are shared.  O(runs) more than `add`."""
+        """Copy the batcher and add these events to the copy. Runs are shared. O(runs) more than `add`."""
         both = self.copy()
         both.add(run)
         return both
 
     def peek(self, upper: int) -> Events | None:
-        """What ``seal`` would release, which stays, or None.  O(released log released).
+        """Return the events that ``seal`` would release, without releasing them, or None. O(released log released).
 
-        The result is kept for a `seal` with the same upper, or until anything else is asked for.
+        The result is kept for a `seal` with the same upper, until the next other call.
         """
         if self._peeked is None or self._peeked[0] != upper:
             parts = [run.cut(run.place(upper)) for run in self.runs.below(upper)]
@@ -90,11 +90,11 @@ class Batcher:
         return events
 
     def released(self, upper: int) -> tuple[int, Iterator[Events]]:
-        """What ``seal`` would release, when that may be more than memory takes: how many, and these in pieces.
+        """Count the events that ``seal`` would release, and return them in pieces, because they may exceed the memory.
 
         A piece has at most 65,536 events and some 8 MB, refers to its run's columns, and is in order by itself; pieces
-        overlap in time.  Nothing is consumed; the pieces stay as they are whatever becomes of the batcher.
-        O(runs that release something), and O(1) a piece.
+        overlap in time. Nothing is consumed; the pieces stay valid when the batcher changes. O(runs that release
+        something), and O(1) a piece.
         """
         parts = [(run, run.place(upper)) for run in self.runs.below(upper)]
         pieces = (piece for run, end in parts for piece in run.pieces(end, min(PIECE, rows_of([run], LARGE))))

@@ -67,12 +67,12 @@ def restore(
     home: BatchStore | None = None,
     held: Batcher | None = None,
 ) -> Batcher:
-    """The batcher that an inventory's runs stand for.  O(bytes); every file is verified.
+    """Restore a batcher from the runs of an inventory. O(bytes); every file is verified.
 
-    ``what``: where they stand, for messages.  ``schema``: of the events.  ``spilled``: whether runs count as files, and
-    not as memory.  ``home``: where what is compressed is written anew, to be read where it lies; None: it is held in
-    memory.  ``held``: a batcher of an earlier inventory, whose runs are not read again.  Raises `CorruptState`, and
-    what the home raises.
+    ``what``: the place of the records, for messages. ``schema``: of the events. ``spilled``: whether runs count as
+    files, and not as memory. ``home``: the store to which compressed files are written again, so that they can be
+    mapped; None: their events are held in memory. ``held``: a batcher of an earlier inventory, whose runs are not read
+    again. Raises `CorruptState`, and the errors of the home.
     """
     batcher, runs = Batcher(), [] if held is None else held.runs.by_least
     known = {run.stored.blob: run for run in runs if run.stored and spilled == (run.file is not None)}
@@ -82,7 +82,7 @@ def restore(
             batcher.runs.add(run)
             batcher.pending += len(run)
             continue
-        run = _run(each, schema, batch_store, spilled, what)
+        run = _restore_run(each, schema, batch_store, spilled, what)
         if home is not None and each.compressed:
             run = PendingRun.spilled(home, run.waiting)
         batcher.runs.add(run)
@@ -90,7 +90,9 @@ def restore(
     return batcher
 
 
-def _run(record: PendingRecord, schema: pa.Schema, batch_store: BatchStore, spilled: bool, what: str) -> PendingRun:
+def _restore_run(
+    record: PendingRecord, schema: pa.Schema, batch_store: BatchStore, spilled: bool, what: str
+) -> PendingRun:
     names, rows = record.columns, record.rows
     if not set(names) <= set(schema.names):
         raise CorruptState(what, f"its file has the columns {cut(str(names))}, which the plan has not", MEND)

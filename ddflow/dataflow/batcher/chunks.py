@@ -29,11 +29,10 @@ def rows_of(runs: Sequence[PendingRun], size: int) -> int:
 
 
 def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
-    """The events that wait in ``runs``, in chunks of about ``rows``, 3 x ``rows`` at most. A chunk of one run is a
-    slice.
+    """Split the events of ``runs`` into chunks of about ``rows``, 3 x ``rows`` at most. A chunk of one run is a slice.
 
-    Chunks follow each other in time, but those of one time that fills several. Takes memory for one chunk, twice, and
-    for two times a run and chunk. O(n log n).
+    Chunks follow each other in time, except several chunks of one time. Takes memory for one chunk, twice, and for two
+    times a run and chunk. O(n log n).
     """
     begins = [run.begin for run in runs]
     for cut in [*_cuts(runs, rows), None]:

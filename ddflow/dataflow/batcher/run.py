@@ -75,12 +75,12 @@ class PendingRun:
         return int(self.events.times.size) - self.begin
 
     def place(self, upper: int) -> int:
-        """The first event at ``upper`` or later.  O(log n)."""
+        """Find the first event at ``upper`` or later. O(log n)."""
         times = self.events.times
         return times.size if self.greatest < upper else int(times.searchsorted(upper))
 
     def cut(self, end: int) -> Events:
-        """The events that wait before place ``end``, without a copy."""
+        """Slice the waiting events before place ``end``, without a copy."""
         if not self.begin and end == self.events.times.size:
             return self.events
         return self.events.cut(self.begin, end)
@@ -91,7 +91,7 @@ class PendingRun:
         return self.cut(self.events.times.size)
 
     def after(self, end: int) -> PendingRun | None:
-        """The run without the events before place ``end``; None when that is all."""
+        """Return the run without the events before place ``end``; None if no event is left."""
         if end >= self.events.times.size:
             return None
         return PendingRun(self.events, end, self.bytes_resident, self.file, self.final, self.stored)
@@ -110,7 +110,7 @@ class PendingRun:
         return max(alive, self.bytes_resident) > 2 * self.size + SMALL
 
     def pieces(self, end: int, rows: int) -> Iterator[Events]:
-        """The events before place ``end``, so many at a time, without a copy."""
+        """Iterate over slices of ``rows`` events before place ``end``, without a copy."""
         for begin in range(self.begin, end, rows):
             yield self.events.cut(begin, min(begin + rows, end))
 
@@ -126,7 +126,9 @@ def filed(events: Events) -> pa.RecordBatch:
 
 
 def unfiled(record: pa.RecordBatch, advanced: bool) -> Events:
-    """The events again, over the same memory.  ``advanced``: whether they have times of their own.  O(columns)."""
+    """Rebuild the events of a file's record over the same memory. ``advanced``: whether it has their original times.
+    O(columns).
+    """
     own = 2 + advanced
     times, arrival, *original = (column.to_numpy() for column in record.columns[:own])
     schema = pa.schema([record.schema.field(i) for i in range(own, record.num_columns)])

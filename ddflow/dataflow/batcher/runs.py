@@ -53,7 +53,7 @@ class Runs:
         """What waits of the last push, as the caller gave it."""
 
     def copy(self) -> Runs:
-        """Runs that change apart from these.  O(runs)."""
+        """Copy the collection; later changes of one do not affect the other. O(runs)."""
         out = Runs()
         out.by_least, out.classes = self.by_least.copy(), self.classes.copy()
         out.bytes_resident, out.mapped, out.fresh = self.bytes_resident, self.mapped, self.fresh
@@ -75,7 +75,7 @@ class Runs:
             self.swap(due := self.of_class(of), merged(due))
 
     def below(self, upper: int) -> list[PendingRun]:
-        """The runs that have an event before ``upper``.  O(log runs + those)."""
+        """List the runs that have an event before ``upper``. O(log runs + those)."""
         return self.by_least[: bisect_left(self.by_least, upper, key=LEAST)]
 
     def advance(self, upper: int) -> None:
@@ -106,7 +106,7 @@ class Runs:
             self.add(run)
 
     def of_class(self, number: int) -> list[PendingRun]:
-        """The runs of a size class."""
+        """List the runs of a size class."""
         return [run for run in self.by_least if class_of(run) == number]
 
     def _count(self, run: PendingRun, sign: int) -> None:
@@ -144,7 +144,7 @@ class Runs:
 
 
 def size_class(size: int) -> int:
-    """The number of a size class, 1 and up: bytes within a factor of ``FAN`` of each other."""
+    """Return the number of a size class, 1 and up: bytes within a factor of ``FAN`` of each other."""
     return (size.bit_length() + 3) // 4
 
 
@@ -154,23 +154,23 @@ def class_of(run: PendingRun) -> int:
 
 
 def merged(runs: Sequence[PendingRun]) -> list[PendingRun]:
-    """The events of some runs as one run, or as final chunks when they are ``LARGE``.  O(n log n)."""
+    """Merge some runs into one run, or into final chunks if they are ``LARGE``. O(n log n)."""
     if sum(run.size for run in runs) < LARGE:
         return [PendingRun.own(joined([run.waiting for run in runs]))]
     return [PendingRun.own(chunk, final=True) for chunk in chunks(runs, rows_of(runs, CHUNK))]
 
 
 def kept(run: PendingRun) -> list[PendingRun]:
-    """The events of a run in memory that they share with nothing.  O(n)."""
+    """Copy the events of a run into memory that nothing else uses. O(n)."""
     return merged([run])
 
 
 def to_spill(runs: Runs, at_most: int, chunk: int) -> list[PendingRun]:
-    """The runs to write so that ``at_most`` bytes stay resident, none when that is so already.  O(runs log runs).
+    """Choose the runs to write so that at most ``at_most`` bytes stay resident. O(runs log runs).
 
-    The final ones go first, those with the latest times before others, as they will wait longest; then the largest.
-    Files of less than half of ``chunk`` bytes that earlier spills left are written anew with them, ``FAN`` of a size
-    class at a time, so that there are never many: each event is written once a class.
+    Final runs go first, those with the latest times before others, as they will wait longest; then the largest. Small
+    files of earlier spills, of less than half of ``chunk`` bytes, are written again with them, ``FAN`` of a size class
+    at a time. So files never become many, and each event is written once a class.
     """
     chosen, bytes_resident = [], runs.bytes_resident
     for run in sorted(
