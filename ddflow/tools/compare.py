@@ -78,7 +78,7 @@ def compare(
     null_key: NullKeys = "error",
     types: Any = None,
 ) -> pa.Table:
-    """The keyed diff of two tables.
+    """Compare two tables by key and return their differences.
 
     Parameters
     ----------
@@ -145,15 +145,16 @@ def comparison(
     look: Look = lambda rows: None,
     null_key: NullKeys = "error",
 ) -> Comparison:
-    """What `compare` returns, and what it says besides.  ``types``, ``how``: of files.  As `compare`.
+    """Compare two tables like `compare`, and return also notes and counts. ``types``, ``how``: of files.
 
-    ``look``: for progress, called with the number of rows read of files since its last call."""
+    ``look``: for progress, called with the number of rows read of files since its last call.
+    """
     keys, left_out = column_names(key, "compare", "key"), column_names(ignore, "compare", "ignore")
     rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
     for given in (before, after):
         if isinstance(given, str | os.PathLike):
             _places(given, how)  # so that a missing one is said before the other is read
-    both = [_read(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
+    both = [_read_rows(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
     there = [name for table in both for name in table.column_names]
     _check_known(left_out, "ignore", there)
     _check_known(types or (), "types", there)
@@ -169,14 +170,14 @@ def comparison(
     )
     notes += as_text(schema, sides)
     return Comparison(
-        _compared(both, schema, Upsert(key=keys, null_key=null_key), sides),
+        _compare_rows(both, schema, Upsert(key=keys, null_key=null_key), sides),
         notes,
         (both[0].num_rows, both[1].num_rows),
         tuple(doubts),
     )
 
 
-def _read(
+def _read_rows(
     given: Any,
     types: Mapping[str, Any],
     how: FileOptions,
@@ -190,7 +191,7 @@ def _read(
         if doubts is not None:
             doubts |= dict.fromkeys(files.doubts)
         rows = of_files(files)
-        given = pa.RecordBatchReader.from_batches(rows.schema, _seen(rows, look))
+        given = pa.RecordBatchReader.from_batches(rows.schema, _count_rows(rows, look))
     table = to_table(given, what, pa.schema(types))
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -210,11 +211,11 @@ def _how(given: Any, how: FileOptions) -> FileOptions:
 
 
 def _places(given: Any, how: FileOptions) -> list[Place]:
-    """The files of a path.  Raises `UnreadableInput`."""
+    """List the files of a path. Raises `UnreadableInput`."""
     return listed([os.fspath(given)], _how(given, how).dialect.kind)
 
 
-def _seen(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:
+def _count_rows(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         look(batch.num_rows)
         yield batch
@@ -228,7 +229,7 @@ def _check_known(names: Iterable[str], option: str, known: list[str]) -> None:
 
 
 def _texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> list[pa.Table]:
-    """The tables, where a column of a text file that reads otherwise on the other side is read again as that is."""
+    """Read a text column again in the other side's type if the two types have no values in common."""
     first, second = both
     shared = [name for name in first.column_names if name in second.column_names]
     odd = [name for name in shared if _common([table.column(name) for table in both]) is None]
@@ -239,7 +240,7 @@ def _texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> li
     for i, text in enumerate(texts):
         if text:
             kinds = {name: pa.string() if all(texts) else both[1 - i].column(name).type for name in odd}
-            out[i] = _read(given[i], kinds, how, f"the rows {SIDES[i]}").select(both[i].column_names)
+            out[i] = _read_rows(given[i], kinds, how, f"the rows {SIDES[i]}").select(both[i].column_names)
     return out
 
 
@@ -250,7 +251,7 @@ def _is_text(given: Any, how: FileOptions) -> bool:
 
 
 def _common(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
-    """A type that holds the values of both columns; None where there is none."""
+    """Return a type that holds the values of both columns; None if there is none."""
     one, other = (column.type for column in columns)
     if one == other:
         return one
@@ -261,7 +262,7 @@ def _common(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
 
 
 def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
-    """The columns of both sides: the key's, then the others in their order."""
+    """Combine the columns of both sides: the key's, then the others in their order."""
     names = dict.fromkeys([*keys, *(name for table in both for name in table.column_names)])
     fields = []
     for name in names:
@@ -275,7 +276,7 @@ def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
                 Phrase("cast one of them, or leave the column out: ", Option("ignore")),
                 column=name,
             )
-        fields.append(pa.field(name, _told(kind)))
+        fields.append(pa.field(name, _replace_null_type(kind)))
     values = [name for name in names if name not in keys]
     shown = [*keys, CHANGE, CHANGED, *(name + suffix for name in values for suffix in SUFFIXES)]
     if clashes := sorted({name for name in shown if shown.count(name) > 1}):
@@ -287,17 +288,17 @@ def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _told(kind: pa.DataType) -> pa.DataType:
-    """A type for values that may all be null, also within lists and structs: text, if nothing else is known."""
+def _replace_null_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type for values that may all be null, also within lists and structs: text, if nothing else is known."""
     if pat.is_null(kind):
         return pa.string()
     if pat.is_list(kind) or pat.is_large_list(kind):
-        field = kind.value_field.with_type(_told(kind.value_type))
+        field = kind.value_field.with_type(_replace_null_type(kind.value_type))
         return pa.list_(field) if pat.is_list(kind) else pa.large_list(field)
-    return pa.struct([each.with_type(_told(each.type)) for each in kind]) if pat.is_struct(kind) else kind
+    return pa.struct([each.with_type(_replace_null_type(each.type)) for each in kind]) if pat.is_struct(kind) else kind
 
 
-def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[Side]) -> pa.Table:
+def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[Side]) -> pa.Table:
     flow, keys = Flow(), tuple(spec.key)
     own = [_inner(name, schema.names) for name in schema.names]  # an input has no columns of updates
     inner = pa.schema([field.with_name(name) for field, name in zip(schema, own, strict=True)])
@@ -326,7 +327,7 @@ def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequ
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
     sides = [side.rename_columns(schema.names) for side in sides]
-    at = _paired([side.select(list(keys)) for side in sides], secret)
+    at = _pair_rows([side.select(list(keys)) for side in sides], secret)
     there = at >= 0
     together, rows = pa.concat_tables(sides), np.where(there[0], at[0], at[1] + sides[0].num_rows)
     columns: dict[str, Any] = {name: together.column(name).take(pa.array(rows)) for name in keys}
@@ -337,19 +338,19 @@ def _compared(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequ
     for name in values:
         for i, suffix in enumerate(SUFFIXES):
             columns[name + suffix] = sides[i].column(name).take(pa.array(at[i], mask=~there[i]))
-    return _sorted(pa.table(columns), keys)
+    return _sort_rows(pa.table(columns), keys)
 
 
 def _inner(name: str, names: Sequence[str]) -> str:
-    """A column's name within; that of updates gets blanks, until no other column is called so."""
+    """Rename a column for the comparison: a reserved name gets blanks, until no other column has its name."""
     own = name if name not in RESERVED else f"{name} "
     while own != name and own in names:
         own += " "
     return own
 
 
-def _paired(keys: list[pa.Table], secret: Secret) -> Ints:
-    """int64[2, n]: the rows of each key, before and after; -1 where there is none."""
+def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
+    """Pair the rows of each key, before and after: int64[2, n]; -1 for a missing row."""
     found = [identities(side, secret, side.num_rows) for side in keys]
     high = np.concatenate([high for high, _ in found])
     low = np.concatenate([low if low.size else np.zeros_like(high) for high, low in found])
@@ -373,8 +374,8 @@ def _names(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), names, mask=pa.array(~both))
 
 
-def _sorted(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """The rows by key, null first; as they are where keys have no order of Arrow's."""
+def _sort_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
+    """Sort the rows by key, null first; keep their order if Arrow cannot sort the keys."""
     by: list[Any] = [(name, "ascending", "at_start") for name in keys]
     try:
         return table.take(pc.sort_indices(table, by))

@@ -93,17 +93,17 @@ def aligned(one: Arrangement, other: Arrangement, bound: Binding, secret: Secret
     begin = 0
     for end, *tables in zip(ends, *(each.within(ends) for each in parts), strict=True):
         pieces = [Piece.of(table, bound, secret, begin, end) for table in tables]
-        yield _joined(pieces[: len(one.partitions)]), _joined(pieces[len(one.partitions) :])
+        yield _join_pieces(pieces[: len(one.partitions)]), _join_pieces(pieces[len(one.partitions) :])
         begin = end + 1
 
 
-def _joined(pieces: list[Piece]) -> Piece:
+def _join_pieces(pieces: list[Piece]) -> Piece:
     words = (np.concatenate(each) for each in zip(*(piece[1:] for piece in pieces), strict=True))
     return Piece(pa.concat_tables([piece.table for piece in pieces]), *words)
 
 
 def misplaced(name: str, table: pa.Table, row: int) -> CorruptState:
-    """The error for a row that stands where its key does not belong."""
+    """Make the error for a row in a place where its key does not belong."""
     shown = as_text(shown_row(table, row))[:200]
     return CorruptState(
         f"the rows of {name!r}",

@@ -49,14 +49,14 @@ class Side(NamedTuple):
         return dialect_of(self.given) if isinstance(self.given, FilePath) else self.how.dialect
 
     def placed(self, error: DdflowError) -> DdflowError:
-        """An error of its rows, with their file and how that calls them."""
+        """Add the file to an error about its rows, with the file's row numbers."""
         if (file := self.file) is None:
             return error
         error.name_rows(lambda row: f"row {row + file[1]:,}", file[0])
         return error.change(asked=error.asked + f", {file[0]}")
 
     def odd(self, name: str, kind: pa.DataType) -> str:
-        """The first text of a column that is no value of a type, and where it is; "" for none.  O(rows)."""
+        """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
         try:
             values(one_chunk(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.forms)
         except Misspelled as error:
@@ -69,7 +69,7 @@ class Side(NamedTuple):
 
 
 def as_text(schema: pa.Schema, sides: Sequence[Side]) -> tuple[str, ...]:
-    """What is said of columns that are text on one side alone.  ``schema``: that of the comparison."""
+    """Make a note for each column that is text on only one side. ``schema``: of the comparison."""
     notes = list[str]()
     for field in schema:
         if not is_text(field.type) or any(field.name not in side.rows.column_names for side in sides):

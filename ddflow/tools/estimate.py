@@ -88,7 +88,7 @@ class Estimate:
         return self.bytes_resident / self.keys if self.keys else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures as plain numbers and None, as ``json.dumps`` takes them."""
+        """Convert the figures to plain numbers and None, for ``json.dumps``."""
         return asdict(self) | {"bytes_resident": self.bytes_resident, "bytes_per_key": self.bytes_per_key}
 
     def __str__(self) -> str:
@@ -227,7 +227,7 @@ def _nbytes(column: pa.Array) -> float:
 
 
 def _batches(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
-    """The rows in pieces, one at least, and the schema that an input of them would have."""
+    """Split the rows into pieces, at least one, and return them with the schema that their input would have."""
     if isinstance(given, pa.RecordBatchReader):
         schema = to_schema(given.schema)
         return chain([empty(schema)], (pa.Table.from_batches([batch]) for batch in given)), schema
@@ -237,7 +237,7 @@ def _batches(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
 
 
 def _events(table: pa.Table, bound: Bound) -> pa.RecordBatch:
-    """A piece in the input's types, without the rows that have no key."""
+    """Convert a piece to the input's types, without the rows that have no key."""
     events = one_batch(conform(table, bound.schema, "an estimate", bound.required))
     if bound.spec.null_key == "keep":
         return events

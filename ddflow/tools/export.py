@@ -37,10 +37,10 @@ from ddflow.time import as_shown
 
 
 def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
-    """The columns of an output or an input, and its rows, table by table; to be read while the snapshot is open.
+    """Return the columns of an output or an input, and its rows, table by table; read them while the snapshot is open.
 
-    ``as_of``: at a time not before ``since``.  Rows that may be there more than once are there once, with ``_diff``.
-    O(rows); memory for one range, or for all where rows have to be brought together.  Raises `NotReadable`.
+    ``as_of``: at a time not before ``since``. Rows of a collection that can have duplicates come once, with ``_diff``.
+    O(rows); memory for one range, or for all if rows have to be brought together. Raises `NotReadable`.
     """
     node = snapshot.node(name)
     if as_of is not None:
@@ -54,7 +54,7 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
 
 
 def ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
-    """The rows of a collection, in pieces; equal rows may be in several.  O(rows)."""
+    """Yield the rows of a collection in pieces; equal rows may be in several. O(rows)."""
     # What is to be read, and what its pieces pass then, as which input.
     walk: list[tuple[Collection, Any]] = [(node, None)]
     while walk:

@@ -185,11 +185,11 @@ class _Check:
                 holds_all(Inventories(whole, manifest.partitions), self._operators(manifest, flow))
 
     def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> StoredInventory | None:
-        """An inventory and all that it names, looked at; None where it cannot be read."""
+        """Check an inventory and all files that it names; return None if it is unreadable."""
         part, number = manifest.inventories[place], manifest.number
         stored, guard = cast(StoredInventory | None, None), partial(self._guard, f"blobs/{part.name}", number)
         with guard():
-            stored = self._stored(part, number)
+            stored = self._load_inventory(part, number)
         if stored is None:
             self.all_named = False
             return None
@@ -201,8 +201,8 @@ class _Check:
             Examination(manifest, at, operators, self.batch_store, guard, self.seen, newest).run(stored)
         return stored
 
-    def _stored(self, part: Blob, number: int) -> StoredInventory | None:
-        """An inventory; None where it, or a sheet of it, is not what was put.  All of them are compared."""
+    def _load_inventory(self, part: Blob, number: int) -> StoredInventory | None:
+        """Load an inventory; return None if it, or a sheet of it, differs from the written one. Compares all."""
         fetch = partial(self._fetch, number=number)
         text = unfolded(fetch(part), self._what(part), fetch)
         whole = all(self.compared[each] is not None for each in (part, *text.sheets))
@@ -212,7 +212,7 @@ class _Check:
         return f"the file {blob.name} of {self.store.where}"
 
     def _plan(self, manifest: Manifest) -> Plan | None:
-        """The flow that a manifest's state was made by; None where its own has functions, or is damaged."""
+        """Load the flow of a manifest's state; return None if its plan has functions, or is damaged."""
         with self._guard(manifest_file(manifest.number), manifest.number):
             try:
                 return plan_of(manifest.plan, self.flow, self.store.where)
@@ -224,7 +224,7 @@ class _Check:
         return None
 
     def _operators(self, manifest: Manifest, flow: Plan | None) -> Operators:
-        """New operators of a manifest's plan, counts where the flow is known."""
+        """Open new operators for a manifest's plan, counts if the flow is known."""
         secret = Secret(*manifest.secret)
         if flow is None:
             given = bounds(manifest.plan, self.store.where)
@@ -243,7 +243,9 @@ class _Check:
         return self._compare(blob, number) or b""
 
     def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
-        """The bytes of a blob, compared once; None, and a problem, when they are not what was put."""
+        """Return the bytes of a blob, compared once; report a problem and return None if they differ from the written
+        ones.
+        """
         if blob not in self.compared:
             self.compared[blob] = None
             self.files.add(blob)
@@ -315,7 +317,9 @@ class _Check:
         return None
 
     def _fragment(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
-        """A fragment of an epoch in a sink: there and whole; how many rows it has, as `_output`."""
+        """Check that a fragment of an epoch in a sink is present and complete; return its number of rows, like
+        `_output`.
+        """
         sink, number, blob = open_sink(str(manifest.folder), self.store), manifest.number, fragment.blob
         path = sink.place(epoch, fragment)
         if (path, blob) in self.files:
@@ -337,5 +341,5 @@ class _Check:
 
 
 def manifest_file(number: int) -> str:
-    """What a manifest's file is called in its state."""
+    """Return the name of a manifest's file in its state."""
     return f"manifests/{number:016d}"

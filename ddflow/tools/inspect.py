@@ -115,7 +115,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
 
 
 def _source(of: Attached, name: str, manifest: Manifest) -> dict[str, Any]:
-    """What is attached, and by input which columns of it came during runs."""
+    """Describe an attached source, and by input its columns that runs added."""
     added = {each: manifest.added[each] for each in (of.left_out or (name,)) if each in manifest.added}
     out: dict[str, Any] = to_builtins(of)
     return out | {"added": to_builtins(added)}
@@ -136,7 +136,7 @@ def _sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
 
 
 def iso(milliseconds: int) -> str:
-    """A moment as text, in UTC."""
+    """Format a moment as text, in UTC."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
@@ -149,13 +149,13 @@ def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
         name: {
             "columns": columns(schema),
             "spec": json.loads(spec.to_json()),
-            "fed": _fed(manifest.fed.get(name, Fed())),
+            "fed": _describe_calls(manifest.fed.get(name, Fed())),
         }
         for name, (schema, spec) in inputs(manifest.plan, where).items()
     }
 
 
-def _fed(fed: Fed) -> dict[str, Any]:
+def _describe_calls(fed: Fed) -> dict[str, Any]:
     before = {"until": fed.until, "events": fed.events, "full": fed.full, "restated": fed.restated}
     runs = [
         {
@@ -182,7 +182,7 @@ def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: 
     """Put in what an inventory says; the keys and pending events that it has."""
     keys = pending = 0
     for name, each in inventory.inputs.items():
-        figures = _arranged(each.rows) | {
+        figures = _describe_arrangement(each.rows) | {
             "arrived": each.arrived,
             "pending": sum(run.rows - run.begin for run in each.runs),
             "pending_files": len(each.runs),
@@ -192,15 +192,15 @@ def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: 
         keys, pending = keys + figures["keys"], pending + figures["pending"]
     for name, operator in inventory.operators.items():
         for arranged in operator.arrangements:
-            figures = _arranged(arranged)
+            figures = _describe_arrangement(arranged)
             add(out["operators"].setdefault(shown(manifest.plan, name, where), {}), figures)
             keys += figures["keys"]
     add(out["verdicts"], {name: n for name, n in inventory.totals.items() if name in NAMES})
     return {"keys": keys, "pending": pending}
 
 
-def _arranged(given: ArrangementRecord) -> dict[str, int]:
-    """The figures of one arrangement."""
+def _describe_arrangement(given: ArrangementRecord) -> dict[str, int]:
+    """Compute the figures of one arrangement."""
     merges = sum(not isinstance(item, RunRecord) for item in given.items)
     files = {blob.name: blob.length for batch in given.batches for blob in (batch.file, batch.bloom) if blob}
     return {
@@ -239,7 +239,7 @@ def _receipt(receipt: Epoch) -> dict[str, Any]:
 
 
 def _version(store: Store, number: int) -> dict[str, Any]:
-    """A manifest that is kept, or why it cannot be read."""
+    """Describe a kept manifest, or the error that makes it unreadable."""
     try:
         manifest = at(store, number)
     except DdflowError as error:

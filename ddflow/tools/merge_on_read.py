@@ -108,7 +108,7 @@ def folded(
     secret: Secret | None = None,
     format: Format | None = None,
 ) -> Iterator[RunningInput]:
-    """What holds the rows that `merge_on_read` gives.  To be read within the ``with``.
+    """Yield the input that holds the rows of `merge_on_read`. Read it within the ``with``.
 
     ``format``: of messages that were decoded to rows of a history.
     """
@@ -148,7 +148,7 @@ def take(engine: Engine, name: str, part: Any, time: Time, epoch: int | None = N
 
 
 def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterator[Any]:
-    """The parts as the fewest calls: events that follow one another are one."""
+    """Group the parts into the fewest calls: adjacent events are one call."""
     for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
         if marked or bound.merging is not None:
             # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
@@ -159,7 +159,7 @@ def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterato
 
 
 def _parts(log: Any) -> tuple[Iterator[Any], Any]:
-    """The parts of a log, and what tells the schema of the first; None when there is none."""
+    """Return the parts of a log, and the source of the first part's schema; None if there is none."""
     parts = parts_of(log, repr(LOG))
     for part in parts:
         if isinstance(part, MARKS):

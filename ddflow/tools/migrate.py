@@ -61,10 +61,11 @@ class Told:
         return all(fed.plain for fed in self.old.dataflow.fed.values())
 
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
-        """The parts of the log of an input of the new plan, marked as the old state was fed; see
+        """Mark the parts of a log of a new plan's input like the calls that fed the old state; see
         `ddflow.engine.logs.as_fed`.
 
-        An input that the old state has not is its only one by another name, or was never fed there: as it is marked.
+        An input that the old state does not have keeps the marks of its log. If both plans have only one input, a new
+        name does not matter.
         """
         inputs = self.old.flow.inputs
         if name not in self.flow.inputs:
@@ -170,7 +171,7 @@ def migrate(
         found = "it is one mapping, and a log has one for each call"
         raise SpecError("migrate a log", found, "give a list of them: [{'orders': rows}, ...]")
     choices: dict[str, Any] = {"whole": whole, "old_flow": old_flow, "retain": retain, "memory": memory, "trust": trust}
-    with replay(old_state, new_state, flow, _fed(log), output, **choices) as done:
+    with replay(old_state, new_state, flow, _make_feed(log), output, **choices) as done:
         return done
 
 
@@ -190,7 +191,7 @@ def replay(
 ) -> Iterator[Migrated]:
     """As `migrate`, of a log that ``feed`` replays; where the block fails, the new state goes as if it never was."""
     with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
-        wanted = _wanted(old, flow, output, whole)
+        wanted = _select_outputs(old, flow, output, whole)
         given: dict[str, Any] = {
             "retain": old.manifest.retain if retain is None else retain,
             "memory": memory,
@@ -234,9 +235,9 @@ def replay(
             )
 
 
-def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
+def _make_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
     def feed(engine: Engine, least: int, told: Told) -> None:
-        epochs, time = map(_calls, _marked(engine.flow, log, told)), 0
+        epochs, time = map(_calls, _mark_calls(engine.flow, log, told)), 0
         calls: list[Mapping[str, Any]] = next(epochs, [{}])
         while calls:
             following = next(epochs, [])
@@ -250,8 +251,8 @@ def _fed(log: Iterable[Mapping[str, Any]]) -> Feed:
     return feed
 
 
-def _marked(flow: Plan, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
-    """The log's calls, their rows marked; read as it goes where the old state was fed events only, else held."""
+def _mark_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
+    """Mark the rows of the log's calls; lazy if the old state was fed events only, else the log is held."""
     calls = log if told.plain else list(log)
     parts = (
         {} if told.plain else {name: told(name, [each[name] for each in calls if name in each]) for name in flow.inputs}
@@ -263,7 +264,7 @@ def _marked(flow: Plan, log: Iterable[Mapping[str, Any]], told: Told) -> Iterato
 
 
 def _calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """An epoch as calls: events of all inputs together, what is no events each on its own."""
+    """Split an epoch into calls: events of all inputs together, full contents and restated rows each alone."""
     events = {name: rows for name, rows in inputs.items() if not isinstance(rows, MARKS)}
     alone: list[Mapping[str, Any]] = [{name: rows} for name, rows in inputs.items() if isinstance(rows, MARKS)]
     return [events, *alone] if events or not alone else alone
@@ -291,8 +292,8 @@ def _close(engine: Engine, old: Snapshot) -> None:
         engine.advance_to(to)
 
 
-def _wanted(old: Snapshot, flow: Plan, output: str | None, whole: bool) -> dict[str, bool]:
-    """The outputs to compare, and whether both states have them with the same columns."""
+def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) -> dict[str, bool]:
+    """Select the outputs to compare, and mark those that both states have with the same columns."""
     if output is not None and output in (sides := flow.side_outputs()):
         raise told_only(f"compare the output {output!r}", output, sides[output][0])
     if output is not None and output not in flow.outputs:
@@ -317,7 +318,7 @@ def _columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
 
 
 def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
-    """What an output holds now and did not before, and the reverse, as updates of the last time."""
+    """Return the net change of an output since the old state, as updates of the last time."""
     parts, schema = [(engine.read(name), 1)], engine.flow.outputs[name].schema
     if old is not None:
         before = old.read(name)
@@ -331,9 +332,9 @@ def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
 
 @contextmanager
 def _fresh(state: State, trust: Trust) -> Iterator[Store]:
-    """The store of a state that is not there yet; in a folder it is gone again when the block fails."""
+    """Create the store of a new state; delete its folder again if the block fails."""
     there = not isinstance(state, Store) and os.path.lexists(state)
-    if _held(state, trust):
+    if _has_state(state, trust):
         raise StateRefused(f"migrate to {state}", "there is a state already", "give a place where there is none")
     store = open_store(state, trust=trust)
     try:
@@ -345,8 +346,8 @@ def _fresh(state: State, trust: Trust) -> Iterator[Store]:
         raise
 
 
-def _held(state: State, trust: Trust) -> bool:
-    """Whether there is a state.  Raises what the store raises."""
+def _has_state(state: State, trust: Trust) -> bool:
+    """Return whether there is a state. Raises the errors of the store."""
     try:
         with opened_store(state, trust=trust) as store:
             return bool(store.numbers()) or store.marked() >= 0

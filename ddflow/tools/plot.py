@@ -105,13 +105,13 @@ def changes(
         up = bool((height >= 0).all())
         axes.bar(np.arange(height.size), height, bottom=below if up else 0, color=colour, label=label)
         below += height if up else 0
-    _labelled(axes, [str(each) for each in distinct.to_pylist()[::together]], "time", title)
+    _label_axes(axes, [str(each) for each in distinct.to_pylist()[::together]], "time", title)
     axes.set_ylabel("keys" if keys else "rows")
     return cast("Axes", axes)
 
 
 def _updates(updates: Any, keys: Sequence[str]) -> pa.Table:
-    """Updates as one table with times.  Raises as `changes`."""
+    """Combine updates into one table with times. Raises the errors of `changes`."""
     if isinstance(updates, Step) or (isinstance(updates, list) and any(isinstance(each, Step) for each in updates)):
         found = "a step has the updates of each output"
         raise SpecError("plot changes", found, "give those of one: step['by_city'], or a list of these")
@@ -148,7 +148,7 @@ def _of_keys(table: pa.Table, keys: Sequence[str], distinct: Any, together: int)
 
 
 def verdicts(of: Any, *, noop: bool = False, title: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """What became of events, and which keys full contents deleted: a bar a call, stacked by verdict.
+    """Plot the verdicts of events, and the keys that full contents deleted: a bar a call, stacked by verdict.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def verdicts(of: Any, *, noop: bool = False, title: str | None = None, ax: "Axes
             below += heights
     hidden = 0 if noop else sum(each.get(NOOP, 0) for each in counts)
     note = f"and {hidden:,} noop" if hidden else None
-    _labelled(axes, [_called(each, n) for n, each in enumerate(given)], "call", title, note)
+    _label_axes(axes, [_label_call(each, n) for n, each in enumerate(given)], "call", title, note)
     axes.set_ylabel("events")
     return cast("Axes", axes)
 
@@ -199,8 +199,8 @@ def _counts(of: Any) -> Mapping[str, int]:
     return {**of.counts, ABSENT: of.absent}
 
 
-def _called(of: Any, number: int) -> str:
-    """A call as the axis names it: by its time where it has one that is no number, else by its place."""
+def _label_call(of: Any, number: int) -> str:
+    """Label a call on the axis: by its time if that is no number, else by its place."""
     if isinstance(of, CallMetrics) and (of.at or of.time):
         return of.at or str(of.time)
     if isinstance(of, Step):
@@ -216,8 +216,8 @@ def _axes(ax: Any) -> Any:
     return import_extra("draw a plot", "plot", "matplotlib.pyplot").subplots(figsize=(8, 3), layout="constrained")[1]
 
 
-def _labelled(axes: Any, labels: list[str], under: str, title: str | None, note: str | None = None) -> None:
-    """Name what is drawn.  ``note``: below the legend's names, also where there are none."""
+def _label_axes(axes: Any, labels: list[str], under: str, title: str | None, note: str | None = None) -> None:
+    """Label the axes. ``note``: below the legend's names, also if there are none."""
     every = max(len(labels) // 12, -(-len(labels) * max(map(len, labels), default=0) // 60), 1)  # so that none overlap
     axes.set_xticks(range(0, len(labels), every), labels[::every])
     axes.set_xlabel(under)

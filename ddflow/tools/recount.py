@@ -41,15 +41,15 @@ def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     for node, kept in snapshot.dataflow.graph.keeping.items():
         if node.forgetting or node.as_it_came or not kept.arrangements or snapshot.dataflow.graph.unkept(*node.inputs):
             continue
-        fresh = _computed(snapshot, node)
+        fresh = _recompute_state(snapshot, node)
         secret = snapshot.dataflow.graph.secret
         stored, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
         wrong = max(np.setdiff1d(stored, made).size, np.setdiff1d(made, stored).size)
         yield shown(description, ids[node], "this state"), wrong
 
 
-def _computed(snapshot: Snapshot, node: Collection) -> Running:
-    """The operator on what its input holds, with a state of its own.  Each range has a time of its own."""
+def _recompute_state(snapshot: Snapshot, node: Collection) -> Running:
+    """Run the operator again over its input's rows, in a new state. Each range has another time."""
     graph = snapshot.dataflow.graph
     fresh: Running = node.open(Context(graph.secret, graph.plan.time_type, frozenset(node.schema.names)))
     for time, piece in enumerate(ranges(graph, node.inputs[0])):
@@ -60,6 +60,6 @@ def _computed(snapshot: Snapshot, node: Collection) -> Running:
 
 
 def _hashes(arranged: Arrangement, secret: Secret) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    """A hash of each group with its count."""
+    """Hash each group with its count."""
     tables: list[pa.Table] = list(arranged.pieces())
     return np.concatenate([np.empty(0, np.uint64), *(value_hashes(table, secret) for table in tables)])

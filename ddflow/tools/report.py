@@ -77,7 +77,7 @@ class Report:
             self.notes.append(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report in plain values."""
+        """Convert the report to plain values."""
         return {"ok": self.ok} | asdict(self) | {"problems": [each._asdict() for each in self.problems]}
 
     def __str__(self) -> str:

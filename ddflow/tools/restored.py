@@ -150,7 +150,7 @@ class Examination:
             )
 
     def _place(self, name: str) -> Place:
-        """What the partition of a row of an operator's state is told by."""
+        """Return the function that computes the partition of rows in an operator's state."""
         if name not in self.operators.by:
             return lambda batch: batch.high
         by, secret = list(self.operators.by[name]), Secret(*self.manifest.secret)
@@ -238,7 +238,7 @@ def holds_all(inventories: Inventories, operators: Operators) -> None:
 
 
 def wrongly_fed(manifest: Manifest) -> Iterator[str]:
-    """What a manifest says of how inputs were fed, and cannot be true.  O(runs of calls * receipts)."""
+    """Find impossible facts in a manifest about the calls that fed its inputs. O(runs of calls * receipts)."""
     plan = manifest.plan.get("inputs")
     if unknown := sorted(set(manifest.fed) - set(plan if isinstance(plan, dict) else ())):
         yield f"it says how {unknown} were fed, which its plan has not"
@@ -252,7 +252,7 @@ def wrongly_fed(manifest: Manifest) -> Iterator[str]:
 
 
 def wrongly_attached(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[str]:
-    """What a manifest says of what is attached, and cannot be true.  ``kept``: the digests of epochs.  O(those)."""
+    """Find impossible facts in a manifest about its sources and sinks. ``kept``: the digests of epochs. O(those)."""
     plan = manifest.plan
     for name, source in manifest.sources.items():
         if (why := misread(source.kind, source.position)) is not None:
@@ -289,5 +289,5 @@ def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
 
 
 def wrong(at: str, found: str) -> CorruptState:
-    """The error for an inventory that does not hold.  ``at``: where in it."""
+    """Make the error for an invalid inventory. ``at``: the place in it."""
     return CorruptState(at, found, MEND)

@@ -80,13 +80,13 @@ class RolledBack:
 
 
 def versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
-    """The versions that a state keeps, descending; a file that is missing or cut is told of, no file is read.
+    """List the versions that a state keeps, descending, with their missing or cut files; no file is read.
 
-    O(bytes of manifests and inventories + files).  Raises `StateRefused` where there is no state.
+    O(bytes of manifests and inventories + files). Raises `StateRefused` if there is no state.
     """
     with opened_store(state, trust=trust) as store:
         lengths = {entry.name: entry.length for entry in store.list()}
-        return [_looked_at(store, number, lengths) for number in _numbers(store)]
+        return [_describe_version(store, number, lengths) for number in _numbers(store)]
 
 
 def rollback(
@@ -128,20 +128,20 @@ def rollback(
     """
     with opened_store(state, trust=trust, readonly=False) as store:
         numbers = _numbers(store)
-        found, passed = _chosen(store, numbers, epoch, look)
+        found, passed = _choose_version(store, numbers, epoch, look)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
         named = [*_readable(store)]
         folders = {each.folder: each for each in named}
         sinks = [sink for each in folders.values() if (sink := owned(store, each, deleting=False)) is not None]
         made = found
         if found.number != numbers[0]:
-            made = _copied(store, found, numbers[0] + 1, look)
+            made = _copy_version(store, found, numbers[0] + 1, look)
         ahead = {name: each.epoch for each in named for name in each.sinks if each.epoch > made.epoch}
         return RolledBack(made, found.number, passed, _hidden(store, made, sinks), ahead)
 
 
 def _numbers(store: Store) -> list[int]:
-    """The numbers of all manifests, descending, with that of one that is lost and has left its mark."""
+    """List the numbers of all manifests, descending, with that of a lost one that has left its mark."""
     marked, numbers = store.marked(), store.numbers()
     if marked > max(numbers, default=-1):
         numbers.append(marked)
@@ -150,7 +150,7 @@ def _numbers(store: Store) -> list[int]:
     return numbers[::-1]
 
 
-def _looked_at(store: Store, number: int, lengths: dict[str, int]) -> OldVersion:
+def _describe_version(store: Store, number: int, lengths: dict[str, int]) -> OldVersion:
     manifest = None
     try:
         manifest = at(store, number)
@@ -162,8 +162,8 @@ def _looked_at(store: Store, number: int, lengths: dict[str, int]) -> OldVersion
     return OldVersion(number, manifest, f"missing or cut: {', '.join(sorted(wrong))}" if wrong else None)
 
 
-def _chosen(store: Store, numbers: list[int], epoch: int | None, look: Look) -> tuple[Manifest, list[str]]:
-    """The version to go back to, every file of which was read; what is wrong with those passed over."""
+def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: Look) -> tuple[Manifest, list[str]]:
+    """Choose the version to go back to, and read all its files; return the faults of the skipped ones too."""
     passed: list[str] = []
     most: int | None = None
     for number in numbers:
@@ -197,15 +197,15 @@ def _chosen(store: Store, numbers: list[int], epoch: int | None, look: Look) -> 
     )
 
 
-def _copied(store: Store, old: Manifest, number: int, look: Look) -> Manifest:
-    """Publish a manifest that says what an old one does, of copies of its files.  O(bytes)."""
+def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manifest:
+    """Publish a copy of an old manifest that names copies of its files. O(bytes)."""
     made: dict[str, Blob] = {}
     try:
         for blob in [*blobs_of(store, old)]:
             if blob.name not in made and blob.name.endswith(".arrow"):
                 made[blob.name] = _copy(store, blob)
                 look(blob.length)
-        parts = tuple(_rewritten(store, part, made) for part in old.inventories)
+        parts = tuple(_rewrite_inventory(store, part, made) for part in old.inventories)
         made |= {blob.name: blob for blob in parts}
         reader = Backlog(store)
         older = _RECEIPTS.decode(renamed(encoded(tuple(reader.receipts(old.backlog))), made))
@@ -247,7 +247,7 @@ def _copied(store: Store, old: Manifest, number: int, look: Look) -> Manifest:
 
 
 def _digest(store: Store, number: int) -> str:
-    """The digest of a manifest, whatever it says; "" when it is lost."""
+    """Compute the digest of a manifest of any content; "" if it is lost."""
     with suppress(CorruptState):
         return digest(store.manifest(number))
     return ""
@@ -258,8 +258,8 @@ def _copy(store: Store, blob: Blob) -> Blob:
     return store.put(blob.name.rpartition(".")[2], lambda sink: sink.write(whole))
 
 
-def _rewritten(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
-    """A partition's inventory, with the names of the copies; in one file, which commits cut into sheets again."""
+def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
+    """Write a partition's inventory with the names of the copies, in one file; commits split it into sheets again."""
     data = renamed(read(store, part).data, made)
     return store.put("json", lambda sink: sink.write(data))
 

@@ -28,7 +28,7 @@ _NUMBER: Final = re.compile(r"[0-9]{16}")
 
 
 def strangers(store: LocalStore) -> Iterator[str]:
-    """What lies in the folder of a state and is not ours.  O(names)."""
+    """List the files in the folder of a state that ddflow did not write. O(names)."""
     place = store.site
     for name in sorted(store.disk.names(place.path)):
         if name not in (*INSIDE, "spill"):

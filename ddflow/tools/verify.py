@@ -136,7 +136,7 @@ class Verified:
         return all(each.ok for each in self.inputs.values()) and not any(self.operators.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """The result in plain values."""
+        """Convert the result to plain values."""
         inputs = {name: asdict(each) | {"ok": each.ok} for name, each in self.inputs.items()}
         return {
             "state": self.where,
@@ -249,7 +249,7 @@ class _Comparison:
         return self.out
 
     def _parts(self, told: Iterator[Any]) -> Iterator[Any]:
-        """The parts of the log as the input takes them in, in their marks."""
+        """Convert the parts of the log to the input's columns, in their marks."""
         for part in told:
             marked = isinstance(part, MARKS)
             table = self.snapshot.dataflow.admissions[self.out.input].table
@@ -273,8 +273,7 @@ class _Comparison:
         self.out.unknown = len(self.unknown)
 
     def _before(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The events that are to be in the state: those before its frontier, and those that lack their key; no
-        message that was bad."""
+        """Select the events that must be in the state: before its frontier or without a key, and no bad messages."""
         self.out.events += batch.num_rows
         self.look(batch.num_rows)
         if self.bound.marks_bad and (bad := batch.num_rows - batch.column(MARK).null_count):

@@ -91,10 +91,10 @@ def _parts() -> Iterator[str]:
     yield from _by_epochs()
     yield from _by_time()
     yield from _on_disk()
-    yield from _reopened()
+    yield from _run_reopened()
     yield from _back()
     yield from _merging()
-    yield from _ordered()
+    yield from _run_ordered()
     yield from _aggregates()
 
 
@@ -182,8 +182,8 @@ def _on_disk() -> Iterator[str]:
         engine.read("numbers")
 
 
-def _reopened() -> Iterator[str]:
-    """State that outlives its engine."""
+def _run_reopened() -> Iterator[str]:
+    """Open a state again after its engine has closed."""
     flow, store = dd.Flow(), MemoryStore()
     flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
     for time in range(2):
@@ -193,7 +193,7 @@ def _reopened() -> Iterator[str]:
 
 
 def _back() -> Iterator[str]:
-    """Updates that become upserts again, by each rule; keys of one row and of several."""
+    """Turn updates back into upserts, by each rule; keys of one row and of several."""
     key = np.arange(60) // 2
     updates = pa.table({"key": key, "value": np.arange(60), "_time": key * 0, "_diff": key * 0 + 1})
     for rule in ("error", "greatest", "all"):
@@ -249,7 +249,7 @@ def _merging() -> Iterator[str]:
 
 
 def _aggregates() -> Iterator[str]:
-    """Sums of integers, floats and decimals, and of squares."""
+    """Run sums of integers, floats and decimals, and of squares."""
     columns = {"id": pa.int64(), "city": pa.string(), "n": pa.int64(), "f": pa.float64(), "d": pa.decimal128(9, 2)}
     texts = {"rows": "count(f)", "i": "sum(n)", "mean": "avg(f)", "d": "sum(d)", "v": "var_pop(f)"}
     flow = dd.Flow()
@@ -263,8 +263,8 @@ def _aggregates() -> Iterator[str]:
     yield "aggregates"
 
 
-def _ordered() -> Iterator[str]:
-    """Rows by group, in an order: written, looked up, taken out, on disk, from an inventory."""
+def _run_ordered() -> Iterator[str]:
+    """Write, look up, delete and restore rows by group in an order, in memory and on disk."""
     schema, batch_store = pa.schema({"n": pa.int64()}), BatchStore(MemoryStore())
     arranged = Arrangement(schema, True, 1, ordered=True)
     arranged.slots.lasting = True
