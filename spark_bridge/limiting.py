@@ -41,7 +41,7 @@ class Limited(Follower, SupportsTriggerAvailableNow):
         self._target = self._newest()
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
-        """The last epoch of the next batch.  O(epochs kept).  Raises `SnapshotExpired` where it cannot be read."""
+        """Return the last epoch of the next batch. O(epochs kept). Raises `SnapshotExpired` if it cannot be read."""
         assert start is not None
         manifest = self._target or self._newest()
         if manifest.epoch == start["epoch"] or not manifest.epoch:

@@ -132,7 +132,7 @@ class Accounts:
                 self._accounts.popitem(last=False)
 
     def of(self, query: str) -> Any:
-        """What has ``stats()`` of a query; None for one that is not known.  O(1)."""
+        """Return the account of a query, which has ``stats()``; None for an unknown query. O(1)."""
         return self._accounts.get(query)
 
 
@@ -210,7 +210,7 @@ def watching(session: Any, what: str) -> Iterator[None]:
 
 @contextmanager
 def _stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
-    """What tells of the stages of the jobs that this thread runs in a block."""
+    """Yield a function that lists the stages of the jobs that this thread runs in the block."""
     context, seen, tag = context_of(session), list[StageProgress](), f"ddflow-{uuid4().hex}"
     if context is None:
 

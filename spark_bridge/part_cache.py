@@ -71,7 +71,7 @@ class PartCache:
         return sum(each.nbytes for each in self._parts.values())
 
     def take(self, key: Key, held: Collection[str]) -> StagePart | None:
-        """The part of a key, if it holds one of the inventories called so; else it is closed, and None.  O(held)."""
+        """Take the part of a key if it holds one of these inventories; else close it and return None. O(held)."""
         cached = self._parts.pop(key, None)
         if cached is None:
             return None
@@ -116,7 +116,7 @@ class CacheLimit(NamedTuple):
     granted: int | None = None
 
     def bytes(self, memory: Memory, cached: int) -> int:
-        """The limit now.  ``cached``: bytes that this worker's cache has already.  Pure.
+        """Compute the current limit. ``cached``: bytes that this worker's cache has already. Pure.
 
         Without a ``fixed`` one, the cache takes a quarter of the worker's share of the memory at most, and leaves an
         eighth of the memory unused.

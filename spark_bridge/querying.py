@@ -107,7 +107,7 @@ def sql(
 
 
 def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | None = None) -> Explained:
-    """What a flow is made of, as `Flow.explain` says it, and below what runs on which stage.
+    """Describe the operators of a flow like `Flow.explain`, and below them the stages that run them.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | Non
 
 
 def planned(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:
-    """The flow of a query, and the frame of each of its inputs.  Runs nothing.  Raises what `sql` says of them."""
+    """Plan a query; return its flow and the frame of each of its inputs. Runs nothing. Raises the errors of `sql`."""
     if not isinstance(frames, Mapping):
         found = f"the frames are a {type(frames).__name__}"
         raise SpecError("a query on Spark", found, "give {table: DataFrame, or dd.keyed(DataFrame, dd.Upsert(...))}")
@@ -158,5 +158,5 @@ def planned(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:
 
 
 def rows(schema: pa.Schema) -> pa.Schema:
-    """The columns of a frame, each of which may be null."""
+    """Make every column of a frame nullable."""
     return pa.schema([field.with_nullable(True) for field in schema])

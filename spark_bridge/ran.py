@@ -80,7 +80,7 @@ class Ran(Mapping[str, DataFrame]):
 
 
 def ran(job: Job, session: Any, committed: Committed, sinks: Mapping[str, int]) -> Ran:
-    """What an epoch put out, and what became of its rows.  ``sinks``: by output, the last epoch that each has."""
+    """Collect the outputs and the verdicts of an epoch. ``sinks``: by output, the last epoch that each has."""
     folder = job.coordinator.manifest.folder
     past = job.coordinator.log.past(committed.epoch)
     return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder, past), sinks)

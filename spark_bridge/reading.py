@@ -79,7 +79,7 @@ class BatchReader(DataSourceReader):
         return self.parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one, in the types that travel.  O(bytes of it).  Raises what `read_updates` does."""
+        """Read a partition's rows, in the types that travel. O(bytes of it). Raises the errors of `read_updates`."""
         assert isinstance(partition, Split), partition
         version, flow, name, columns, as_of, after = self.asked
         yield from sent(read_updates(version, flow, name, partition.share, as_of, after), columns, name, self.filters)
@@ -127,14 +127,14 @@ class Searcher(BatchReader):
 
 
 def parts_of(plan: Plan, name: str, manifest: Manifest) -> list[Split]:
-    """What tasks read of an output or an input.  O(nodes + partitions)."""
+    """Split an output or an input into partitions for tasks. O(nodes + partitions)."""
     if manifest.partitions == 1 or not manifest.inventories or (found := shared(plan, name)) is None:
         return [Split(None)]
     return [Split((found.stage, number)) for number in range(manifest.partitions)]
 
 
 def sent(table: pa.Table, columns: pa.Schema, name: str, filters: Iterable[Any] = ()) -> Iterator[pa.RecordBatch]:
-    """Updates as Spark takes them: some columns, those rows that pass, in the types that travel.  O(rows)."""
+    """Convert updates for Spark: some columns, the rows that pass the filters, in the types that travel. O(rows)."""
     for out in travelling(table.select(columns.names), name):
         for each in filters:
             out = out.filter(_passes(each, out))

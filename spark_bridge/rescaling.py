@@ -97,7 +97,7 @@ def rescale(
     address, size = check_address(state), parse_size(memory)
     asked = f"rescale {address} to {partitions} partitions"
     opened = Rescaler.open(address, partitions, flow=flow, trust=trust, memory=size)
-    return _run(opened, asked, size, session or SparkSession.getActiveSession(), "ddflow rescale")
+    return _run_tasks(opened, asked, size, session or SparkSession.getActiveSession(), "ddflow rescale")
 
 
 def evolve(
@@ -147,11 +147,13 @@ def evolve(
     evolution = Evolution(types, flow)
     opened = Rescaler.open(address, None, trust=trust, memory=size, plans=evolution.plans)
     with inexact(address):
-        made = _run(opened, f"evolve {address}", size, session or SparkSession.getActiveSession(), "ddflow evolve")
+        made = _run_tasks(
+            opened, f"evolve {address}", size, session or SparkSession.getActiveSession(), "ddflow evolve"
+        )
     return evolution.done(made)
 
 
-def _run(
+def _run_tasks(
     opened: AbstractContextManager[Rescaler], asked: str, size: int | None, session: Any, instead: str
 ) -> Rescaled:
     """Run the tasks, in a job where the state is large, and publish what they made.  ``instead``: without Spark."""

@@ -149,7 +149,7 @@ def _without_state(**options: Any) -> None:
 
 
 def stage(flow: Flow) -> OnlyStage:
-    """The one stage of a flow as a function for ``mapInArrow``.  You bring each key into one partition.
+    """Return the one stage of a flow as a function for ``mapInArrow``. You bring each key into one partition.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def stage(flow: Flow) -> OnlyStage:
 
 
 def schema(flow: Flow) -> StructType:
-    """The columns of the one output of ``flow``, as Spark types.
+    """Return the columns of the one output of ``flow``, as Spark types.
 
     Returns
     -------
@@ -199,7 +199,7 @@ def schema(flow: Flow) -> StructType:
 
 
 def _only(flow: Plan) -> Stages:
-    """A flow that is a single stage, cut.  Raises `SpecError`, naming what is too much."""
+    """Cut a flow that is a single stage. Raises `SpecError`, naming the parts that need more."""
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut(flow)
     for what, names in (("inputs", [*flow.inputs]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
@@ -234,7 +234,7 @@ class _Frames(dict[str, DataFrame]):
 
 
 def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None) -> dict[str, DataFrame]:
-    """A frame for each output, of the stages from an empty start; stages that outputs have in common are one frame."""
+    """Make a frame for each output from an empty start; outputs share the frames of common stages."""
     cut(flow)
     flow, known = flow.frozen(), shapes(flow)
     columns = {name: checked(flow, name, frame, streaming=False) for name, frame in frames.items()}
@@ -265,7 +265,7 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
 
 
 def _read_by(flow: Plan, name: str) -> tuple[Any, ...]:
-    """The names of the inputs that an output depends on."""
+    """List the names of the inputs that an output depends on."""
     read = walk_inputs([flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]])
     return tuple(name for name, input in flow.inputs.items() if input in read)
 
@@ -325,7 +325,7 @@ def run_into(
 
 
 def session_of(frames: Mapping[str, DataFrame]) -> Any:
-    """The session of some frames; without any, the active one.  Raises `SpecError` where there is none."""
+    """Return the session of some frames; without any, the active one. Raises `SpecError` if there is none."""
     for frame in frames.values():
         return frame.sparkSession
     session = SparkSession.getActiveSession()

@@ -105,7 +105,7 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 def local_settings(scratch: Path, memory: str) -> dict[str, str]:
-    """What a local session is started with: everything on this host and under ``scratch``."""
+    """Return the settings of a local session: everything on this host and under ``scratch``."""
     logging = scratch / "log4j2.properties"
     return {
         "spark.driver.memory": memory,
@@ -122,10 +122,10 @@ def local_settings(scratch: Path, memory: str) -> dict[str, str]:
 
 @contextmanager
 def local_session(name: str, cores: int | None = None, memory: str = "2g") -> Iterator[SparkSession]:
-    """A session on ``cores`` threads (default: all) of this process's own JVM, stopped at the end of the block.
+    """Start a session on ``cores`` threads (default: all) of this process's JVM, and stop it at the end of the block.
 
-    ``memory`` is the JVM's, and counts for the first session of a process only.  Takes seconds.  Raises `MissingExtra`
-    without a Java that fits and starts, `ConcurrentUse` where the process has an active session.
+    ``memory`` is the JVM's, and counts for the first session of a process only. Takes seconds. Raises `MissingExtra`
+    without a Java that fits and starts, `ConcurrentUse` if the process has an active session.
     """
     ensure_java()
     if SparkSession.getActiveSession() is not None:
@@ -149,7 +149,7 @@ def local_session(name: str, cores: int | None = None, memory: str = "2g") -> It
 
 
 def context_of(session: Any) -> Any:
-    """The session's SparkContext; None on Spark Connect."""
+    """Return the session's SparkContext; None on Spark Connect."""
     try:
         return session.sparkContext
     except (PySparkException, AttributeError, ImportError):

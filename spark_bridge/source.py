@@ -70,12 +70,12 @@ class DdflowSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name, ``"ddflow"``."""
+        """Return the format's name, ``"ddflow"``."""
         return "ddflow"
 
     @classmethod
     def of(cls, flow: Plan) -> type[DdflowSource]:
-        """The data source for states of one plan with functions, which no state holds.  Register it instead.
+        """Make the data source for states of one plan with functions, which no state holds. Register it instead.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class DdflowSource(DataSource):
         return Given
 
     def schema(self) -> StructType:
-        """The columns of the output's updates.
+        """Return the columns of the output's updates.
 
         Returns
         -------
@@ -113,7 +113,7 @@ class DdflowSource(DataSource):
         -----
         O(the plan).
         """
-        with self._opened() as (_, _, plan, name):
+        with self._open_state() as (_, _, plan, name):
             own = plan.updates_schema(name)
             assert own is not None, "the name was looked up"
             return spark_schema(own, f"output {name!r}")
@@ -156,7 +156,7 @@ class DdflowSource(DataSource):
                 "there is no changesFrom",
                 "give it, or asOf instead",
             )
-        with self._opened(self._number("epoch")) as (store, manifest, plan, name):
+        with self._open_state(self._number("epoch")) as (store, manifest, plan, name):
             kind = plan.time_type
             as_of, after, to = (self._time(option, kind) for option in ("asOf", "changesFrom", "changesTo"))
             if name not in plan.outputs and name not in plan.inputs:
@@ -204,7 +204,7 @@ class DdflowSource(DataSource):
         begin = self.options.get("startingEpoch", "earliest").strip().lower()
         if begin not in ("earliest", "latest"):
             begin = str(self._number("startingEpoch"))
-        with self._opened() as (store, _, plan, name):
+        with self._open_state() as (store, _, plan, name):
             if name in plan.inputs and name not in plan.outputs:
                 raise NotReadable(
                     f"follow {name!r} of {store.where}",
@@ -225,8 +225,8 @@ class DdflowSource(DataSource):
             return Limited(*given, most)
 
     @contextmanager
-    def _opened(self, epoch: int | None = None) -> Iterator[tuple[Store, Manifest, Plan, str]]:
-        """The state, a version of it, its plan and the output that is asked for.  Raises what `schema` does."""
+    def _open_state(self, epoch: int | None = None) -> Iterator[tuple[Store, Manifest, Plan, str]]:
+        """Open the state; yield it, a version of it, its plan and the requested output. Raises the errors of `schema`."""
         known = {name.lower(): name for name in OPTIONS}
         for name in self.options:
             if name.lower() not in known:
@@ -256,7 +256,7 @@ class DdflowSource(DataSource):
         return trust
 
     def _output(self, plan: Plan, where: str) -> str:
-        """The output, input or side output that is asked for."""
+        """Return the requested output, input or side output."""
         sides, inputs = [*plan.side_outputs()], [*plan.inputs]
         name: str | None = self.options.get("output")
         if name is None:
@@ -277,7 +277,7 @@ class DdflowSource(DataSource):
         return name
 
     def _columns(self, own: pa.Schema | None, asked: StructType, name: str) -> pa.Schema:
-        """The columns that are asked for, in the flow's types."""
+        """Select the requested columns, in the flow's types."""
         assert own is not None, "the name was looked up"
         there = {field.name: field.dataType for field in spark_schema(own, f"output {name!r}")}
         for field in asked:
@@ -302,7 +302,7 @@ class DdflowSource(DataSource):
             raise SpecError(f"the option {name}={text!r}", "that is no whole number", f"give one{extra}") from None
 
     def _time(self, name: str, kind: pa.DataType) -> int | None:
-        """A time that an option gives.  ``kind``: the type of times."""
+        """Parse the time in an option. ``kind``: the type of times."""
         text = self.options.get(name)
         return None if text is None else from_text(f"the option {name}={text!r}", text, kind)
 

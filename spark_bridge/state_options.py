@@ -41,7 +41,7 @@ class StateOptions(NamedTuple):
 
 
 def check_address(state: Any, outputs: Any = None) -> str:
-    """The address of a state that tasks can open too, whose outputs go to a folder, or elsewhere.
+    """Check and return the address of a state that tasks can open too, and check the target of its outputs.
 
     Raises `SpecError`, `StateRefused` for a scheme that is not supported.
     """

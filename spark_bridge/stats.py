@@ -107,7 +107,7 @@ class EpochStats(NamedTuple):
         return {stage: self.figures[name] for stage, name in names.items() if name in self.figures}
 
     def call(self, sinks: Mapping[str, SinkLag]) -> CallMetrics:
-        """The same as exporters of `Flow.open` take it.  ``sinks``: what they lack.  O(names)."""
+        """Convert the figures for exporters of `Flow.open`. ``sinks``: their lags. O(names)."""
         seconds = {stage: micros / 1e6 for stage, micros in self.stages.items() if stage in DRIVER}
         return CallMetrics(
             "epoch",
@@ -124,7 +124,7 @@ class EpochStats(NamedTuple):
         )
 
     def progress(self) -> dict[str, Any]:
-        """The same in the words of Spark's ``StreamingQueryProgress``, as ``json.dumps`` takes it.  O(names)."""
+        """Convert the figures to the names of Spark's ``StreamingQueryProgress``, for ``json.dumps``. O(names)."""
         hits, parts = self.cached
         return {
             "batchId": self.batch,
@@ -161,7 +161,7 @@ class EpochStats(NamedTuple):
 
 
 def summed(batches: Iterable[EpochStats]) -> EpochStats:
-    """What several batches add up to; epoch, frontier and what waits are the last one's.  O(names).  Pure."""
+    """Add up several batches; epoch, frontier and pending events are those of the last one. O(names). Pure."""
     total = NOTHING
     for each in batches:
         most = max(total.figures.get("memory", 0), each.figures.get("memory", 0))
@@ -248,7 +248,7 @@ class QueryStats(tuple[EpochStats, ...]):
         return [f"times in ms: {'; '.join([*clock, 'cached: parts found open, of all that were needed'])}"]
 
     def _table(self) -> list[list[str]]:
-        """A row for each of the last batches, then the total; columns of verdicts and outputs where there are some."""
+        """Build a row for each of the last batches, then the total; leave out empty columns of verdicts and outputs."""
         last = self[-LINES:]
         all_of = summed((*last, self.total))
         verdicts = [name for name in (*SHOWN, "absent") if all_of.counts.get(name)]
@@ -288,7 +288,7 @@ class QueryStats(tuple[EpochStats, ...]):
 
 
 def _by_name(numbers: Mapping[str, int]) -> str:
-    """A sum, and its parts where there are several."""
+    """Format a sum, and its parts if there are several."""
     parts = ", ".join(f"{printable(name)} {n:,}" for name, n in numbers.items())
     return f"{sum(numbers.values()):,}" + (f" ({parts})" if parts else "")
 

@@ -208,7 +208,7 @@ class Epochs:
         self._feeder, self._elsewhere = feeder, elsewhere
 
     def stats(self) -> QueryStats:
-        """The last epochs that the query committed since it was started, oldest first, and the total.
+        """Return the last epochs that the query committed since it was started, oldest first, and the total.
 
         Where another process commits, as on Spark Connect, these are the epochs that the state keeps, of every writer.
 
@@ -317,13 +317,13 @@ class Query:
             self._query.processAllAvailable()
 
     def exception(self) -> Exception | None:
-        """What ended the query, as Spark has it; or the error of a sink with which it will end at its next trigger."""
+        """Return the error that ended the query, or the sink error that will end it at its next trigger."""
         ended: Exception | None = self._query.exception()
         return self._feeder.failure if ended is None else ended
 
     @contextmanager
     def _as_own(self) -> Iterator[None]:
-        """An error that ended the query, and is not Spark's, as what it was."""
+        """Raise the original error instead of the Spark error that ended the query."""
         try:
             with translated():
                 yield

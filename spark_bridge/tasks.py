@@ -121,16 +121,16 @@ class EpochStage:
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         with noted():
             settle()
-            yield from self._run(batches, _number())
+            yield from self._run_stage(batches, _number())
 
-    def _run(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
+    def _run_stage(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
         start, began = self.start, perf_counter_ns()
         with ExitStack() as stack:
             scratch = None if start.memory is None else stack.enter_context(_scratch())
             shuffle = stack.enter_context(
                 ShuffleReader(self.cut, self.stage, number, start.memory, scratch, self.columns)
             )
-            inputs, sums = _read(shuffle, batches)
+            inputs, sums = _read_chunks(shuffle, batches)
             taken = (perf_counter_ns() - began) // 1000
             yield from shuffle.forwarded
             receipt = None if inputs or sums else idle(self.cut, start, self.stage, number)
@@ -155,7 +155,7 @@ class EpochStage:
                 yield self._receipts(shuffle, receipt, number)
 
     def _part(self, number: int) -> tuple[StagePart, str]:
-        """The part, and how it was found: "hit" where it was open, "behind" where it had to catch up, "miss"."""
+        """Find the part and say how: "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
         start, stage = self.start, self.stage
         at = start.inventory(stage, number)
         found = PARTS.take(self._key(number), (at, *start.before(stage, number)))
@@ -198,11 +198,11 @@ class RunStage:
             batches = (batch for batch in batches if batch.num_rows)
             for first in batches:
                 # The rows say which partition it is: the caller may have joined tasks, or put others before them.
-                yield from self._run(itertools.chain([first], batches), first.column("to")[0].as_py())
+                yield from self._run_stage(itertools.chain([first], batches), first.column("to")[0].as_py())
 
-    def _run(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
+    def _run_stage(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
         with ShuffleReader(self.cut, self.stage, number, columns=self.columns) as shuffle:
-            inputs, sums = _read(shuffle, batches)
+            inputs, sums = _read_chunks(shuffle, batches)
             rows = {name: reader.read_all() for name, reader in inputs.items()}
             yield from shuffle.forwarded
         if not rows and not sums:
@@ -260,7 +260,7 @@ class ReadFiles:
                 yield from travelling(table, self.name)
 
     def tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
-        """The rows of files, one after the other."""
+        """Read the rows of files, one after the other."""
         with ExitStack() as stack:
             batch_store: BatchStore | None = None
             there = self.schema if self.there is None else self.there
@@ -293,8 +293,10 @@ class MakeOfFiles:
                     yield pa.RecordBatch.from_arrays([made], names=["made"])
 
 
-def _read(shuffle: ShuffleReader, batches: Batches) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
-    """Take all chunks in; the rows of each input and the sums of each exchange that came for this stage."""
+def _read_chunks(
+    shuffle: ShuffleReader, batches: Batches
+) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
+    """Take all chunks in and return the rows of each input and the sums of each exchange for this stage."""
     for batch in batches:
         shuffle.take(batch)
     inputs = {name: reader for name in shuffle.cut.flow.inputs if (reader := shuffle.input(name)) is not None}
@@ -303,7 +305,7 @@ def _read(shuffle: ShuffleReader, batches: Batches) -> tuple[dict[str, pa.Record
 
 
 def travelling(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
-    """Updates in types that travel, in batches of bounded size; none for no rows.  O(rows that are cast)."""
+    """Convert updates to types that travel, in batches of bounded size; none for no rows. O(rows that are cast)."""
     width = max(table.nbytes // max(table.num_rows, 1), 1)
     for batch in table.to_batches(max_chunksize=max(min(BATCH_ROWS, BATCH_BYTES // width), 1)):
         yield carried(batch, f"output {output!r}")
@@ -322,12 +324,12 @@ _BEGUN: Final = itertools.count()
 
 
 def _number() -> int:
-    """The task's partition."""
+    """Return the task's partition."""
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder of the task's own on the executor's disk, where Spark keeps what it spills."""
+    """Make a folder for the task on the executor's disk, in Spark's place for spilled data."""
     places = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return tempfile.TemporaryDirectory(prefix="ddflow-", dir=next((p for p in places if os.path.isdir(p)), None))

@@ -59,17 +59,17 @@ class Topics:
         return {**self.__dict__, "_ends": {}}
 
     def ends(self, topic: str) -> Ends:
-        """A topic, connected."""
+        """Connect to a topic."""
         if topic not in self._ends:
             self._ends[topic] = Ends(self.of[topic])
         return self._ends[topic]
 
     def begin(self) -> Offsets:
         """Where reading begins.  O(partitions).  Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`."""
-        return {topic: self._named(topic) or text(self.ends(topic).at) for topic in self.of}
+        return {topic: self._find_offsets(topic) or text(self.ends(topic).at) for topic in self.of}
 
-    def _named(self, topic: str) -> dict[str, int]:
-        """The offsets that are named, and the start of other partitions; -1 is the end and -2 the beginning."""
+    def _find_offsets(self, topic: str) -> dict[str, int]:
+        """Return the given offsets, and the start of other partitions; -1 is the end and -2 the beginning."""
         if topic not in self.given:
             return {}
         ends, asked = self.ends(topic), {int(p): n for p, n in self.given[topic].items()}
@@ -99,7 +99,7 @@ class Topics:
         return {topic: dict(self.ends(topic).still(each)) for topic, each in positions.items() if topic in self.of}
 
     def between(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        """What tasks read.  O(partitions)."""
+        """Split the messages between two offsets into ranges for tasks. O(partitions)."""
         made = list[InputPartition]()
         for topic, partitions in end.items():
             before = start.get(topic, {})
@@ -112,7 +112,7 @@ class Topics:
 
 
 def read(of: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The messages of a range, in a task.  O(messages).  Raises `SourceFailed`, `SourceChanged`."""
+    """Read the messages of a range, in a task. O(messages). Raises `SourceFailed`, `SourceChanged`."""
     assert isinstance(of, Range)
     with noted(), closing(RangeReader(of.of, of.partition, of.first, of.end)) as reader:
         for batch in reader.batches():
@@ -149,11 +149,11 @@ class TopicStream(DataSourceStreamReader):
         return self.topics.positions(self.topics.now(None if start is None else self.topics.offsets(start)))
 
     def partitions(self, start: Positions, end: Positions) -> Sequence[InputPartition]:
-        """What tasks read for a batch."""
+        """Split a batch into ranges for tasks."""
         return self.topics.between(self.topics.offsets(start), self.topics.offsets(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one."""
+        """Read the messages of a range."""
         return read(partition)
 
 
@@ -163,7 +163,7 @@ def text(offsets: Mapping[int, int]) -> dict[str, int]:
 
 
 def shares(start: Offsets, end: Offsets, most: int) -> Offsets:
-    """The end of a batch of so many messages at most, each partition's share by what it has.  O(partitions)."""
+    """Limit a batch to ``most`` messages and share them between partitions by their lag. O(partitions)."""
     lag = {
         (topic, partition): last - start.get(topic, {}).get(partition, 0)
         for topic, partitions in end.items()

@@ -59,7 +59,7 @@ _FIXED: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
 
 
 def carrier(kind: pa.DataType) -> pa.DataType | None:
-    """The Arrow type in which values of ``kind`` travel to and from Spark; None where Spark has none.  Pure."""
+    """Return the Arrow type in which values of ``kind`` travel to and from Spark; None if Spark has none. Pure."""
     if any(test(kind) for test in _ITSELF):
         return kind
     for test, fixed in _FIXED:
@@ -83,7 +83,7 @@ def carrier(kind: pa.DataType) -> pa.DataType | None:
 
 
 def loose(schema: pa.Schema) -> pa.Schema:
-    """The same columns, with all that is inside them nullable."""
+    """Make everything inside the columns nullable."""
     return pa.schema([field.with_type(_loose(field.type)) for field in schema])
 
 
@@ -100,7 +100,7 @@ def _loose(kind: pa.DataType) -> pa.DataType:
 
 
 def carried_schema(schema: pa.Schema, what: str) -> pa.Schema:
-    """The columns in which rows of ``schema`` travel.  Raises `SpecError` naming the column that cannot."""
+    """Return the columns in which rows of ``schema`` travel. Raises `SpecError` for a column without a Spark type."""
     fields = []
     for field in schema:
         kind = carrier(field.type)
@@ -116,17 +116,18 @@ def carried_schema(schema: pa.Schema, what: str) -> pa.Schema:
 
 
 def carried(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
-    """A batch in the types that travel.  O(rows) for the columns that need it.  Raises `SchemaMismatch`."""
+    """Convert a batch to the types that travel. O(rows) for the columns that need it. Raises `SchemaMismatch`."""
     schema = carried_schema(batch.schema, what)
     columns = [_cast(c, f.type, f.name, what) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def restored(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """What came from Spark, by name: each column that came in the carrier of its type in ``schema`` in that type again,
-    the others as they are, for `ddflow.columns.schema.conform` to judge.  O(rows) for the columns that need it.
+    """Convert columns from Spark back to their types in ``schema``, by name, if they came in the carriers of these
+    types.
 
-    ``schema``: loose.  Raises `SchemaMismatch` where a value does not fit.
+    The others stay unchanged, for `ddflow.columns.schema.conform` to judge. O(rows) for the columns that need it.
+    ``schema``: loose. Raises `SchemaMismatch` if a value does not fit.
     """
     for i, name in enumerate(table.column_names):
         at = schema.get_field_index(name)
@@ -144,10 +145,10 @@ def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Array:
 
 
 def by_input(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
-    """The DataFrames of a flow by input: ``frames``, or a DataFrame alone where there is one input.  They are sorted by
-    name, because Spark's checkpoint tells the sources of a query by their places.
+    """Map DataFrames to a flow's inputs: ``frames``, or a single DataFrame if there is one input.
 
-    Raises `SpecError` for what is no flow, `NotArrow` for what are no DataFrames, saying what to write.
+    They are sorted by name, because Spark's checkpoint identifies the sources of a query by their places. Raises
+    `SpecError` for a value that is no flow, `NotArrow` for values that are no DataFrames, with the call to write.
     """
     if isinstance(flow, Plan) and len(flow.inputs) == 1 and not isinstance(frames, Mapping):
         frames = dict.fromkeys(flow.inputs, frames)
@@ -175,9 +176,10 @@ def _check_frame(frame: Any, asked: str) -> None:
 
 
 def arrow_schema(frame: Any) -> pa.Schema:
-    """The columns of a Spark DataFrame, which no job runs for.
+    """Return the columns of a Spark DataFrame without running a job.
 
-    Raises `NotArrow` for what is no DataFrame, `SchemaMismatch` for a type that Spark cannot hand over and take back.
+    Raises `NotArrow` for a value that is no DataFrame, `SchemaMismatch` for a type that Spark cannot hand over and take
+    back.
     """
     _check_frame(frame, "the columns of a DataFrame")
     fields = []
@@ -192,7 +194,7 @@ def arrow_schema(frame: Any) -> pa.Schema:
 
 
 def in_spark(given: T.DataType, declared: pa.Field) -> str:
-    """What Spark calls the type that a column has, and the one that it is declared with: behind what an error says.
+    """Name the Spark type of a column and of its declaration, as the end of an error's text.
 
     >>> in_spark(T.TimestampType(), pa.field("at", pa.timestamp("us")))
     ' (in Spark timestamp, declared timestamp_ntz)'
@@ -205,7 +207,7 @@ def in_spark(given: T.DataType, declared: pa.Field) -> str:
 
 
 def spark_schema(schema: pa.Schema, what: str) -> T.StructType:
-    """The Spark columns, all nullable, for rows of an Arrow schema.  Raises `SpecError` where there is none."""
+    """Return the Spark columns, all nullable, for rows of an Arrow schema. Raises `SpecError` if there is none."""
     kinds = {f.name: from_arrow_type(f.type, prefer_timestamp_ntz=True) for f in carried_schema(schema, what)}
     return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
@@ -218,7 +220,7 @@ class Shape(NamedTuple):
 
 
 def shapes(flow: Plan) -> dict[str, Shape]:
-    """The shape of every output, side outputs included.  Raises `SpecError` where Spark has no type for a column."""
+    """Return the shape of every output, side outputs included. Raises `SpecError` if Spark has no type for a column."""
     schemas = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
     for name, (_, schema) in flow.side_outputs().items():
         schemas[name] = updates_schema(schema, flow.time_type)
