@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 def aside(call: Callable[[], T]) -> T:
-    """What ``call`` returns or raises, run in a thread of its own while this one waits.  Some 50 microseconds.
+    """Run ``call`` in another thread, wait, and return its result or raise its error. Some 50 microseconds.
 
-    Recursion over what a user or a store gave goes through here: Python's limit counts the frames of a thread, so what
-    is taken in one place would be too deep in another.
+    Recursion over a value from a user or a store goes through here. Python's recursion limit counts the frames of a
+    thread, so a value that fits in one place would be too deep in another.
 
     >>> aside(lambda: 6 * 7)
     42

@@ -136,7 +136,7 @@ def publish(listeners: Iterable[Metrics], call: CallMetrics) -> None:
 
 
 def fields(figures: NamedTuple, **more: object) -> dict[str, object]:
-    """What a log record has besides its text: figures as plain values, under ``ddflow``, for logs in JSON.
+    """Convert figures to the fields of a log record: plain values under ``ddflow``, for logs in JSON.
 
     >>> fields(SourceLag(3, "files"), source="orders")
     {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False, 'seconds': None, 'gathered': 0}}

@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 
 def printable(text: str) -> str:
-    """A text on one line, with control characters spelled out."""
+    """Escape the control characters of a text; the result is one line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def lines(text: str) -> str:
-    """The same for a text of several lines, which stay lines."""
+    """Escape the control characters of a text except its line ends."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things: ``1 row``, ``2,000 rows``."""
+    """Format a number of things: ``1 row``, ``2,000 rows``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def console(**settings: Any) -> Console:
-    """A console of Rich's that spells control characters out in whatever it draws."""
+    """Make a Rich console that escapes control characters in all its output."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -55,7 +55,7 @@ def console(**settings: Any) -> Console:
         """Looks at all texts once they are laid out."""
 
         def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
-            """The segments of something to be drawn."""
+            """Render the segments of an object."""
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else lines(text), style, control)
 
@@ -63,9 +63,9 @@ def console(**settings: Any) -> Console:
 
 
 def guard_log(hide: Callable[[str], str] = str) -> None:
-    """The same for what is logged or warned of where nobody has said how: for programs, not for libraries.
+    """Escape logs and warnings that have no other formatter: for programs, not for libraries.
 
-    ``hide``: takes secrets out of a text, which other libraries may log.
+    ``hide``: removes secrets from a text, because other libraries may log them.
     """
 
     class Spelled(logging.Formatter):
@@ -79,7 +79,7 @@ def guard_log(hide: Callable[[str], str] = str) -> None:
 
 
 def as_text(row: Mapping[str, Any] | None) -> str:
-    """A row as a person reads it: ``(id=7, city='Bern', at=2024-01-01 08:00:00)``."""
+    """Format a row for a person: ``(id=7, city='Bern', at=2024-01-01 08:00:00)``."""
     if row is None:
         return "no row"
     shown = {
@@ -89,9 +89,9 @@ def as_text(row: Mapping[str, Any] | None) -> str:
 
 
 def text_table(first: str, table: list[list[str]], rest: list[str]) -> str:
-    """A table for a terminal, its head and rows between lines: the first column is text, the others are numbers.
+    """Format a table for a terminal, with lines before and after it: the first column is text, the others are numbers.
 
-    O(cells of the table).  Pure.
+    O(cells of the table). Pure.
 
     >>> print(text_table("two kinds", [["kind", "rows"], ["a", "7"], ["日本", "1,200"]], ["1,207 in all"]))
     two kinds
@@ -109,7 +109,7 @@ def text_table(first: str, table: list[list[str]], rest: list[str]) -> str:
 
 
 def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
-    """The same for a notebook.  O(cells of the table).  Pure."""
+    """Render a table for a notebook, with lines before and after it. O(cells of the table). Pure."""
     # The first column is text; notebooks align all others, which are numbers, to the right by themselves.
     left = ' style="text-align: left"'
 
@@ -124,7 +124,7 @@ def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
 
 
 def html_text(text: str) -> str:
-    """A text of several lines for a notebook, which keeps them.  O(text).  Pure."""
+    """Render a text of several lines for a notebook and keep its line ends. O(text). Pure."""
     return f"<pre>{escape(lines(text))}</pre>"
 
 

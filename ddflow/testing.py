@@ -109,7 +109,7 @@ class _Trial:
         self.spec, self.schema, self.table, self.collection = spec, schema, table, collection
 
     def outcome(self, calls: Sequence[Sequence[int]]) -> Counter[int]:
-        """The final collection, as hashes of its rows; the differences must add up to it."""
+        """Compute the final collection as hashes of its rows, and check that the differences add up to it."""
         flow = Flow()
         node = flow.output("out", self.collection(flow))
         total: Counter[int] = Counter()

@@ -58,13 +58,13 @@ class Description(NamedTuple):
         return self.upper == later.lower
 
     def joined(self, later: Description) -> Description:
-        """The description of both batches merged: from the lower of one to the upper of the other."""
+        """Describe both batches merged: from the lower of one to the upper of the other."""
         assert self.meets(later), f"{self} and {later} do not meet"
         return Description(self.lower, later.upper, max(self.since, later.since))
 
 
 def advance(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
-    """The new frontier.  Raises `TimeWentBack` when ``to`` is below the present one.  O(1).
+    """Return the new frontier. Raises `TimeWentBack` when ``to`` is below the present one. O(1).
 
     ``kind``: the type of times.
     """
@@ -75,9 +75,9 @@ def advance(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
 
 
 def shown(time: int, kind: pa.DataType = INT64) -> str:
-    """A frontier or time as a person reads it.  ``kind``: the type of times.
+    """Format a frontier or time for a person. ``kind``: the type of times.
 
-    One that Python has no value for is its bare number.
+    A time that Python has no value for is its bare number.
     """
     if time in (CLOSED, NEVER):
         return "CLOSED" if time == CLOSED else "the beginning"
@@ -93,16 +93,16 @@ def _scalar(time: int, kind: pa.DataType) -> pa.Scalar:
 
 
 def as_shown(time: Any, kind: pa.DataType = INT64) -> str:
-    """A time as it was asked for, for a message; ``repr`` of what is none.  ``kind``: the type of times."""
+    """Format a given time for a message; ``repr`` for a value that is no time. ``kind``: the type of times."""
     if isinstance(time, Integral) and not isinstance(time, bool) and NEVER <= int(time) <= CLOSED:
         return shown(int(time), kind)
     return str(time) if isinstance(time, date) else repr(time)
 
 
 def as_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int:
-    """A time or frontier as an int.  Raises `SchemaMismatch` for anything that is none, or is above ``most``.
+    """Convert a time or frontier to an int. Raises `SchemaMismatch` for a value that is no time or above ``most``.
 
-    ``kind``: the type of times.  Of dates and timestamps it may be given as Python's value, or as text.
+    ``kind``: the type of times. A date or timestamp may be a Python value or text.
     """
     if time.__class__ is int and NEVER <= time <= most:
         return time  # as nearly always: what is abstract takes longer to ask
@@ -120,7 +120,7 @@ def as_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int
 
 
 def type_of(time: Any) -> pa.DataType | None:
-    """The type that a step's time says that times are: int64, days, or moments; None for what is no time.
+    """Return the type of times that a step's time implies: int64, days or moments; None for a value that is no time.
 
     >>> type_of(7), type_of(date(2026, 11, 26)), type_of("2026-11-26 12:00+00:00"), type_of("soon")
     (DataType(int64), DataType(date32[day]), TimestampType(timestamp[us, tz=UTC]), None)
@@ -136,7 +136,7 @@ def type_of(time: Any) -> pa.DataType | None:
 
 
 def as_value(time: int, kind: pa.DataType) -> Time:
-    """A time as `type_of` knows its type.
+    """Convert a time to the value whose type `type_of` recognizes.
 
     >>> as_value(19725, pa.date32()), as_value(19725, INT64)
     (datetime.date(2024, 1, 3), 19725)
@@ -146,7 +146,7 @@ def as_value(time: int, kind: pa.DataType) -> Time:
 
 
 def from_text(asked: str, text: str, kind: pa.DataType) -> int:
-    """A time as it is written on the shell: a number, or as its type is written.  Raises `SchemaMismatch`.
+    """Parse a time from the shell: a number, or the text of its type. Raises `SchemaMismatch`.
 
     >>> from_text("--as-of 19725", "19725", pa.date32()), from_text("--as-of 2024-01-03", "2024-01-03", pa.date32())
     (19725, 19725)
@@ -156,7 +156,8 @@ def from_text(asked: str, text: str, kind: pa.DataType) -> int:
 
 
 def seconds(text: str, asked: str) -> float:
-    """A span of time in seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``.  Raises `SpecError`, naming ``asked``.
+    """Parse a span of time to seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``. Raises `SpecError`, naming
+    ``asked``.
 
     >>> seconds("90", "--grace"), seconds("24h", "--orphans"), seconds("50ms", "commit_every=")
     (90.0, 86400.0, 0.05)

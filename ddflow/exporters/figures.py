@@ -37,7 +37,7 @@ class Figure(NamedTuple):
 
 
 def grown(value: float, since: float) -> float:
-    """A value that grows with the clock ``since`` a moment."""
+    """Add the time since ``since`` to a value that grows with the clock."""
     return value + monotonic() - since
 
 

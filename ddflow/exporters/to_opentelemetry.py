@@ -37,18 +37,18 @@ class OpenTelemetryExporter:
         self.meter = (get_meter_provider() if provider is None else provider).get_meter("ddflow", __version__)
         self.growing = dict[str, dict[tuple[tuple[str, str], ...], tuple[float, float]]]()
         """By name, of figures that grow: by attributes, what was said last, and when."""
-        self.instruments = {each.name: self._made(each) for each in FIGURES}
+        self.instruments = {each.name: self._make_instrument(each) for each in FIGURES}
 
     def __repr__(self) -> str:
         return f"OpenTelemetryExporter({self.flow!r})"
 
-    def _made(self, figure: Any) -> Any:
+    def _make_instrument(self, figure: Any) -> Any:
         given = {"name": f"ddflow.{figure.name}", "unit": figure.unit or "1", "description": figure.text}
         if figure.kind == "counter":
             return self.meter.create_counter(**given)
         if figure.grows:
             values = self.growing[figure.name] = {}
-            return self.meter.create_observable_gauge(callbacks=[partial(_observed, values)], **given)
+            return self.meter.create_observable_gauge(callbacks=[partial(_observe_values, values)], **given)
         if figure.kind == "gauge":
             return self.meter.create_gauge(**given)
         return self.meter.create_histogram(**given, explicit_bucket_boundaries_advisory=list(SECONDS))
@@ -66,7 +66,7 @@ class OpenTelemetryExporter:
                     getattr(instrument, put)(value, attributes)
 
 
-def _observed(
+def _observe_values(
     values: Mapping[tuple[tuple[str, str], ...], tuple[float, float]], options: CallbackOptions
 ) -> list[Observation]:
     del options

@@ -36,7 +36,7 @@ class PrometheusExporter:
     def __init__(self, flow: str, registry: CollectorRegistry | None) -> None:
         self.flow, self.registry = flow, REGISTRY if registry is None else registry
         if self.registry not in _MADE:
-            _MADE[self.registry] = {each.name: self._made(each) for each in FIGURES}
+            _MADE[self.registry] = {each.name: self._make_collector(each) for each in FIGURES}
         self.metrics = _MADE[self.registry]
         self.address: str | None = None
         """Where it is served, as ``http://127.0.0.1:9464/metrics``."""
@@ -45,7 +45,7 @@ class PrometheusExporter:
         at = "" if self.address is None else f", served at {self.address}"
         return f"PrometheusExporter({self.flow!r}{at})"
 
-    def _made(self, figure: Any) -> Any:
+    def _make_collector(self, figure: Any) -> Any:
         given = (f"ddflow_{figure.name}", figure.text, ("flow", *figure.labels))
         if figure.kind == "counter":
             return Counter(*given, registry=self.registry)
