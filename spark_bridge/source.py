@@ -226,7 +226,7 @@ class DdflowSource(DataSource):
 
     @contextmanager
     def _open_state(self, epoch: int | None = None) -> Iterator[tuple[Store, Manifest, Plan, str]]:
-        """Open the state; yield it, a version of it, its plan and the requested output. Raises the errors of `schema`."""
+        """Open the state; yield it, its version, its plan and the requested output. Raises the errors of `schema`."""
         known = {name.lower(): name for name in OPTIONS}
         for name in self.options:
             if name.lower() not in known:
