@@ -41,9 +41,9 @@ def told(
     adopt: bool = False,
     checkpoint: str | None = None,
 ) -> Epoch | None:
-    """The epoch that a batch was committed as; None when it is new.  Pure; O(epochs kept).
+    """Return the epoch that a batch was committed as; None if it is new.  Pure; O(epochs kept).
 
-    ``now``: who feeds the state, None for nobody.  ``kept``: epochs that can be replayed.  ``adopt``: take the
+    ``now``: the feed of the state, None if it has none.  ``kept``: epochs that can be replayed.  ``adopt``: take the
     batches of another query from now on.  ``checkpoint``: the asking query's, for messages.  Raises `FeedChanged` for
     another query, one without an id that numbers anew, or one whose first batches went elsewhere; `EpochSkipped` for a
     batch that was left out, or that is not kept any more; `SpecError` for what is no batch.
@@ -54,7 +54,7 @@ def told(
             "that is no batch of a query",
             f"give Feed(query, batch): a text of {QUERY} characters at most, a whole number from 0",
         )
-    what, folder = f"give batch {asked.batch} of {_named(asked.query)} to {where}", _folder(checkpoint)
+    what, folder = f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}", _folder(checkpoint)
     if now is None and asked.batch and not adopt:
         raise FeedChanged(
             what,
@@ -63,9 +63,9 @@ def told(
             f"give checkpoint= another folder, or delete {folder}, to start from the "
             "beginning; or start with " + ADOPT + ", where the state has those rows",
         )
-    if now is None or _adopted(now, asked, adopt):
+    if now is None or _is_adopted(now, asked, adopt):
         return None
-    fed = f"the state is fed by {_named(now.query)}, whose last batch is {now.batch}"
+    fed = f"the state is fed by {_describe_query(now.query)}, whose last batch is {now.batch}"
     if now.query and asked.query and now.query != asked.query:
         raise FeedChanged(
             what,
@@ -96,7 +96,7 @@ def told(
     if found is None:
         raise EpochSkipped(
             what,
-            f"{fed}, and batches that were given before {_kept(kept)} are not kept",
+            f"{fed}, and batches that were given before {_describe_oldest(kept)} are not kept",
             "the checkpoint is older than the state: restore both as of the same time; or "
             f"delete {folder} and start with " + ADOPT + f", which reads the source from its beginning: {AGAIN}",
         )
@@ -104,9 +104,9 @@ def told(
 
 
 def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
-    """The error for a query without an id whose batches are numbered anew."""
+    """Build the error for a query without an id whose batches are numbered again from 0."""
     return FeedChanged(
-        f"give batch {asked.batch} of {_named(asked.query)} to {where}",
+        f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
         f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
         "is another query, or its checkpoint was deleted",
         Phrase(f"restore {_folder(checkpoint)}; or start with ", Option("adopt", True), f": {AGAIN}"),
@@ -114,7 +114,7 @@ def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None)
 
 
 def bound(now: Feed | None, asked: Feed | None) -> Feed | None:
-    """Who feeds a state after a batch, or after an epoch without one.  Pure."""
+    """Return the feed of a state after a batch, or after an epoch without one.  Pure."""
     if asked is None or now is None:
         return asked or now
     if begins_anew(now, asked):
@@ -123,19 +123,20 @@ def bound(now: Feed | None, asked: Feed | None) -> Feed | None:
 
 
 def begins_anew(now: Feed | None, asked: Feed | None) -> bool:
-    """Whether batches that were given before are not of the query any more, so that their numbers mean nothing."""
+    """Return whether earlier batches belong to another query, so that their numbers mean nothing."""
     if now is None or asked is None:
         return False
     return asked.batch != now.batch + 1 or bool(now.query and asked.query and now.query != asked.query)
 
 
 def began_anew(now: Feed, asked: Feed, epoch: Epoch) -> bool:
-    """Whether other rows under the number of a kept epoch mean that a query without an id numbers its batches anew."""
+    """Return whether other rows under the number of a kept epoch mean that a query without an id restarts its
+    numbers."""
     return not (now.query and asked.query) and epoch.batch is not None and epoch.batch < now.batch
 
 
-def _adopted(now: Feed, asked: Feed, adopt: bool) -> bool:
-    """Whether this is the first batch of a query that is taken over."""
+def _is_adopted(now: Feed, asked: Feed, adopt: bool) -> bool:
+    """Return whether this is the first batch of a query that is taken over."""
     if now.query and asked.query:
         return adopt and now.query != asked.query
     return adopt and asked.batch == 0 < now.batch
@@ -149,10 +150,10 @@ def _folder(checkpoint: str | None) -> str:
     return "its checkpoint's folder" if checkpoint is None else f"the folder {checkpoint}"
 
 
-def _named(query: str) -> str:
+def _describe_query(query: str) -> str:
     return f"query {query!r}" if query else "a query without an id"
 
 
-def _kept(kept: Iterable[Epoch]) -> str:
+def _describe_oldest(kept: Iterable[Epoch]) -> str:
     batches = [each.batch for each in kept if each.batch is not None]
     return f"batch {min(batches)}" if batches else "now"

@@ -70,12 +70,12 @@ class Origin(NamedTuple):
 
     @classmethod
     def one(cls, name: str, first: int, rows: int) -> Self:
-        """One origin, from which so many rows came one after the other."""
+        """Build one origin whose rows follow each other from the place ``first``."""
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 
 
 def chunk_limits(partitions: int) -> tuple[int, int]:
-    """How many rows, and how many bytes of them, are packed together, at most.  Pure.
+    """Return how many rows, and how many bytes of them, are packed together at most.  Pure.
 
     262,144 rows or 8 MB, and with many partitions more: a chunk costs some 0.5 KB and 20 us beside its rows, so each
     should have 512 rows or 16 KB; but no more than 2 million rows or 64 MB, of which four copies may be in memory.
@@ -84,30 +84,30 @@ def chunk_limits(partitions: int) -> tuple[int, int]:
 
 
 def chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
-    """The columns of an input's chunks: the ``declared`` ones that are there (None: all), in the declared order."""
+    """Select the columns of an input's chunks: the ``declared`` ones that exist (None: all), in the declared order."""
     return declared if columns is None else pa.schema([field for field in declared if field.name in columns])
 
 
 def with_arrival(schema: pa.Schema, told: bool) -> pa.Schema:
-    """The columns of a chunk, with those places as the last one where they are told."""
+    """Append the column of places to the columns of a chunk if the rows carry their places."""
     return schema.append(pa.field(ARRIVAL, pa.int64(), nullable=False)) if told else schema
 
 
 def sums_schema(exchange: Exchange) -> pa.Schema:
-    """The columns of sums on their way to an exchange: those they meet by, `_time` as int64, `_diff`."""
+    """Return the columns of sums on their way to an exchange: the columns they meet by, `_time` as int64, `_diff`."""
     return updates_schema(exchange.schema, pa.int64())
 
 
 def row_hashes(rows: pa.RecordBatch, secret: Secret) -> Words:
-    """uint64[n]: a keyed hash of each row, with the names of its columns.  O(n); 11 ns a row of four numbers."""
+    """Hash each row with a key and the names of its columns, as uint64[n].  O(n); 11 ns a row of four numbers."""
     names = "".join(f"{len(name)} {name}" for name in rows.schema.names).encode()
     return value_hashes(rows, Secret(secret.k0 ^ xxhash.xxh3_64_intdigest(names), secret.k1))
 
 
 def digests(hashes: Words, starts: Ints) -> pa.Array:
-    """The digest of each group of hashes: their sum and that of their squares, modulo 2**64; 16 bytes.
+    """Compute the digest of each group of hashes: the sums of the hashes and of their squares, modulo 2**64; 16 bytes.
 
-    ``starts``: int64[k], ascending, where each group begins.  O(n).
+    ``starts``: int64[k], ascending, the first row of each group.  O(n).
     """
     sums = np.stack([np.add.reduceat(hashes, starts), np.add.reduceat(hashes * hashes, starts)], axis=1)
     ends = np.arange(0, 16 * starts.size + 1, 16, dtype=np.int32)
@@ -116,21 +116,22 @@ def digests(hashes: Words, starts: Ints) -> pa.Array:
 
 
 def added(*each: bytes) -> bytes:
-    """The digest of the rows of all: order-free, and `NO_ROWS` adds nothing.  O(digests)."""
+    """Add digests up, in any order; `NO_ROWS` adds nothing.  O(digests)."""
     first = sum(int.from_bytes(digest[:8], "little") for digest in each)
     second = sum(int.from_bytes(digest[8:], "little") for digest in each)
     return (first % 2**64).to_bytes(8, "little") + (second % 2**64).to_bytes(8, "little")
 
 
 def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: int) -> pa.RecordBatch:
-    """Rows as chunks, one for each partition and origin, of the columns `PACKED`; by partition, then by origin.
+    """Pack rows into chunks, one for each partition and origin, with the columns `PACKED`; by partition, then by
+    origin.
 
     ``to``: int32[n], ``hashes``: uint64[n].  Rows keep their order within a chunk; those with places told come in the
     order of their places.  O(n) and some 15 us a chunk; no rows are no chunks.
     """
     n, several = rows.num_rows, len(origin.names)
     group: Any = to if several == 1 else to.astype(np.int64) * several + origin.which
-    order, starts = _grouped(group)
+    order, starts = _sort_by_group(group)
     if origin.told and n:
         behind = np.diff(origin.places[order]) < 0
         behind[starts[1:] - 1] = False
@@ -139,7 +140,7 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
     schema, first = with_arrival(rows.schema, origin.told), order[starts]
     table = gather(RowPool(rows.schema, [Rows(rows)]), order, rows.schema)
     columns = [*map(one_chunk, table.columns), *([pa.array(origin.places[order])] if origin.told else [])]
-    payload = _serialized(pa.RecordBatch.from_arrays(columns, schema=schema), [*starts.tolist(), n])
+    payload = _serialize_slices(pa.RecordBatch.from_arrays(columns, schema=schema), [*starts.tolist(), n])
     names = np.zeros(starts.size, np.int64) if several == 1 else origin.which[first]
     return pa.RecordBatch.from_arrays(
         [
@@ -155,8 +156,8 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
     )
 
 
-def _grouped(group: Any) -> tuple[Ints, Ints]:
-    """The stable order of rows by group, and where in it each group begins."""
+def _sort_by_group(group: Any) -> tuple[Ints, Ints]:
+    """Sort rows by group, in a stable order; return the order and the first position of each group."""
     if group.size and int(group.max()) < 1 << 16:
         group = group.astype(np.uint16)  # then a stable sort is one by digits
     order = np.argsort(group, kind="stable")
@@ -164,9 +165,9 @@ def _grouped(group: Any) -> tuple[Ints, Ints]:
     return order, np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if group.size else order
 
 
-def _serialized(rows: pa.RecordBatch, ends: Sequence[int]) -> pa.Array:
-    """Binary values: an Arrow message for each slice of the rows, without their schema.  All are written one behind
-    the other once; a message is a multiple of 8 bytes."""
+def _serialize_slices(rows: pa.RecordBatch, ends: Sequence[int]) -> pa.Array:
+    """Write slices of rows as binary values: an Arrow message each, without their schema.  All go into one buffer, in
+    order; a message is a multiple of 8 bytes."""
     sink = pa.BufferOutputStream()
     at = np.empty(len(ends), np.int32)
     with pa.ipc.new_stream(sink, rows.schema, options=_OPTIONS) as writer:
@@ -182,7 +183,7 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion
 
 
 def payload_at(column: pa.Array, row: int) -> pa.Buffer:
-    """The bytes of one binary value, where they lie: Arrow's own scalars copy them.  O(1)."""
+    """Slice the bytes of one binary value out of a column, without a copy, which Arrow's scalars would make.  O(1)."""
     wide = offset_width(column.type)
     begin, end = np.frombuffer(column.buffers()[1], f"i{wide}", 2, (column.offset + row) * wide).tolist()
     data: pa.Buffer = column.buffers()[2]
@@ -190,9 +191,9 @@ def payload_at(column: pa.Array, row: int) -> pa.Buffer:
 
 
 def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """The rows of a chunk, which refer to its bytes; those are copied where they do not begin at a multiple of 8.
+    """Read the rows of a chunk over its bytes; copies bytes that do not begin at a multiple of 8.
 
-    ``schema``: what they had.  O(columns).  Raises `Misrouted` when they are not so many rows of those columns.
+    ``schema``: their columns.  O(columns).  Raises `Misrouted` if they are not ``rows`` rows of those columns.
     """
     if payload.address % 8:
         payload = pa.py_buffer(np.frombuffer(memoryview(payload), np.uint8).copy())
@@ -216,7 +217,7 @@ def _odd(found: str, rows: int, schema: pa.Schema) -> Misrouted:
 def packed_sums(
     tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret
 ) -> Iterator[pa.RecordBatch]:
-    """Sums on their way, as chunks.  ``tables``: by number of their exchange, the columns of `sums_schema`.
+    """Pack sums into chunks.  ``tables``: by number of their exchange, the columns of `sums_schema`.
 
     A sum goes to the partition of the columns that it meets others by.  O(n), in chunks of what `chunk_limits` says.
     """
@@ -230,7 +231,7 @@ def packed_sums(
 
 
 def sliced(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
-    """A table or batch in slices of at most so many rows and bytes, each one row at least.  O(slices)."""
+    """Slice a table or batch by limits of rows and bytes; each slice has at least one row.  O(slices)."""
     size = plain_size(rows) if rows.num_rows > 1 else 0
     if rows.num_rows <= most_rows and size <= most_bytes:
         if rows.num_rows:
@@ -242,7 +243,7 @@ def sliced(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
 
 
 def packed_said(said: Mapping[int, str], what: int) -> pa.RecordBatch:
-    """What tells partitions something of the messages of an input, and brings no rows.  O(partitions)."""
+    """Pack what a task tells partitions about the messages of an input, without rows.  O(partitions)."""
     n = len(said)
     columns = [[*said], [what] * n, [*said.values()], [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
     return pa.RecordBatch.from_arrays(
@@ -251,7 +252,7 @@ def packed_said(said: Mapping[int, str], what: int) -> pa.RecordBatch:
 
 
 def packed_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:
-    """Receipts on their way to the driver: one row each, which `to` passes on."""
+    """Pack receipts on their way to the driver: one row each, which partition `to` passes on."""
     held_back = list(receipts)
     n = len(held_back)
     columns = [[to] * n, [RECEIPT] * n, [""] * n, [0] * n, [0] * n, [NO_ROWS] * n, held_back]

@@ -136,11 +136,12 @@ class EpochDriver:
         return self.manifest.epoch
 
     def close(self) -> None:
-        """Let go of the store.  Twice is harmless."""
+        """Close the store.  Twice is harmless."""
         self.log.close()
 
     def committed(self, *, epoch: int | None = None, feed: Feed | None = None, adopt: bool = False) -> Epoch | None:
-        """What an epoch, or a batch of a query, was committed as; None when it is the next one.  O(epochs kept).
+        """Find the epoch that was committed under a number, or for a batch of a query; None if it is the next one.
+        O(epochs kept).
 
         ``adopt``: take over the batches of another query.  Raises `EpochSkipped`, `FeedChanged`, `SpecError` for both.
         """
@@ -153,10 +154,10 @@ class EpochDriver:
         return None if epoch is None else self.log.committed(epoch, f"epoch {epoch} of {where}")
 
     def replayed(self, epoch: Epoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
-        """What a committed epoch gave, whose rows are given again.  ``rows``, ``digests``: of all, by input.
+        """Return the result of a committed epoch whose rows are given again.  ``rows``, ``digests``: of all, by input.
 
-        O(inputs).  Raises `ReplayMismatch` when they are others; `FeedChanged` where they are by a query without an
-        id, which then numbers its batches anew.
+        O(inputs).  Raises `ReplayMismatch` if they differ; `FeedChanged` if they come from a query without an
+        id, which then restarts its numbers.
         """
         call = epoch.calls[0]
         found = call_digest(call.kind, call.time, rows, digests)
@@ -177,11 +178,12 @@ class EpochDriver:
     def begin(
         self, *, epoch: int | None = None, feed: Feed | None = None, close: bool = False, adopt: bool = False
     ) -> EpochStart:
-        """Begin the next epoch: what its tasks start from.  O(partitions).  One that was begun before is forgotten.
+        """Begin the next epoch, and return the start for its tasks.  O(partitions).  Forgets an epoch that was begun
+        before.
 
         ``epoch``, ``feed``, ``adopt``: as in `committed`.  ``close``: close all times, hold-back mode.
 
-        Raises what `committed` raises; `EpochSkipped` for what is committed; `Fenced`; `WrongMode` for ``close`` in
+        Raises as `committed` does; `EpochSkipped` for a committed epoch; `Fenced`; `WrongMode` for ``close`` in
         epoch mode; `TimeWentBack` when there are no more times.
         """
         manifest, where = self.manifest, self.log.manifest_log.store.where
@@ -202,11 +204,11 @@ class EpochDriver:
                 f"its last time is {shown(manifest.last)}",
                 "there is none after it: make a new state",
             )
-        self._feed, self._start = feed, self._started(time, CLOSED if close else self._to())
+        self._feed, self._start = feed, self._build_start(time, CLOSED if close else self._to())
         return self._start
 
-    def _started(self, time: int, to: int, growth: Growth | None = None) -> EpochStart:
-        """The start of the next epoch."""
+    def _build_start(self, time: int, to: int, growth: Growth | None = None) -> EpochStart:
+        """Build the start of the next epoch."""
         manifest, store = self.manifest, self.log.manifest_log.store
         return EpochStart(
             store=store if isinstance(store, MemoryStore) else store.where,
@@ -231,20 +233,21 @@ class EpochDriver:
         )
 
     def grow(self) -> EpochStart:
-        """What tasks start from that make what the plan has more than the state: while there is ``growing``, before
-        the next epoch.  O(files), and O(bytes) where it partitions otherwise what there was.  Raises `Fenced`,
+        """Build the start of tasks that make the new parts of the plan.  Call it while there is ``growing``, before the
+        next epoch.  O(files), and O(bytes) if it partitions the rows of the state differently.  Raises `Fenced`,
         `StorageFull`, `StorageFailed`."""
         assert self.growing is not None, "nothing is new"
         log = self.log.manifest_log
         log.check_newest()
         parts = self.growing.inventories(self.given.trust, self.given.memory)
         self.live = LiveFiles.read(log.store, parts, self.cut.stages, self.partitions)
-        self._start = self._started(self.manifest.last, self.manifest.frontier, self.growing.new)
+        self._start = self._build_start(self.manifest.last, self.manifest.frontier, self.growing.new)
         return self._start
 
     def grown(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
-        """Go on from what these tasks made, one receipt of each; the next epoch publishes it.  As `finish`."""
-        taken, whole = self._gathered(start, receipts)
+        """Take over the state that these tasks made, with one receipt of each; the next epoch publishes it.  Raises as
+        `finish` does."""
+        taken, whole = self._gather_receipts(start, receipts)
         self.live = self.live.after(self.log.manifest_log.store, taken)
         self.growing, self._start, self._owed = None, None, whole.outputs
 
@@ -254,7 +257,7 @@ class EpochDriver:
         return self.manifest.retain if self.given.retain is None else self.given.retain
 
     def _to(self) -> int:
-        """The frontier that rows of earlier epochs allow to close to."""
+        """Return the frontier that rows of earlier epochs allow to close to."""
         manifest, least = self.manifest, CLOSED
         for name, input in self.flow.inputs.items():
             seen = manifest.greatest.get(name, NEVER)
@@ -264,7 +267,7 @@ class EpochDriver:
         return max(least, manifest.frontier)
 
     def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: Feed | None = None) -> Committed:
-        """Publish an epoch, of one receipt a task.  O(receipts + files of the state).
+        """Publish an epoch, from one receipt a task.  O(receipts + files of the state).
 
         Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for those of others, `StateRefused` when files are
         not there: nothing was committed then, and the epoch can be begun again; and what a commit raises: `Fenced`,
@@ -274,7 +277,7 @@ class EpochDriver:
         feed = self._feed if feed is None else feed
         if feed != self._feed:
             raise SpecError(f"finish epoch {start.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
-        taken, whole = self._gathered(start, receipts)
+        taken, whole = self._gather_receipts(start, receipts)
         live = self.live.after(self.log.manifest_log.store, taken)
         whole = replace(whole, outputs=together(self._owed, whole.outputs))
         call = self._call(start, whole)
@@ -308,8 +311,10 @@ class EpochDriver:
             start.epoch, call.time, whole.frontier, whole.counts, whole.rows, whole.outputs, figures, False
         )
 
-    def _gathered(self, start: EpochStart, receipts: Iterable[Receipt]) -> tuple[tuple[Receipt, ...], Contribution]:
-        """One receipt a task, and what they say together, whose files are all there."""
+    def _gather_receipts(
+        self, start: EpochStart, receipts: Iterable[Receipt]
+    ) -> tuple[tuple[Receipt, ...], Contribution]:
+        """Check the receipts, one a task, and their files; return them and their sum."""
         if start is not self._start and start != self._start:
             raise SpecError(
                 f"finish epoch {start.epoch}",
@@ -322,7 +327,7 @@ class EpochDriver:
         return taken, whole
 
     def acknowledge(self) -> None:
-        """Publish what is attached, where the newest manifest does not say it.  O(plan).  Raises as a commit does.
+        """Publish the attached sinks and sources if the newest manifest lacks them.  O(plan).  Raises as a commit does.
 
         While the plan has columns that the state has not, the next epoch publishes it.
         """
@@ -332,7 +337,7 @@ class EpochDriver:
             self.log.manifest_log.sweep()
 
     def _call(self, start: EpochStart, whole: Contribution) -> Call:
-        """What is kept of it."""
+        """Build the record of the epoch's call."""
         kind: Kind = "push" if self.flow.holds_back else "step"
         time = 0 if self.flow.holds_back else start.time
         if start.closes:

@@ -56,7 +56,8 @@ class DriverEpochs(KeptEpochs):
         return self.driver.flow
 
     def held(self, name: str) -> pa.Table:
-        """Read from the newest version.  O(bytes of it).  Nothing of what is new, which the next epoch gives."""
+        """Read an output from the newest version; an output that is new is empty until the next epoch.  O(bytes of
+        it)."""
         if self.owes(name):
             return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
@@ -69,11 +70,12 @@ class DriverEpochs(KeptEpochs):
         return pa.concat_tables(read_updates(version, self.flow, name, share) for share in shares)
 
     def owes(self, name: str) -> bool:
-        """Whether it is new."""
+        """Return whether an output is new."""
         return name in self.log.change.outputs
 
     def parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
-        """By partition, where what was gained is large and rows of a key, or equal ones, are in one of them."""
+        """Split an epoch's rows of an output by partition, if they are many and equal rows, or rows of a key, share a
+        partition."""
         each = self.each
         if each is None or len(receipt.calls) != 1 or receipt.size(name) < LARGE or OWED in receipt.calls[0].figures:
             return None
@@ -85,7 +87,7 @@ class DriverEpochs(KeptEpochs):
         return partial(each, receipt, name, blobs)
 
     def acknowledge(self) -> None:
-        """With the inventories that the state has.  While the plan has new columns, the next epoch says it."""
+        """Publish with the inventories of the state.  While the plan has new columns, the next epoch does it."""
         self.driver.acknowledge()
 
 
@@ -97,7 +99,7 @@ def sync_state(
     forget: tuple[str, ...] = (),
     look: Look = lambda rows: None,
 ) -> dict[str, Synced]:
-    """What `Engine.sync` and then `Engine.detach` do, of a state of many partitions.
+    """Sync the sinks of a state of many partitions, as `Engine.sync` and then `Engine.detach` do.
 
     Raises as they do, and `PlanChanged` for a plan that has more than the state."""
     if driver.growing is not None:

@@ -89,10 +89,10 @@ def drop(
     memory: str | int | None = None,
     look: Look = lambda rows: None,
 ) -> Dropped:
-    """Take outputs and inputs out of a state.  O(files + receipts kept); O(bytes) where an operator is partitioned
-    otherwise.
+    """Take outputs and inputs out of a state.  O(files + receipts kept); O(bytes) if an operator is partitioned
+    differently without them.
 
-    ``flow``: the state's plan, with all of them, where it has functions.  The rest as of `ddflow.evolve`.  Raises
+    ``flow``: the state's plan, with all of them, if it has functions.  The rest as in `ddflow.evolve`.  Raises
     `SpecError` for a name that is none, for the last output, for one that has a sink, and for an input that an output
     is made of; `PlanChanged` for another plan; `Fenced` when another writer has committed meanwhile; what opening a
     state and a commit raise.
@@ -112,7 +112,7 @@ def drop(
 def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: Manifest, where: str) -> None:
     """Raise `SpecError` unless these outputs and inputs can go."""
     sides = plan.side_outputs()
-    asked = f"drop {' and '.join(_called('output', outputs) + _called('input', inputs))} of {where}"
+    asked = f"drop {' and '.join(_describe_names('output', outputs) + _describe_names('input', inputs))} of {where}"
     for name in outputs:
         if name in sides:
             found = f"{name!r} is a side output of the input {sides[name][0].name!r}"
@@ -149,8 +149,8 @@ def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: 
         )
 
 
-def _called(kind: str, names: Sequence[str]) -> list[str]:
-    """One or several of a kind, in words; nothing of none."""
+def _describe_names(kind: str, names: Sequence[str]) -> list[str]:
+    """Describe one or several names of a kind in words; an empty list for none."""
     return [f"the {kind} {names[0]!r}" if len(names) == 1 else f"the {kind}s {[*names]}"] if names else []
 
 
@@ -173,7 +173,7 @@ class _Drop:
 
     @contextmanager
     def forgotten(self) -> Iterator[None]:
-        """Where the block fails before a new version may be there, what was written is deleted."""
+        """Delete the written files if the block fails before a new version can exist."""
         try:
             yield
         except BaseException as error:
@@ -184,7 +184,8 @@ class _Drop:
             raise
 
     def inventories(self, trust: Trust, memory: int | None, look: Look) -> tuple[int, int]:
-        """Write those of the new version; how many rows and events were rewritten for it.  O(files)."""
+        """Write the inventories of the new version; return how many rows and events were rewritten for it.
+        O(files)."""
         manifest, many = self.manifest, self.manifest.partitions
         stages = uncut(self.flow) if many == 1 else cut(self.flow)
         old = [StoredInventory.read(self.store, each) for each in manifest.inventories]
@@ -195,7 +196,7 @@ class _Drop:
                 if len(old) == stages.stages * many and inventory == old[at].of:
                     parts.append(manifest.inventories[at])
                 else:
-                    parts.append(self._put(encoded(inventory)))
+                    parts.append(self._write_inventory(encoded(inventory)))
         self.parts = tuple(parts)
         if many == 1 or not old or not moved(self.plan, self.flow, self.nodes):
             return 0, 0
@@ -214,12 +215,12 @@ class _Drop:
                     self.store.delete(blob.name)
         return sum(each.versions for each in made), sum(each.pending for each in made)
 
-    def _put(self, data: bytes) -> Blob:
+    def _write_inventory(self, data: bytes) -> Blob:
         self.written.append(self.store.put("json", lambda sink: sink.write(data)))
         return self.written[-1]
 
     def manifest_of(self) -> Manifest:
-        """The manifest without them.  O(receipts)."""
+        """Build the manifest without them.  O(receipts)."""
         manifest, plan = self.manifest, describe(self.flow)
         backlog = Backlog(self.store).changed(manifest.backlog, self._bare, self.written)
         past = (
@@ -275,7 +276,7 @@ class _Drop:
 
 
 def _used(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
-    """The inputs that outputs are made of."""
+    """Return the inputs that outputs depend on."""
     found = walk_inputs(outputs)
     return {name for name, input in plan.inputs.items() if input in found}
 
@@ -285,7 +286,7 @@ def _but(given: Mapping[str, T], names: set[str]) -> dict[str, T]:
 
 
 def _sources(sources: Mapping[str, Attached], inputs: set[str]) -> dict[str, Attached]:
-    """Without those that have fed nothing but these inputs, as far as the state knows."""
+    """Leave out sources that have fed only these inputs, as far as the state knows."""
     out = dict[str, Attached]()
     for name, each in sources.items():
         fed = _but(each.left_out, inputs)

@@ -22,8 +22,8 @@ from ddflow.time import CLOSED
 
 
 def own(memory: int) -> int:
-    """What is a part's own of the bytes that its task may take: an eighth each is for what Spark hands over together,
-    for what the shuffle reader keeps of it, and for what allocators keep.  Pure."""
+    """Compute the bytes that a part may use of its task's memory: an eighth each goes to rows from Spark, to the
+    shuffle reader and to allocators.  Pure."""
     return memory - 3 * (memory // 8)
 
 
@@ -70,11 +70,11 @@ class EpochStart(NamedTuple):
     growth: Growth | None = None
 
     def inventory(self, stage: int, number: int) -> str:
-        """The name of the inventory of a part; "" for none."""
+        """Return the name of the inventory of a part; "" for none."""
         return self.inventories[stage][number].name if self.inventories else ""
 
     def before(self, stage: int, number: int) -> tuple[str, ...]:
-        """The names of the inventories from which this part's was made, one after the other."""
+        """Return the names of the inventories from which this part's was made, in order."""
         return self.past[stage][number] if self.past else ()
 
     @property

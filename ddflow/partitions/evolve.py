@@ -93,7 +93,8 @@ class Evolution:
         self.schemas: dict[str, pa.Schema] = {}
 
     def plans(self, manifest: Manifest, where: str) -> tuple[Plan, Plan | None]:
-        """See `ddflow.partitions.rescale.Plans`.  Raises `SpecError`, `PlanChanged`."""
+        """Return the new plan and the one before, as `ddflow.partitions.rescale.Plans`.  Raises `SpecError`,
+        `PlanChanged`."""
         if self.flow is None:
             plan = rebuild(manifest.plan, where)
         else:
@@ -114,7 +115,7 @@ class Evolution:
         return plan, self.change.before
 
     def done(self, done: Rescaled) -> Evolved:
-        """What came of it.  ``done``: what the rescaling says."""
+        """Build the result.  ``done``: the result of the rescaling."""
         columns: dict[str, dict[str, tuple[str | None, str]]] = {}
         for name, types in self.change.types.items():
             columns.setdefault(name, {}).update({column: (str(was), str(now)) for column, (was, now) in types.items()})
@@ -126,7 +127,7 @@ class Evolution:
 
 @contextmanager
 def inexact(where: str) -> Iterator[None]:
-    """Word a value that a wider type does not hold.  Raises `SchemaMismatch`."""
+    """Explain a value that a wider type does not hold.  Raises `SchemaMismatch`."""
     try:
         yield
     except Inexact as error:
@@ -212,7 +213,7 @@ def evolve(
 def without(
     state: State, outputs: str | Sequence[str], inputs: str | Sequence[str], types: Any, **options: Any
 ) -> Evolved:
-    """What `evolve` does where outputs and inputs are dropped.  ``options``: of `drop`.  Raises as `evolve`."""
+    """Drop outputs and inputs for `evolve`.  ``options``: of `drop`.  Raises as `evolve` does."""
     names, others = ([each] if isinstance(each, str) else [*dict.fromkeys(each)] for each in (outputs, inputs))
     if types is not None:
         raise SpecError(f"evolve, without {names + others}", "types are given, too", "do one after the other")

@@ -65,7 +65,7 @@ class Growing:
         self._check(graph)
 
     def _check(self, graph: Graph) -> None:
-        """Raise `PlanChanged` where something new is made of rows that are not kept."""
+        """Raise `PlanChanged` if a new part of the plan needs rows that are not kept."""
         fed = {name for each in self.old for name, found in each.of.inputs.items() if found.arrived}
         for name in self.new.outputs:
             if lost := fed.intersection(graph.unkept(graph.plan.outputs[name])):
@@ -75,7 +75,7 @@ class Growing:
                 raise graph.gone(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
 
     def inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:
-        """Write those that tasks start from, stage by stage.  O(files), and O(bytes) where rows must move.
+        """Write the inventories that tasks start from, stage by stage.  O(files), and O(bytes) if rows must move.
 
         ``memory``: what that may take.  Raises `StorageFull`, `StorageFailed`."""
         many, store = self.log.manifest.partitions, self.log.store
@@ -83,17 +83,17 @@ class Growing:
             store.put("json", partial(_write, encoded(relaid(self.cut, stage, self.old[number::many], self.empty))))
             for stage, number in product(range(self.cut.stages), range(many))
         )
-        return self._repartitioned(made, trust, memory) if many > 1 and self._moved() else made
+        return self._move_rows(made, trust, memory) if many > 1 and self._has_moved_rows() else made
 
-    def _moved(self) -> bool:
-        """Whether what the state holds is partitioned otherwise by the new plan."""
+    def _has_moved_rows(self) -> bool:
+        """Return whether the new plan partitions the rows of the state differently."""
         flow = self.cut.flow
         schemas = {name: each.bound.schema for name, each in flow.inputs.items() if name not in self.change.inputs}
         was, nodes = evolved(flow, schemas, only=flow.outputs.keys() - {*self.change.outputs})
         return moved(flow, was, nodes)
 
-    def _repartitioned(self, parts: tuple[Blob, ...], trust: Trust, memory: int | None) -> tuple[Blob, ...]:
-        """The inventories after rows were moved."""
+    def _move_rows(self, parts: tuple[Blob, ...], trust: Trust, memory: int | None) -> tuple[Blob, ...]:
+        """Move rows to their new partitions, and return the new inventories."""
         manifest, store, cut = self.log.manifest, self.log.store, self.cut
         move = moving(store, replace(manifest, inventories=parts), cut, manifest.partitions, trust, memory)
         rescaler = Rescaler(store, self.log, cut, move)

@@ -46,7 +46,7 @@ class GrowthComputation(StageComputation):
         self.growth, self.last, self.upper = growth, last, upper
         self.times, self.many = ints(last), True  # what is held comes in pieces
         self.new = new_operators(graph, growth)
-        computed = set(_computed(graph, growth))
+        computed = set(_find_computed(graph, growth))
         shown = set(self._outputs().values())
         read = computed.union(shown, *(node.inputs for node in computed))
         self.nodes = [node for node in self.nodes if node in read]
@@ -62,7 +62,7 @@ class GrowthComputation(StageComputation):
         ]
 
     def run(self) -> Stepped:
-        """Fill what is new, and what new outputs hold.  O(rows that they are made of)."""
+        """Fill new operators, and return the rows of new outputs.  O(rows that they are made of)."""
         self.of.sent = {}
         if self.last == NEVER:
             return self.out
@@ -80,16 +80,16 @@ class GrowthComputation(StageComputation):
             self._catch_up()
         for name, node in self.outputs():
             pieces = self._pieces(node) if node.consolidated else self.arrived(node, None)
-            self.out.outputs[name] = self.buffer.table(self._shown(node, pieces))
+            self.out.outputs[name] = self.buffer.table(self._output_tables(node, pieces))
         self._send(self.sending)
         return self.out
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
-        """Those of this stage that are new."""
+        """Return the new outputs of this stage."""
         return [(name, node) for name, node in super().outputs() if name in self.growth.outputs]
 
     def events(self, node: Collection) -> Updates:
-        """One of each input where its rows are: a state that closed a time has had events."""
+        """Return one event of each input on its stage: a state that closed a time has had events."""
         if self.of.stage:
             return super().events(node)
         return Updates(pa.table({}), few(0), ints(1), self.times)
@@ -97,14 +97,14 @@ class GrowthComputation(StageComputation):
     def _outputs(self) -> dict[str, Collection]:
         return {name: self.of.plan.outputs[name] for name in self.growth.outputs}
 
-    def _shown(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
-        """What an output holds, as its tables."""
+    def _output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
+        """Yield the rows of an output as its tables."""
         graph, given = self.graph, [node.schema.names]
         for (each,) in self._together([pieces], given):
             yield graph.opened[node].output(each, graph.secret, node.schema, graph.time_type)
 
     def _fill(self, node: Collection) -> None:
-        """Make the state of an operator of what its inputs hold."""
+        """Build the state of an operator from the rows of its inputs."""
         running, changes = self.graph.running[node], []
         for inputs in self._group_inputs(node):
             change = compute_netted(partial(running.filling, since=self.since), inputs, self.graph.secret)
@@ -113,19 +113,19 @@ class GrowthComputation(StageComputation):
         running.apply(changes, self.upper, self.since)
 
     def _give(self, node: Collection) -> None:
-        """Give what is held to all that reads it."""
+        """Send the rows of a collection to all that read it."""
         names = self.graph.needed[node].names
         for piece in self.graph.opened[node].pieces(None):
             self._propagate(node, piece._replace(rows=piece.rows.select(names), times=self.times))
 
 
 def new_operators(graph: Graph, growth: Growth) -> set[Collection]:
-    """The operators that no file has the state of.  O(nodes)."""
+    """Return the operators whose state is in no file.  O(nodes)."""
     return {node for node, name in node_ids(graph.plan).items() if name in growth.operators}
 
 
-def _computed(graph: Graph, growth: Growth) -> Iterable[Collection]:
-    """The collections that are made of others for what is new: they are new, or hold nothing.  O(nodes)."""
+def _find_computed(graph: Graph, growth: Growth) -> Iterable[Collection]:
+    """Return the collections to compute for the new parts of a plan: they are new, or hold nothing.  O(nodes)."""
     new = new_operators(graph, growth)
 
     def is_computed(node: Collection) -> bool:

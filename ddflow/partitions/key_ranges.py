@@ -9,7 +9,8 @@ Partitions are equal ranges of a word of 32 bits, rounded down, so neighbours ma
 
 
 def bounds(number: int, partitions: int) -> tuple[int, int]:
-    """The least and the greatest mixed word (`ddflow.columns.hashing.mixed`) of the identities of a partition.  Pure.
+    """Return the least and the greatest mixed word (`ddflow.columns.hashing.mixed`) of the identities of a partition.
+    Pure.
 
     >>> bounds(1, 4) == (2**30, 2**31 - 1)
     True
@@ -19,6 +20,6 @@ def bounds(number: int, partitions: int) -> tuple[int, int]:
 
 
 def overlapping(number: int, partitions: int, before: int) -> range:
-    """Which of ``before`` partitions hold identities of a partition, one of so many others.  Pure."""
+    """Return the old partitions, of ``before``, that share identities with a new one, of ``partitions``.  Pure."""
     first, last = bounds(number, partitions)
     return range(first * before >> 32, (last * before >> 32) + 1)

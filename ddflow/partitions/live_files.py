@@ -47,7 +47,7 @@ class LiveFiles:
 
     @classmethod
     def read(cls, store: Store, given: tuple[Blob, ...], stages: int, partitions: int) -> LiveFiles:
-        """Those of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
+        """Read the files of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
         parts = by_level(store.where, given, stages, partitions)
         whole = len(given) == partitions == 1 < stages
         files = {
@@ -63,14 +63,15 @@ class LiveFiles:
         return self.parts[0] if self.whole else tuple(blob for stage in self.parts for blob in stage)
 
     def names(self) -> set[str]:
-        """Of all files of the parts.  O(files)."""
+        """Return the names of all files of the parts.  O(files)."""
         return {blob.name for blob in self.inventories}.union(*self.files.values())
 
     def after(self, store: Store, taken: Sequence[Receipt]) -> LiveFiles:
-        """Those after an epoch.  ``taken``: a receipt a part, stage by stage.  O(files of the parts that changed).
+        """Return the inventories and files after an epoch.  ``taken``: a receipt a part, by stage.  O(files of the
+        parts that changed).
 
-        Raises `CorruptState` for a receipt that leaves what its part had not, `ReceiptsDisagree` when only some stages
-        of a state of one inventory wrote their own.
+        Raises `CorruptState` for a receipt that removes a file its part did not have, `ReceiptsDisagree` if only some
+        stages of a state of one inventory wrote their own.
         """
         stages, partitions = taken[-1].stage + 1, taken[-1].number + 1
         blobs = tuple(each.inventory for each in taken)
@@ -104,7 +105,8 @@ class LiveFiles:
 
 
 def by_level(where: str, given: tuple[Blob, ...], stages: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
-    """The inventories of a manifest, for each stage by partition; that of one engine is of all stages.  O(inventories).
+    """Split the inventories of a manifest by stage and partition; one engine's inventory serves all stages.
+    O(inventories).
 
     None before the first commit.  Raises `CorruptState` for another number of them.
     """
@@ -125,9 +127,9 @@ def followed(
     now: tuple[tuple[Blob, ...], ...],
     past: tuple[tuple[tuple[str, ...], ...], ...],
 ) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Of each part, the names of the inventories that led to the one of ``now``, newest first, `PAST` at most.
+    """Return the names of the inventories that led to each part of ``now``, newest first, `PAST` at most.
 
-    ``past``: those that led to ``before``.  O(parts).
+    ``past``: the same for ``before``.  O(parts).
 
     >>> one, two = Blob("a.json", 1, b""), Blob("b.json", 1, b"")
     >>> past = followed(((one, one),), ((two, one),), ())
@@ -144,12 +146,12 @@ def followed(
 
 
 def named(store: Store, inventory: Blob) -> frozenset[str]:
-    """The names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
+    """Return the names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
     return frozenset(read(store, inventory).names)
 
 
 def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
-    """Raise `CorruptState` for a receipt that names what the plan has not.  O(receipts).
+    """Raise `CorruptState` for a receipt with names that the plan does not have.  O(receipts).
 
     ``folder``: whether outputs are in one.
     """
@@ -169,9 +171,9 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
 
 
 def look_for(store: Store, sink: Sink | None, epoch: int, taken: Sequence[Receipt], known: set[Blob]) -> None:
-    """Raise `StateRefused` unless all files that are new are there, as long as their receipts say.  O(those).
+    """Raise `StateRefused` unless all new files exist, with the lengths in their receipts.  O(new files).
 
-    Their bytes are compared by whoever reads them.  Raises what the store raises.
+    Their readers compare the bytes.  Raises as the store does.
     """
     new = {blob for each in taken for blob in each.files() if inside(blob)} - known
     there: dict[str, int | None] = {**store.sizes([blob.name for blob in new])}

@@ -49,12 +49,12 @@ _NOT_ADDED: Final = ("memory", "part_cache")
 def gather(
     receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int
 ) -> tuple[tuple[Receipt, ...], Contribution]:
-    """One receipt a task, stage by stage, and what they add up to.  O(receipts).
+    """Check the receipts, one a task, and add them up; returns them by stage with their sum.  O(receipts).
 
-    ``started_from``: the digest of the manifest that all must have started from.  Raises `MissingReceipts`, naming
+    ``started_from``: the digest of the manifest that all tasks started from.  Raises `MissingReceipts`, naming
     partitions; `ReceiptsDisagree`; `SpecError` for a receipt of another epoch or plan.
     """
-    taken = _taken(receipts, started_from, stages, partitions)
+    taken = _select_receipts(receipts, started_from, stages, partitions)
     frontiers = {each.frontier: each for each in taken}
     if len(frontiers) > 1:
         first, second = list(frontiers.values())[:2]
@@ -84,14 +84,14 @@ def gather(
 
 
 def together(one: Mapping[str, Output], other: Mapping[str, Output]) -> dict[str, Output]:
-    """What outputs gained first and then, in the order of their names.  O(files)."""
+    """Join the files that outputs gained in two steps, in the order of the outputs' names.  O(files)."""
     none = Output((), 0)
     pairs = {name: (one.get(name, none), other.get(name, none)) for name in sorted({*one, *other})}
     return {name: Output((*a.blobs, *b.blobs), a.rows + b.rows) for name, (a, b) in pairs.items()}
 
 
 def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:
-    """32 hex digits for a call whose rows were added up by input; an input without rows counts as not given.
+    """Hash a call whose rows were added up by input, as 32 hex digits; an input without rows counts as not given.
 
     O(inputs).
     """
@@ -103,7 +103,7 @@ def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[
 
 
 def summed(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """The digests of all rows, by input: order-free sums.  O(digests)."""
+    """Add the digests of all rows by input, in any order.  O(digests)."""
     by_input = defaultdict(list)
     for each in digests:
         for name, digest in each.items():
@@ -112,7 +112,7 @@ def summed(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The greatest of the numbers of each name.  O(numbers)."""
+    """Return the greatest number of each name.  O(numbers)."""
     out: dict[str, int] = {}
     for numbers in each:
         for name, number in numbers.items():
@@ -120,8 +120,10 @@ def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return out
 
 
-def _taken(receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int) -> tuple[Receipt, ...]:
-    """One a task, in their order."""
+def _select_receipts(
+    receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int
+) -> tuple[Receipt, ...]:
+    """Select one receipt for each task, in the order of the tasks."""
     taken: dict[tuple[int, int], Receipt] = {}
     asked = f"commit an epoch of {stages} stages and {partitions} partitions"
     for each in receipts:

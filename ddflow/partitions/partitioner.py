@@ -78,7 +78,7 @@ class Partitioner:
         self.chunk_rows, self.chunk_bytes = chunk_rows or rows, chunk_bytes or size
 
     def __call__(self, batches: Iterable[pa.RecordBatch], origin: int) -> Iterator[pa.RecordBatch]:
-        """The rows as chunks, in batches of the columns `PACKED`.
+        """Pack rows into chunks, in batches of the columns `PACKED`.
 
         ``origin``: the number of the task that reads them, by which tasks' rows are put into order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
@@ -86,7 +86,7 @@ class Partitioner:
         first, came, unseen, more = 0, Came(self.table), Unseen(self.left, self.asked), dict[str, None]()
         for table in self._chunks(batches):
             try:
-                chunks = self._routed(table, origin, first, came, unseen, more)
+                chunks = self._route_table(table, origin, first, came, unseen, more)
             except DdflowError as error:
                 error.of_input(self.input, self.several)
                 raise
@@ -100,7 +100,8 @@ class Partitioner:
             yield packed_said(texts, self.number)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Rows as tables that are packed together; one without rows where there are none, to be looked at."""
+        """Yield tables of rows that are packed together; yields a table without rows for each new schema, to check
+        it."""
         chunk: list[pa.RecordBatch] = []
         rows = size = 0
         schema: pa.Schema | None = None
@@ -120,26 +121,26 @@ class Partitioner:
         if chunk:
             yield pa.Table.from_batches(chunk)
 
-    def _routed(
+    def _route_table(
         self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen, more: dict[str, None]
     ) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
-            return self._packed(*self._decoded(table, number, first, came, unseen, more))
+            return self._pack_rows(*self._decode_messages(table, number, first, came, unseen, more))
         told = tells_arrival(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
-        origin = self._told(table) if told else Origin.one(f"{number:010d}", first, table.num_rows)
+        origin = self._read_origin(table) if told else Origin.one(f"{number:010d}", first, table.num_rows)
         if told:
             table = table.drop_columns(carried_only(table.schema, self.declared))
         if self.restore is not None:
             table = self.restore(table)
-        return self._packed(
+        return self._pack_rows(
             one_batch(conform(table, self.schema, repr(self.input), self.required, fixed=self.fixed)), origin
         )
 
-    def _decoded(
+    def _decode_messages(
         self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen, more: dict[str, None]
     ) -> tuple[pa.RecordBatch, Origin]:
-        """The events of messages, and where they come from.  Raises `BadMessage`, `SchemaMismatch`."""
+        """Decode messages into events and their origin.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
         made = uncut(decoded(self.format, table, self.target._replace(table=came.table), first), repr(self.input))
         check_sound(made.rows, repr(self.input))
@@ -149,21 +150,23 @@ class Partitioner:
             more |= dict.fromkeys(undeclared(self.format, table, made, {*self.known, *more}, repr(self.input)))
         made = made._replace(rows=made.rows.select(self.schema.names))
         if tells_arrival(table.schema, pa.schema([])):
-            of = self._told(table)
+            of = self._read_origin(table)
             return one_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
         # Two events of one message stay in their order: their places are those of rows.
         return one_batch(made.rows), Origin.one(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
 
-    def _packed(self, rows: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
+    def _pack_rows(self, rows: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
         high, _ = RowHashes(self.keys, self.secret).of(rows)
         return pack(rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number)
 
-    def _told(self, table: pa.Table) -> Origin:
-        """Where rows say that they come from.  Raises `SchemaMismatch` where one does not."""
+    def _read_origin(self, table: pa.Table) -> Origin:
+        """Read the origin of rows from their columns.  Raises `SchemaMismatch` if a row has none."""
         partition, places = (self._integers(table, name) for name in KAFKA)
         topic = _plain(table, TOPIC) if TOPIC in table.column_names else pa.nulls(table.num_rows)
-        texts, of = _coded((topic if is_text(topic.type) else pa.nulls(table.num_rows, pa.string())).fill_null(""))
-        numbers, which = _coded(partition)
+        texts, of = _encode_values(
+            (topic if is_text(topic.type) else pa.nulls(table.num_rows, pa.string())).fill_null("")
+        )
+        numbers, which = _encode_values(partition)
         which = of * max(len(numbers), 1) + which
         used = np.flatnonzero(np.bincount(which)) if which.size else which
         names = [f"{texts[pair // len(numbers)]}/{numbers[pair % len(numbers)]:010d}" for pair in used.tolist()]
@@ -185,29 +188,28 @@ def _plain(table: pa.Table, name: str) -> pa.Array:
     return plain(one_chunk(table.column(name)))
 
 
-def _coded(column: pa.Array) -> tuple[list[Any], Ints]:
-    """The distinct values of a column, and int64[n]: which of them each value is."""
+def _encode_values(column: pa.Array) -> tuple[list[Any], Ints]:
+    """Encode a column: return its distinct values, and int64[n], the number of each row's value."""
     coded = column.dictionary_encode()
     return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)
 
 
 def tells_arrival(given: pa.Schema, declared: pa.Schema) -> bool:
-    """Whether rows with these columns say where they come from: Kafka's `partition` and `offset` are there, integers,
-    and not both among those ``declared``, which would mean something of the flow's own.  Pure."""
+    """Return whether rows with these columns say their origin.  Kafka's `partition` and `offset` must be integers, and
+    not both among the ``declared`` columns, which mean something else in the flow.  Pure."""
     here = all(given.names.count(n) == 1 and pat.is_signed_integer(given.field(n).type) for n in KAFKA)
     return here and not all(n in declared.names for n in KAFKA)
 
 
 def carried_only(given: pa.Schema, declared: pa.Schema) -> list[str]:
-    """The columns of rows that are for their arrival only, and no part of an event.  Pure."""
+    """Return the columns that only tell the rows' arrival, and are no part of an event.  Pure."""
     if not tells_arrival(given, declared):
         return []
     return [name for name in (*KAFKA, TOPIC) if name in given.names and name not in declared.names]
 
 
 def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
-    """The declared columns that rows have, in the declared order: what `Partitioner` and `ShuffleReader` are to be
-    told.
+    """Return the declared columns that rows have, in the declared order, for `Partitioner` and `ShuffleReader`.
 
     ``given``: the columns of the rows, as they will come.  Raises `SchemaMismatch` for one that occurs twice or was not
     declared, and for a missing one that no event may lack.  O(columns).

@@ -39,7 +39,7 @@ class PastDigests:
     secret: Secret
 
     def __call__(self, chunks: pa.RecordBatch) -> pa.RecordBatch:
-        """The same chunks of rows, with digests by the past columns.  O(rows).  Raises `Misrouted`."""
+        """Replace the digests of chunks by digests over the past columns.  O(rows).  Raises `Misrouted`."""
         chunks = chunks.filter(chunks.column("payload").is_valid())
         payload = chunks.column("payload")
         told = zip(*(chunks.column(name).to_pylist() for name in ("what", "origin", "rows")), strict=True)

@@ -61,7 +61,7 @@ class ByPartition(NamedTuple):
 
 
 def shared(flow: Plan, name: str) -> ByPartition | None:
-    """How an output or an input is shared out to partitions; None where it must be read whole.  O(nodes)."""
+    """Return how an output or an input is split over partitions; None if it must be read whole.  O(nodes)."""
     try:
         places, stages = placed(flow), cut(flow)
     except SpecError:  # it has no outputs
@@ -77,7 +77,7 @@ def shared(flow: Plan, name: str) -> ByPartition | None:
 
 
 def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:
-    """The partitions in which rows with certain values can be, ascending; None where that is not known.  O(keys).
+    """Return the partitions that can have rows with certain values, ascending; None if that is unknown.  O(keys).
 
     ``by``: as in `ByPartition`.  ``values``: by column, Arrow scalars of its type, one of which a row has.
     """
@@ -120,10 +120,10 @@ def read_updates(
     as_of: int | None = None,
     after: int | None = None,
 ) -> pa.Table:
-    """What an output or an input of a version holds, as updates.  O(bytes of what is opened).
+    """Read an output or an input of a version as updates.  O(bytes of what is opened).
 
     ``share``: a stage and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
-    `contents`.  Raises what `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
+    `contents`.  Raises as `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
     """
     with closing(version.opened("read")) as store:
         manifest = version.manifest(store)
@@ -138,10 +138,11 @@ def read_updates(
 
 
 def contents(reading: Reading, name: str, as_of: int | None = None, after: int | None = None) -> pa.Table:
-    """What an output or an input holds, consolidated: its columns, ``_time``, the same in all rows, and ``_diff``.
+    """Read the rows of an output or an input, consolidated: its columns, ``_time``, the same in all rows, and
+    ``_diff``.
 
-    ``as_of``: a time that can be read, by default the last closed one.  ``after``: give what changed since that time.
-    What is turned into upserts comes as those, of which there are no changes.  O(rows of the inputs it depends on).
+    ``as_of``: a time that can be read, by default the last closed one.  ``after``: give the changes since that time.
+    An output of upserts comes as upserts, and has no changes.  O(rows of the inputs it depends on).
     Raises `NotReadable`, `SpecError`.
     """
     node, graph = reading.node(name), reading.dataflow.graph
@@ -156,7 +157,7 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
 
 
 def stamped(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
-    """Rows and their ``_diff`` as updates of a time.  ``schema``: of the updates.  O(rows)."""
+    """Add a column of one time to rows and their ``_diff``.  ``schema``: of the updates.  O(rows)."""
     times = time_column(np.full(table.num_rows, time), schema.field(len(schema) - 2).type)
     columns = [table.column(name) for name in schema.names[:-2]]
     return pa.Table.from_arrays([*columns, pa.chunked_array([times]), table.column(DIFF)], schema=schema)

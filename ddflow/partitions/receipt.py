@@ -105,19 +105,20 @@ class Receipt(Contribution, frozen=True, kw_only=True):
         }
 
     def files(self) -> Iterator[Blob]:
-        """All files that it says are there: its inventory, what that names and is new, what its outputs gained."""
+        """Yield all files that the receipt claims: its inventory, the new files in that, and the files of its
+        outputs."""
         yield self.inventory
         yield from self.added
         for output in self.outputs.values():
             yield from output.blobs
 
     def to_json(self) -> bytes:
-        """Its bytes.  O(files)."""
+        """Encode the receipt as JSON.  O(files)."""
         return encoded(self)
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> Receipt:
-        """The receipt that these bytes are.  ``what``: whose, for messages.  O(bytes).  Raises `CorruptState`."""
+        """Decode a receipt.  ``what``: its task, for messages.  O(bytes).  Raises `CorruptState`."""
         receipt = decoded(_DECODER, data, what, AGAIN)
         try:
             check_files([receipt.outputs])
@@ -127,7 +128,7 @@ class Receipt(Contribution, frozen=True, kw_only=True):
         return receipt
 
     def _look(self) -> None:
-        """Raise `ValueError` unless all files that are new are its writer's own."""
+        """Raise `ValueError` unless its own writer wrote all new files."""
         own = f"{self.nonce}-"
         for blob in (*self.added, *(blob for output in self.outputs.values() for blob in output.blobs)):
             if not (self.nonce and blob.name.startswith(own)):

@@ -29,9 +29,9 @@ NOTHING = Inventory({}, {}, {})
 
 
 def relaid(stages: Stages, stage: int, old: Sequence[StoredInventory], new: Inventory = NOTHING) -> Inventory:
-    """The inventory of one partition on a stage, of those that it has on all stages.  O(files).
+    """Build the inventory of one partition on a stage, from its inventories on all stages.  O(files).
 
-    ``new``: what is said of inputs and operators that these have not.  Events of inputs that the plan has not are
+    ``new``: the records of inputs and operators that these lack.  Events of inputs that the plan lacks are
     counted as `GONE`."""
     ids, totals = node_ids(stages.flow), dict[str, int]()
     wanted = {ids[node] for node in stages.keeping(stage)}
@@ -45,20 +45,20 @@ def relaid(stages: Stages, stage: int, old: Sequence[StoredInventory], new: Inve
     for each in old:
         inputs |= each.of.inputs
         add(totals, each.of.totals)
-    if gone := sum(_resolved(found) for name, found in inputs.items() if name not in stages.flow.inputs):
+    if gone := sum(_count_resolved(found) for name, found in inputs.items() if name not in stages.flow.inputs):
         add(totals, {GONE: gone})
     inputs = {name: found for name, found in inputs.items() if name in stages.flow.inputs}
     return Inventory(inputs, operators, totals)
 
 
 def moved(before: Plan, now: Plan, nodes: Mapping[Collection, Collection]) -> bool:
-    """Whether rows of some operator are in other partitions by one plan than by another.  O(nodes).
+    """Return whether two plans put rows of some operator into different partitions.  O(nodes).
 
     ``nodes``: by collection of the first, the same one of the second."""
     was, places = placed(before), placed(now)
     return any(was[old].by != places[new].by for old, new in nodes.items() if new.keeps)
 
 
-def _resolved(record: InputRecord) -> int:
-    """How many events of an input have a verdict."""
+def _count_resolved(record: InputRecord) -> int:
+    """Count the events of an input that have a verdict."""
     return record.arrived - sum(run.rows - run.begin for run in record.runs)

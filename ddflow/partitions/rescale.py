@@ -108,12 +108,13 @@ class Rescaler:
         memory: str | int | None = None,
         plans: Plans | None = None,
     ) -> Iterator[Rescaler]:
-        """Look at a state; nothing is written there.  O(manifests), and the inventory of a state of one partition.
+        """Open a state for rescaling; nothing is written there.  O(manifests), and the inventory of a state of one
+        partition.
 
-        Where the block fails before a new version may be there, what was ``made`` is deleted.
-        ``partitions``: None for as many as there are.  ``flow``: its plan, where the state's own has functions.
-        ``memory``: what a task may take.  ``plans``: gives the plan that the state shall have, and the one before where
-        that has other columns; by default its own stays.  Raises `SpecError` for a number that cannot be;
+        Deletes the files in ``made`` if the block fails before a new version can exist.
+        ``partitions``: None for as many as there are.  ``flow``: its plan, if the state's plan has functions.
+        ``memory``: what a task may take.  ``plans``: gives the plan that the state shall have, and the one before if
+        it has other columns; by default the plan stays.  Raises `SpecError` for a number that cannot be;
         `StateRefused`, `PlanChanged`, `CorruptState`, and what the store raises.
         """
         whole = isinstance(partitions, int) and not isinstance(partitions, bool)
@@ -151,7 +152,7 @@ class Rescaler:
     def finish(self, made: Iterable[Moved]) -> Rescaled:
         """Publish what the tasks made, one of each, as another version of the same epoch.  O(partitions + files).
 
-        Raises `MissingReceipts` where one is missing, `CorruptState` where a file of one is not there, `Fenced` when
+        Raises `MissingReceipts` if one is missing, `CorruptState` if a file of one is missing, `Fenced` when
         another writer has committed meanwhile, and what `ManifestLog.commit` raises.
         """
         manifest, move = self.manifest_log.manifest, self.move
@@ -184,7 +185,7 @@ class Rescaler:
         if move.before is not None:
             plan, note = describe(self.cut.flow), "evolution"
             past = carried(manifest.past, move.before, manifest.epoch, manifest.oldest)
-            added = _added(manifest, move.before, self.cut.flow)
+            added = _find_added_columns(manifest, move.before, self.cut.flow)
             new = replace(new, plan=plan, fingerprint=fingerprint(plan), past=past, added=added)
         parts = self.parts(taken)
         try:
@@ -198,7 +199,7 @@ class Rescaler:
         return figures._replace(manifest=done.number, files=len(files), bytes=sum(blob.length for blob in files))
 
     def _look(self, taken: list[Moved]) -> None:
-        """Raise `CorruptState` unless all files are there, as long as their tasks said."""
+        """Raise `CorruptState` unless all files exist, with the lengths that their tasks reported."""
         files = {blob: each for each in taken for blob in each.added}
         there = self.store.sizes([blob.name for blob in files])
         for blob, each in files.items():
@@ -211,8 +212,8 @@ class Rescaler:
                 )
 
     def parts(self, taken: list[Moved]) -> list[Blob]:
-        """Write the inventories of the new partitions, stage by stage; one of all stages where there is one partition,
-        as a local engine writes it.  O(files)."""
+        """Write the inventories of the new partitions, stage by stage; writes one for all stages of one partition, as a
+        local engine does.  O(files)."""
         shares: dict[tuple[int, int], list[Inventory]] = {}
         for each in taken:
             for share in each.shares:
@@ -223,7 +224,7 @@ class Rescaler:
         return self.written
 
     def forget(self, made: Iterable[Moved]) -> None:
-        """Delete what tasks wrote, which no version names.  Never fails: what stays is garbage.  O(files)."""
+        """Delete files of tasks, which no version names.  Never fails: what stays is garbage.  O(files)."""
         for blob in (*self.written, *(blob for each in made for blob in each.added)):
             with suppress(DdflowError):
                 self.store.delete(blob.name)
@@ -250,8 +251,8 @@ def rescale(
         return rescaler.finish(rescaler.made)
 
 
-def _added(manifest: Manifest, before: Plan, after: Plan) -> dict[str, tuple[str, ...]]:
-    """By input, the columns that a flow need not declare: those that no flow did, and new ones."""
+def _find_added_columns(manifest: Manifest, before: Plan, after: Plan) -> dict[str, tuple[str, ...]]:
+    """Return, by input, the columns that a flow need not declare: undeclared ones so far, and new ones."""
     added = dict(manifest.added)
     for name, input in before.inputs.items():
         was, now = input.bound.schema.names, after.inputs[name].bound.schema.names
@@ -264,7 +265,7 @@ def _write(data: bytes, sink: FileWriter) -> None:
 
 
 def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str = "rescale") -> Plan:
-    """The plan that a state was made by; the given ``flow`` where there is one.
+    """Return the plan that a state was made by: the given ``flow`` if there is one.
 
     ``verb``: what it is for, for messages.  O(plan).  Raises `PlanChanged` for another one, and what `plan_of` raises.
     """
@@ -279,7 +280,7 @@ def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str = "re
 
 
 def moving(store: Store, manifest: Manifest, plan: Stages, partitions: int, trust: str, memory: int | None) -> Move:
-    """What the tasks of a version start from.  O(bytes of the inventory of a state of one partition)."""
+    """Build the start of a version's tasks.  O(bytes of the inventory of a state of one partition)."""
     start = EpochStart(
         store=store if isinstance(store, MemoryStore) else store.where,
         trust=trust,

@@ -75,10 +75,10 @@ class MovedRows:
         keys: pa.Schema | None = None,
         cast: Cast = cast_rows,
     ) -> dict[int, ArrangementRecord]:
-        """An arrangement as each new partition has it of this one: no run, or one.  O(bytes).
+        """Split an arrangement over the new partitions, each with one run or none.  O(bytes).
 
-        ``what``: where ``given`` stands, for messages.  ``before``: what opens the old one, where its columns were
-        others.  ``keys``: the columns whose identities tell where a version belongs, None where the rows' own do.
+        ``what``: the place of ``given``, for messages.  ``before``: opens the old one, if its columns were
+        others.  ``keys``: the columns whose identities say where a version belongs, None if the rows' own do.
         ``cast``: makes new rows of the old ones."""
         (old, hashed, was), (new, made, identified) = (before or fresh)(), fresh()
         restore(old, given, what, self.batch_store, indexed=False, made=hashed, sieved=False, home=self.home)
@@ -88,7 +88,7 @@ class MovedRows:
         since = max([min(old.since, upper - 1), *(each.since for each in times)])
         shares = {to: _ShareWriter(self, new.schema, old.since) for to in self.targets}
         moves = rekeys(was, identified)
-        source = self._rekeyed(old, fresh()[0], made, cast) if moves else old
+        source = self._rekey_versions(old, fresh()[0], made, cast) if moves else old
         recasts = before is not None and not moves
         most = WAITING if self.move.start.memory is None else self.move.start.memory // 4
         for picked, to in self._ranges(source, keys):
@@ -101,8 +101,8 @@ class MovedRows:
                     share.write()
         return {to: share.record(old, Description(lower, upper, since)) for to, share in shares.items()}
 
-    def _rekeyed(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
-        """All versions under the identities of their wider columns: a run for each piece, to be merged."""
+    def _rekey_versions(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
+        """Put all versions under the identities of their wider columns: a run for each piece, to be merged."""
         out.since, memory = old.since, self.move.start.memory
         if memory is not None and old.slots.batches:
             old.piece = _piece(old, memory)
@@ -120,7 +120,7 @@ class MovedRows:
         return out
 
     def _ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[Picked, Narrow]]:
-        """The versions that stay, merged, some identities at a time, and the partition that each belongs to."""
+        """Yield the versions that stay, merged, some identities at a time, and the partition of each."""
         memory = self.move.start.memory
         if memory is not None and old.slots.batches:
             old.piece = _piece(old, memory)
@@ -129,13 +129,13 @@ class MovedRows:
             if old.lapse is not None and old.keeps:
                 picked = picked.without(useless(picked, old.since, old.lapse))
             if picked.high.size:
-                words = picked.high if keys is None else self._said(picked, old, keys)
+                words = picked.high if keys is None else self._hash_keys(picked, old, keys)
                 yield picked, partition_of(words, self.move.partitions)
 
-    def _said(self, picked: Picked, old: Arrangement, keys: pa.Schema) -> Any:
-        """uint64[m]: the identity of each version by its row's ``keys``.
+    def _hash_keys(self, picked: Picked, old: Arrangement, keys: pa.Schema) -> Any:
+        """Hash each version by its row's ``keys``, as uint64[m].
 
-        A deletion's row may be filler, so what a live version of the same key says holds for all."""
+        A deletion's row may be filler, so a live version of the same key decides for all."""
         high, _ = identities(gather(old.slots.pool, picked.references, keys), self.secret, picked.high.size)
         first = picked.starts
         of, live = np.cumsum(first) - 1, picked.live != 0
@@ -155,7 +155,7 @@ class _ShareWriter:
         self.latest = NEVER
 
     def put(self, batch: Batch) -> None:
-        """Take in the next versions.  O(n), and O(those that wait) where they fill a file."""
+        """Add the next versions.  O(n), and O(versions that wait) if they fill a file."""
         if self.waiting and self.nbytes + batch.nbytes > WAITING:
             self.write()
         self.waiting.append(batch)
@@ -168,7 +168,7 @@ class _ShareWriter:
             self.write()
 
     def write(self) -> None:
-        """Write what waits to a file.  O(bytes)."""
+        """Write the versions that wait to a file.  O(bytes)."""
         if not self.waiting:
             return
         batch = _whole(self.waiting, self.since)
@@ -182,7 +182,7 @@ class _ShareWriter:
         self.written.append(BatchRecord(kept.blob, len(batch), None, layout, 0))
 
     def record(self, old: Arrangement, description: Description) -> ArrangementRecord:
-        """It as an inventory has it, when all is written.  O(files)."""
+        """Write the rest, and build the record for an inventory.  O(files)."""
         self.write()
         lower, upper, since = map(int, description)
         return ArrangementRecord(
@@ -198,19 +198,19 @@ class _ShareWriter:
 
 
 def without_versions(given: ArrangementRecord) -> ArrangementRecord:
-    """What an arrangement says that gives nothing.  O(1)."""
+    """Return the record of an arrangement without its versions.  O(1)."""
     return changed(given, latest=NEVER, keys=0, tombstones=0, shapes=[], items=[])
 
 
 def _piece(old: Arrangement, memory: int) -> int:
-    """How many versions are looked at together."""
+    """Return how many versions are read together."""
     batches = old.slots.batches
     width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
     return min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
 
 
 def grouped(to: Narrow) -> dict[int, Ints]:
-    """The places of each value, ascending.  O(n log n), and O(n) for values below 65,536."""
+    """Group positions by value, ascending.  O(n log n), and O(n) for values below 65,536."""
     narrow = to.astype(np.uint16)  # a stable sort of which is one by digits
     order = np.argsort(narrow, kind="stable")
     first = np.flatnonzero(np.append(True, np.diff(to[order]) != 0))
@@ -218,7 +218,7 @@ def grouped(to: Narrow) -> dict[int, Ints]:
 
 
 def _whole(batches: list[Batch], since: int) -> Batch:
-    """Batches of ascending identities as one."""
+    """Join batches of ascending identities into one."""
     names = ("high", "low", "time", "live", "value", "order")
     columns: dict[str, Any] = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
     n, latest = columns["high"].size, int(columns["time"].max())

@@ -85,12 +85,12 @@ class Moved(Strict, frozen=True):
     figures: dict[str, Natural]
 
     def to_json(self) -> bytes:
-        """Its bytes.  O(files)."""
+        """Encode the result as JSON.  O(files)."""
         return encoded(self)
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> Moved:
-        """From those again.  ``what``: whose, for messages.  O(bytes).  Raises `CorruptState`."""
+        """Decode a result.  ``what``: its task, for messages.  O(bytes).  Raises `CorruptState`."""
         return decoded(_DECODER, data, what, AGAIN)
 
 
@@ -100,11 +100,11 @@ _DECODER: Final = Decoder(Moved)
 def task(
     cut: Stages, move: Move, stage: int, number: int, store: Store | None = None, look: Look = lambda rows: None
 ) -> Moved:
-    """Share out one old partition of a stage.  O(bytes of it), in memory that of a piece and of what waits for files,
-    or that of ``start.memory``.
+    """Share out one old partition of a stage.  O(bytes of it); memory for a piece and the rows that wait for files, or
+    ``start.memory``.
 
-    ``store``: the state's, where it is open here.  ``look``: called with the number of rows written since its last
-    call.  Raises `StateRefused` where it cannot be seen, `CorruptState`,
+    ``store``: the state's, if it is open here.  ``look``: called with the number of rows written since its last
+    call.  Raises `StateRefused` if it cannot be seen, `CorruptState`,
     `StorageFull`, `StorageFailed`; what was written is deleted then.
     """
     began = perf_counter_ns()
@@ -134,7 +134,7 @@ class _Task:
             self.before = {name: node for node, name in node_ids(move.before).items()}
 
     def made(self) -> Moved:
-        """All shares, written.  O(bytes of the partition)."""
+        """Write all shares.  O(bytes of the partition)."""
         waiting = 0
         inputs = {to: dict[str, InputRecord]() for to in self.rows.targets}
         operators = {to: dict[str, OperatorRecord]() for to in self.rows.targets}
@@ -159,7 +159,7 @@ class _Task:
         return Moved(self.stage, self.number, tuple(shares), tuple(self.rows.added), self.rows.versions, waiting, {})
 
     def _input(self, name: str, input: Input) -> Iterator[tuple[int, InputRecord, int]]:
-        """An input's rows, pending events and numbers, as each new partition has them, and how many events wait."""
+        """Yield an input's rows, pending events and numbers for each new partition, and how many of its events wait."""
         horizon = self.move.horizons.get(name)
 
         def opened(bound: Binding) -> Opened:
@@ -170,7 +170,7 @@ class _Task:
 
         was = None if self.move.before is None else self.move.before.inputs[name].bound
         old = None if was is None else partial(opened, was)
-        given, what = self._found("inputs", name, self.old.of.inputs.get(name))
+        given, what = self._require_record("inputs", name, self.old.of.inputs.get(name))
         resolved, batchers = self._pending(input, what, given, was)
         rows = self.rows.shared(f"{what}, rows", given.rows, partial(opened, input.bound), old)
         nothing = without_versions(next(iter(rows.values())))
@@ -192,8 +192,8 @@ class _Task:
                 len(batcher),
             )
 
-    def _found(self, kind: str, name: str, found: T | None) -> tuple[T, str]:
-        """What the inventory says, and where."""
+    def _require_record(self, kind: str, name: str, found: T | None) -> tuple[T, str]:
+        """Return a record of the inventory with its place, for messages; raises `CorruptState` if it is missing."""
         if found is None:
             raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", MEND)
         return found, self.old.at(kind, name)
@@ -201,7 +201,7 @@ class _Task:
     def _pending(
         self, input: Input, what: str, given: InputRecord, was: Binding | None
     ) -> tuple[int, dict[int, Batcher]]:
-        """How many events were resolved, and those that wait, by new partition.
+        """Count the resolved events, and split the others by new partition.
 
         ``was``: what the input was before."""
         schema, memory = (was or input.bound).event_schema, self.move.start.memory
@@ -218,23 +218,23 @@ class _Task:
             for to, rows in places.items():
                 # Numbers of other partitions' events have nothing to do with these; what counts is their order.
                 at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
-                out[to].add(_taken(part, rows, at * self.move.start.partitions + self.number))
+                out[to].add(_take_events(part, rows, at * self.move.start.partitions + self.number))
             if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
                 for batcher in out.values():
                     batcher.spill(self.batch_store, memory // 16 // len(out), memory // 32)
         return given.arrived - len(old), out
 
     def _by_target(self, input: Input, events: Events) -> dict[int, Ints]:
-        """The places of events, by the new partition that their keys are of."""
+        """Group the positions of events by the new partition of their keys."""
         high, _ = RowHashes(input.bound.key_schema, self.secret).of(events.rows)
         return grouped(partition_of(high, self.move.partitions))
 
     def _operator(self, node: Collection, name: str, told: Columns | None) -> dict[int, OperatorRecord]:
-        """An operator's groups, by the new partition that they are of, or that the keys are of beside which they stand.
+        """Split an operator's groups by the new partition of each, or of the keys that they are kept with.
 
-        ``told``: the columns that say which, where identities do not."""
+        ``told``: the columns that say which, if identities do not."""
         was = self.before.get(name)
-        given, what = self._found("operators", name, self.old.of.operators.get(name))
+        given, what = self._require_record("operators", name, self.old.of.operators.get(name))
         empty: Running = node.open(self._context(node))
         if len(given.arrangements) != len(empty.arrangements):
             raise CorruptState(what, f"a {node.verb} has {len(empty.arrangements)} arrangements", MEND)
@@ -263,8 +263,8 @@ class _Task:
         return Context(self.secret, self.cut.flow.time_type, frozenset(node.schema.names))
 
 
-def _taken(events: Events, rows: Ints, arrival: Ints) -> Events:
-    """Some events, with other numbers."""
+def _take_events(events: Events, rows: Ints, arrival: Ints) -> Events:
+    """Take some events, with other arrival numbers."""
     times = events.times[rows]
     original = times if events.original is events.times else events.original[rows]
     return Events(events.rows.take(pa.array(rows)), times, original, arrival)

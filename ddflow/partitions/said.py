@@ -52,14 +52,14 @@ class Said(Strict, frozen=True):
     tables: dict[str, int] = field(default_factory=dict)
 
     def texts(self, partitions: int) -> dict[int, str]:
-        """What is told each partition; nothing where there is nothing to tell.  O(partitions)."""
+        """Return the text for each partition; no partition if there is nothing to tell.  O(partitions)."""
         alone = encoded(Said(self.table)).decode()
         told = dict.fromkeys(range(partitions), alone) if self.table is not None else {}
         return told | ({0: encoded(self).decode()} if self != Said() else {})
 
     @classmethod
     def read(cls, text: str) -> Said:
-        """The same of its text.  Raises `CorruptState`."""
+        """Decode what `texts` wrote.  Raises `CorruptState`."""
         return decoded(_DECODER, text.encode(), "what a task says of messages", "run the job again")
 
 
@@ -75,9 +75,9 @@ class Heard:
         self.table, self.known = table, frozenset(columns)
 
     def hear(self, said: Said) -> list[str]:
-        """Take in what an epoch said, which is committed: its table is one with ours.  What is to be told.  O(columns).
+        """Take in what a committed epoch said, and return the warnings about it.  O(columns).
 
-        All of it is told once.
+        Each warning comes once.
         """
         if said.table is not None:
             self.table = longer(self.table, said.table)
@@ -90,7 +90,7 @@ class Heard:
 
 
 def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
-    """What is known of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
+    """Collect what is known of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
 
     O(bytes of the inventories), of which the first with a table is enough.  Raises `CorruptState`.
     """
@@ -111,7 +111,7 @@ def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
 
 
 def joined(input: str, one: Said | None, other: Said) -> Said:
-    """What two tasks say together.  O(columns).  Raises `BadMessage` for messages of two tables."""
+    """Join what two tasks say.  O(columns).  Raises `BadMessage` for messages of two tables."""
     if one is None:
         return other
     table = other.table if one.table is None else one.table
@@ -123,7 +123,7 @@ def joined(input: str, one: Said | None, other: Said) -> Said:
 
 
 def together(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:
-    """What many say together, by input.  As `joined`."""
+    """Join what many tasks say, by input.  Raises as `joined` does."""
     out = dict[str, Said]()
     for each in every:
         for name, said in each.items():
@@ -132,7 +132,7 @@ def together(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:
 
 
 def same_table(input: str, own: str | None, table: str) -> str:
-    """The table of messages of an input, by its longest name.  ``own``: None while none has said it.
+    """Return the table of an input's messages, by its longest name.  ``own``: None if none has said it yet.
 
     Raises `BadMessage` for messages of another table than its own.
     """

@@ -21,7 +21,7 @@ from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
 
 
 def joined(shares: Sequence[Inventory]) -> Inventory:
-    """The inventory of what is in any of the shares.  O(files)."""
+    """Join shares into one inventory.  O(files)."""
     totals: dict[str, int] = {}
     for each in shares:
         add(totals, each.totals)
@@ -53,7 +53,7 @@ def _operator(given: Sequence[OperatorRecord]) -> OperatorRecord:
 
 
 def _arrangement(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
-    """One arrangement of the runs of all.  Each has one run, of the same shape, or none."""
+    """Join the runs of one arrangement from all shares.  Each has one run, of the same shape, or none."""
     runs = [run for each in given for run in each.runs]
     assert len(runs) <= len(given), "a task leaves no merge half done"
     return ArrangementRecord(
@@ -69,7 +69,7 @@ def _arrangement(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
 
 
 def merged(runs: Sequence[RunRecord]) -> MergeRecord:
-    """A merge of runs that have no key in common, which has not begun.
+    """Build a merge, not yet begun, of runs without a common key.
 
     Inputs follow each other in time, so the first stands for all times, and the others for none.  O(runs)."""
     lower, upper = min(each.lower for each in runs), max(each.upper for each in runs)

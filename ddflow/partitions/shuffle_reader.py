@@ -110,7 +110,7 @@ class ShuffleReader(Closing):
         return {name: digest.hex() for name, digest in self._digests.items()}
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take in some chunks, of the columns `PACKED`.  O(chunks), and O(bytes) where memory runs out.
+        """Take in some chunks, of the columns `PACKED`.  O(chunks), and O(bytes) if memory runs out.
 
         Raises `Misrouted` for one that is not for this task, `BadMessage` where tasks read messages of several tables
         for an input, `SpillFull` and `SpillFailed`.
@@ -124,7 +124,9 @@ class ShuffleReader(Closing):
         self._check(to, {what[i] for i in here})
         if payload.null_count:
             given = payload.is_valid().to_pylist()
-            self._told([(what[i], origin[i]) for i in range(len(to)) if not given[i] and what[i] is not None])
+            self._record_messages(
+                [(what[i], origin[i]) for i in range(len(to)) if not given[i] and what[i] is not None]
+            )
         self._payloads.append(payload)
         self.bytes_resident += batch.nbytes
         if self.most is not None and self.bytes_resident > self.most:
@@ -141,14 +143,14 @@ class ShuffleReader(Closing):
                 self.rows[name] = self.rows.get(name, 0) + rows[i]
                 self._digests[name] = added(self._digests.get(name, NO_ROWS), digest[i])
 
-    def _told(self, said: list[tuple[int, str]]) -> None:
-        """Keep what tasks say of messages.  Raises `BadMessage` where these are of two tables."""
+    def _record_messages(self, said: list[tuple[int, str]]) -> None:
+        """Keep what tasks say of messages.  Raises `BadMessage` if these are of two tables."""
         for number, text in said:
             name = self.names[number]
             self.said[name] = joined(name, self.said.get(name), Said.read(text))
 
     def _check(self, to: list[int], what: set[int]) -> None:
-        """Raise `Misrouted` for what is not for this task."""
+        """Raise `Misrouted` for chunks of another task."""
         asked, remedy = (
             f"partition {self.number} of stage {self.stage}",
             "leave the shuffle to ddflow, and run it again",
@@ -162,21 +164,21 @@ class ShuffleReader(Closing):
                 raise Misrouted(asked, f"{kind} came to it, which are not for it", remedy)
 
     def input(self, name: str) -> pa.RecordBatchReader | None:
-        """The rows of an input, in the order of arrival: by origin, then by their places there; None where none came.
+        """Read the rows of an input in the order of arrival: by origin, then by their places there; None if none came.
 
-        They are read a chunk at a time, and may be read again.  O(rows), and O(n log n) for those that interleave.
+        They are read a chunk at a time, and may be read again.  O(rows), and O(n log n) for rows that interleave.
         Raises `Misrouted` for chunks that hold something else.
         """
         schema, chunks = self.schemas[name], self._chunks.get(self.names.index(name))
         return pa.RecordBatchReader.from_batches(schema, self._in_order(chunks, schema)) if chunks else None
 
     def sums(self, number: int) -> pa.Table:
-        """The sums that came for an exchange: the columns of `sums_schema`, in chunks.  O(chunks).
+        """Read the sums of an exchange: the columns of `sums_schema`, in chunks.  O(chunks).
 
         Raises `Misrouted`.
         """
         schema, chunks = sums_schema(self.cut.exchanges[number]), self._chunks.get(-1 - number, [])
-        batches = [self._open(chunk, schema) for chunk in sorted(chunks, key=_arrived)]
+        batches = [self._open(chunk, schema) for chunk in sorted(chunks, key=_arrival_key)]
         return pa.Table.from_batches(batches, schema) if batches else empty(schema)
 
     @property
@@ -191,7 +193,7 @@ class ShuffleReader(Closing):
                     yield pa.RecordBatch.from_arrays(columns, schema=PACKED)
 
     def close(self) -> None:
-        """Let the scratch folder go.  What was read stays valid; twice is harmless."""
+        """Delete the scratch folder.  What was read stays valid; twice is harmless."""
         self._chunks.clear()
         self._payloads.clear()
         if self._scratch is not None:
@@ -208,7 +210,7 @@ class ShuffleReader(Closing):
         self._mapped, self.bytes_resident, self.spilled = len(self._payloads), 0, self.spilled + self.bytes_resident
 
     def _bytes(self, chunk: Chunk) -> pa.Buffer:
-        """The payload of a chunk, where it lies."""
+        """Slice the payload of a chunk, without a copy."""
         batch, row = chunk.place
         return payload_at(self._payloads[batch], row)
 
@@ -216,7 +218,7 @@ class ShuffleReader(Closing):
         return unpack(self._bytes(chunk), schema, chunk.rows)
 
     def _in_order(self, chunks: list[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for told, group in groupby(sorted(chunks, key=_arrived), key=lambda chunk: (chunk.told, chunk.origin)):
+        for told, group in groupby(sorted(chunks, key=_arrival_key), key=lambda chunk: (chunk.told, chunk.origin)):
             if not told[0]:
                 yield from (self._open(chunk, schema) for chunk in group)
                 continue
@@ -225,15 +227,16 @@ class ShuffleReader(Closing):
             for chunk in group:
                 batch = self._open(chunk, with_arrival(schema, True))
                 if stretch and chunk.at > last:
-                    yield from _interleaved(stretch, schema)
+                    yield from _merge_stretch(stretch, schema)
                     stretch = []
                 last = max(last, int(_places(batch)[-1])) if stretch else int(_places(batch)[-1])
                 stretch.append(batch)
-            yield from _interleaved(stretch, schema)
+            yield from _merge_stretch(stretch, schema)
 
 
-def _arrived(chunk: Chunk) -> tuple[str, int, int, bytes]:
-    """What chunks are put in order by; the last two so that it does not hang on the shuffle where the others agree."""
+def _arrival_key(chunk: Chunk) -> tuple[str, int, int, bytes]:
+    """Return the sort key of a chunk.  Its last two values make the order independent of the shuffle if the others
+    agree."""
     return chunk.origin, chunk.at, chunk.rows, chunk.digest
 
 
@@ -241,10 +244,10 @@ def _places(batch: pa.RecordBatch) -> Ints:
     return np.asarray(batch.column(batch.num_columns - 1))
 
 
-def _interleaved(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Chunks that lie over the same stretch of places, each ascending, as rows in the order of those.
+def _merge_stretch(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Merge chunks over the same stretch of places, each ascending, into rows in the order of their places.
 
-    They are cut at the same places, about one chunk's worth between two cuts, so that little is joined at a time.
+    Cuts them at the same places, about one chunk's worth between two cuts, so that little is joined at a time.
     """
     places = [_places(batch) for batch in batches]
     most = max(each.size for each in places)
@@ -260,10 +263,10 @@ def _interleaved(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iterat
         begins = ends
         if parts:
             # Of one chunk they are in order.
-            joined = parts[0] if len(parts) == 1 else _sorted(parts)
+            joined = parts[0] if len(parts) == 1 else _sort_by_place(parts)
             yield pa.RecordBatch.from_arrays(joined.columns[:-1], schema=schema)
 
 
-def _sorted(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _sort_by_place(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     whole = pa.concat_batches(parts)
     return whole.take(pa.array(np.argsort(_places(whole), kind="stable")))

@@ -85,17 +85,17 @@ class StageComputation(Computation):
         self.tests = cut.test_exchanges(graph.stage)
         if self.came:
             self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
-            self.came = {known: _ranked(each, self.times) for known, each in self.came.items()}
+            self.came = {known: _rank_times(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> Stepped:
-        """The step, and what it sends on.  O(events and updates)."""
+        """Run the step, and sum what it sends on.  O(events and updates)."""
         self._settle()
         stepped = super().run()
         self._send(self.of.cut.sum_exchanges(self.of.stage))
         return stepped
 
     def _settle(self) -> None:
-        """Raise the error of an expression unless the rows cancel for which it failed."""
+        """Raise the error of an expression unless the rows that it failed for cancel."""
         for node, suspects in self.arrived_suspects.items():
             left = consolidated(suspects, self.of.secret)
             if left.diffs.size:
@@ -121,22 +121,22 @@ class StageComputation(Computation):
         self.of.sent = {each.number: self._sum(each) for each in (*sums, *tests)}
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
-        """Those of this stage."""
+        """Return the outputs of this stage."""
         here = self.of.cut.outputs[self.of.stage]
         return [(name, node) for name, node in self.of.plan.outputs.items() if name in here]
 
     def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
-        """What came together for it, where it is computed by others; else its own updates."""
+        """Return the updates that other tasks sent for a collection, or else its own updates."""
         came = self.came.get((node, tuple(node.schema.names if by is None else by), False))
         return super().arrived(node, by) if came is None else [came]
 
     def events(self, node: Collection) -> Updates:
-        """Those that came together, where the input is another stage's."""
+        """Return the events that other tasks sent, if the input belongs to another stage."""
         came = self.came.get((node, (), True))
         return super().events(node) if came is None else came
 
     def _sum(self, exchange: Exchange) -> pa.Table:
-        """What leaves for an exchange: one update a row and time."""
+        """Sum the rows that leave for an exchange: one update a row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
         given = self._pieces(node) if exchange.tests is None else self.suspects[self.of.plan.nodes[exchange.tests]]
@@ -150,7 +150,7 @@ class StageComputation(Computation):
 
 
 def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
-    """Sums that came, with their own times, in the order of those.  O(n log n) for several times."""
+    """Build updates from sums, with their own times, in the order of time.  O(n log n) for several times."""
     times, ranks = np.unique(table.column(TIME).to_numpy(), return_inverse=True)
     diffs: Ints = table.column(DIFF).to_numpy()
     rows = table.select(schema.names).cast(schema).combine_chunks()
@@ -158,7 +158,7 @@ def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
     return updates if times.size < 2 else updates.picked(np.argsort(ranks, kind="stable"))
 
 
-def _ranked(updates: Updates, times: Ints) -> Updates:
-    """The same updates, ranked among more times."""
+def _rank_times(updates: Updates, times: Ints) -> Updates:
+    """Rank updates among more times."""
     places = np.searchsorted(times, updates.times).astype(np.int32)
     return updates._replace(ranks=places[updates.ranks] if updates.times.size else few(), times=times)

@@ -47,7 +47,7 @@ def computed(cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums
     """Compute one stage of one partition.  O(rows and updates) expected.
 
     ``rows``: by input, in the order of arrival, on stage 0; they are taken out of it one by one, so that no input is
-    held twice.  ``sums``: by exchange of this stage, what came together.  Raises what a step of an engine raises.
+    held twice.  ``sums``: by exchange of this stage.  Raises as a step of an engine does.
     """
     flow, graph = cut.flow, StageGraph(cut, stage, secret)
     sides = SideOutputs(flow.side_outputs(), flow.time_type)

@@ -73,9 +73,9 @@ class StagePart:
     """``at``: the name of the inventory that it holds, "" for none.  ``stage``, ``number``: which part it is."""
 
     def __init__(self, cut: Stages, start: EpochStart, stage: int, number: int) -> None:
-        """Open what the epoch start says that this part holds.  O(bytes of it); every file is verified.
+        """Open the inventory of this part in the epoch start.  O(bytes of it); verifies every file.
 
-        Raises `StateRefused` where the state cannot be seen from here, `CorruptState`, and what stores raise.
+        Raises `StateRefused` if the state cannot be seen from here, `CorruptState`, and as stores do.
         """
         began = perf_counter_ns()
         self.cut, self.stage, self.number = cut, stage, number
@@ -101,7 +101,7 @@ class StagePart:
         self.opened = (perf_counter_ns() - began) // 1000
 
     def catch_up(self, start: EpochStart) -> None:
-        """Bring a part that stayed behind up to date: it holds one of ``start.before``.  O(bytes that are new).
+        """Bring a part up to date that holds one of ``start.before``.  O(bytes that are new).
 
         Raises as opening it does; it must then be closed.
         """
@@ -110,7 +110,7 @@ class StagePart:
         self.opened = (perf_counter_ns() - began) // 1000
 
     def _fill(self, start: EpochStart) -> None:
-        """Take up what the inventory says."""
+        """Load the inventory of the part."""
         blob = start.inventories[self.stage][self.number]
         stored = StoredInventory.read(self.store, blob)
         own = _own(stored.of, self.cut, self.stage)
@@ -128,7 +128,7 @@ class StagePart:
         self.batch_store.name(self.names)
 
     def _look(self, start: EpochStart) -> None:
-        """Take up what earlier stages hold that is looked into.  O(bytes that are new)."""
+        """Load the collections of earlier stages that this stage looks into.  O(bytes that are new)."""
         graph, began = self.levelled, perf_counter_ns()
         for stage, nodes in graph.lent.items():
             at = start.inventory(stage, self.number)
@@ -145,7 +145,7 @@ class StagePart:
         self.opened += (perf_counter_ns() - began) // 1000
 
     def close(self) -> None:
-        """Let go of all that is held; twice is harmless."""
+        """Close the part; twice is harmless."""
         with self.dataflow.guard.alone("close"):
             self.dataflow.close()
             self.store.close()
@@ -159,7 +159,7 @@ class StagePart:
         digests: Mapping[str, str],
         said: Mapping[str, Said] | None = None,
     ) -> PartDone:
-        """Take in this part's rows of an epoch, and write what came of them.  O(rows and updates) expected.
+        """Take in this part's rows of an epoch, and write the results.  O(rows and updates) expected.
 
         ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
         this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  ``said``: of messages, by input; their
@@ -178,14 +178,14 @@ class StagePart:
             if each.table is not None:
                 admission.table = same_table(name, admission.table, each.table)
         if start.growth is not None:
-            step = self._grown(start, start.growth, sums)
+            step = self._build_growth(start, start.growth, sums)
         else:
             step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
-        receipt = self._written(start, step)
-        receipt = replace(receipt, rows=dict(rows), digests=dict(digests), sent=_sent(sent, self.dataflow.secret))
+        receipt = self._write_changes(start, step)
+        receipt = replace(receipt, rows=dict(rows), digests=dict(digests), sent=_hash_sent(sent, self.dataflow.secret))
         figures = {
             "open": self.opened,
             "step": (stepped - began) // 1000,
@@ -197,40 +197,40 @@ class StagePart:
         return PartDone(replace(receipt, figures=figures), sent)
 
     def _events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
-        """Stage 0: rows of inputs."""
+        """Step with the rows of inputs, on stage 0."""
         if not self.dataflow.flow.holds_back:
             return self.dataflow.step(self.dataflow.admit(inputs, start.time), start.time)
         return self.dataflow.push(self.dataflow.admit(inputs, None), start.to)
 
     def _sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
-        """Stages after it: sums that came together."""
+        """Step with sums, on later stages."""
         frontier, last = (start.to, start.to - 1) if self.dataflow.flow.holds_back else (start.time + 1, start.time)
         if frontier <= self.dataflow.frontier:
             return self.dataflow.take({}, None, self.dataflow.frontier, self.dataflow.last)
-        came = self._came(sums)
+        came = self._load_sums(sums)
         if frontier == CLOSED:
             last = max([self.dataflow.last, *(int(each.times[-1]) for each in came.values() if each.times.size)])
         self.levelled.came = {number: each for number, each in came.items() if each.diffs.size}
         return self.dataflow.take({}, self.dataflow.compute({}, last), frontier, last)
 
-    def _came(self, sums: Mapping[int, pa.Table]) -> dict[int, Updates]:
-        """The sums of this stage's exchanges, as updates."""
+    def _load_sums(self, sums: Mapping[int, pa.Table]) -> dict[int, Updates]:
+        """Build updates from the sums of this stage's exchanges."""
         here = (each for each in self.cut.exchanges if each.stage == self.stage and each.number in sums)
         return {each.number: as_updates(sums[each.number], each.schema) for each in here}
 
-    def _grown(self, start: EpochStart, growth: Growth, sums: Mapping[int, pa.Table]) -> Step:
-        """Make what is new of what is held, and of what came of that."""
+    def _build_growth(self, start: EpochStart, growth: Growth, sums: Mapping[int, pa.Table]) -> Step:
+        """Build the new parts of the plan from the rows of the state, and from what other tasks built."""
         graph, budget = self.levelled, self.dataflow.budget
-        graph.came = {number: each for number, each in self._came(sums).items() if each.diffs.size}
+        graph.came = {number: each for number, each in self._load_sums(sums).items() if each.diffs.size}
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         made = GrowthComputation(graph, growth, start.last, start.frontier, start.since, buffer).run()
         make_room(budget, graph, self.dataflow.batchers)
         return self.dataflow.committed(made.outputs, {}, start.frontier)
 
-    def _written(self, start: EpochStart, step: Step) -> Receipt:
-        """Write what is in no file yet; the receipt for all of it."""
+    def _write_changes(self, start: EpochStart, step: Step) -> Receipt:
+        """Write the changes to files, and build the receipt."""
         store, before = self.store, self.names
-        outputs = self._put(start, step)
+        outputs = self._write_outputs(start, step)
         data = encoded(_own(recovery.take(self.dataflow, self.batch_store), self.cut, self.stage))
         blob = self.sheets.put(data)
         store.sync()
@@ -261,8 +261,8 @@ class StagePart:
             said={},
         )
 
-    def _put(self, start: EpochStart, step: Step) -> dict[str, Output]:
-        """Write what the outputs of this stage gained."""
+    def _write_outputs(self, start: EpochStart, step: Step) -> dict[str, Output]:
+        """Write the new updates of this stage's outputs."""
         here = {name: step[name] for name in self.cut.outputs[self.stage] if step[name].num_rows}
         if start.folder is None:
             self.sink = None
@@ -275,7 +275,7 @@ class StagePart:
 
 
 def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | None:
-    """The receipt of a part that has no rows and need not be opened for it; None where it must be.  O(1).
+    """Build the receipt of a part that has no rows and need not be opened; None if it must be.  O(1).
 
     Without rows nothing changes on later stages; nor on stage 0 in epoch mode, unless keys expire.
     """
@@ -312,15 +312,15 @@ def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | N
 
 
 def _own(given: Inventory, cut: Stages, stage: int) -> Inventory:
-    """What of an inventory is a stage's: a local engine's holds all of them."""
+    """Select a stage's part of an inventory: a local engine's holds all stages."""
     ids = node_ids(cut.flow)
     here = {ids[node] for node in cut.keeping(stage)}
     operators = {name: each for name, each in given.operators.items() if name in here}
     return Inventory(given.inputs, operators, given.totals) if stage == 0 else Inventory({}, operators, {})
 
 
-def _sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:
-    """Of what is sent on, whatever its order: for two attempts at the same to be compared.  O(updates)."""
+def _hash_sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:
+    """Hash the rows that are sent on, in any order, to compare two attempts.  O(updates)."""
     total = 0
     for number, table in sorted(sums.items()):
         for batch in table.to_batches():

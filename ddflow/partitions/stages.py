@@ -79,11 +79,11 @@ class Stages:
     outputs: tuple[tuple[str, ...], ...]
 
     def keeping(self, stage: int) -> set[Collection]:
-        """The operators whose state a stage holds."""
+        """Return the operators whose state a stage holds."""
         return {node for n in self.active[stage] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
     def sent(self, stage: int) -> list[Exchange]:
-        """The exchanges that a stage may bring rows to."""
+        """Return the exchanges that a stage may bring rows to."""
         active = self.active[stage]
         return [each for each in self.exchanges if each.stage > stage and each.of in active]
 
@@ -96,7 +96,7 @@ class Stages:
         return {self.flow.nodes[each.tests]: each for each in self.sent(stage) if each.tests is not None}
 
     def lent(self, stage: int) -> dict[int, list[Collection]]:
-        """By earlier stage, the collections whose state there a stage looks into.  O(nodes * stages)."""
+        """Return, by earlier stage, the collections whose state there a stage looks into.  O(nodes * stages)."""
         active, out = self.active[stage], dict[int, list[Collection]]()
         at = {node: n for n, node in enumerate(self.flow.nodes)}
         looks = [node for node in map(self.flow.nodes.__getitem__, active) if node.looks]
@@ -107,9 +107,9 @@ class Stages:
         return out
 
     def __str__(self) -> str:
-        return "\n".join(self._shown(stage) for stage in range(self.stages))
+        return "\n".join(self._describe_stage(stage) for stage in range(self.stages))
 
-    def _shown(self, stage: int) -> str:
+    def _describe_stage(self, stage: int) -> str:
         inputs: dict[Collection, str] = {input: name for name, input in self.flow.inputs.items()}
         names = {n: inputs.get(node, node.verb) for n, node in enumerate(self.flow.nodes)}
         at = {node: n for n, node in enumerate(self.flow.nodes)}
@@ -147,8 +147,8 @@ def cut(flow: Plan, only: str | None = None) -> Stages:
 
 
 def regrouped(before: Plan, now: Plan) -> list[str]:
-    """The operators, by verb, and the inputs, by name, that tell rows apart by more columns in a plan that has more,
-    and whose rows would be in other partitions.  O(nodes)."""
+    """Return the operators, by verb, and the inputs, by name, whose rows would be in other partitions.  The plan
+    ``now`` has more columns, and tells their rows apart by more of them.  O(nodes)."""
     ids, places = node_ids(now), placed(now)
     was = {name: node for node, name in node_ids(before).items()}
     kept = [node for node in now.nodes if node.keeps and node.inputs and ids.get(node) in was]
@@ -159,14 +159,14 @@ def regrouped(before: Plan, now: Plan) -> list[str]:
 
 
 def uncut(flow: Plan) -> Stages:
-    """A flow as one stage, for what stays in one partition.  O(nodes)."""
+    """Return a flow as one stage, for a state of one partition.  O(nodes)."""
     needed = walk_inputs([*flow.inputs.values(), *flow.outputs.values()])
     active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
     return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
 
 
 def placed(flow: Plan) -> dict[Collection, Placement]:
-    """The place of every collection.  O(nodes)."""
+    """Compute the place of every collection.  O(nodes)."""
     places: dict[Collection, Placement] = {}
     input_keys: dict[Collection, Sequence[str]] = {
         input: input.bound.key_schema.names for input in flow.inputs.values()
@@ -192,7 +192,7 @@ def placed(flow: Plan) -> dict[Collection, Placement]:
 
 
 def told_by(node: Collection, place: Placement) -> Columns | None:
-    """The columns that say in which partition a row of an operator's state is; None where identities say it."""
+    """Return the columns that say in which partition a row of an operator's state is; None if identities say it."""
     by = place.by or ()
     return None if by == node.exchange()[0] and not node.of_events else by
 
@@ -209,11 +209,11 @@ class _Cutter:
         self.read: Mapping[Collection, pa.Schema] = needed(flow)
 
     def cut(self) -> Stages:
-        """The cut."""
+        """Cut the flow into stages."""
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
             if node.inputs and node in self.needed and self.places[node].roots == (node,):
-                self.stage[node] = self._met(node)
+                self.stage[node] = self._bring_together(node)
         for name, node in self.flow.outputs.items():
             direct = node.consolidated or self.places[node].by is not None
             stage = self.stage[self.places[node].roots[0]] if direct else self._last(node) + 1
@@ -244,11 +244,11 @@ class _Cutter:
                 self.exchanges["tests", at] = made
 
     def _last(self, node: Collection) -> int:
-        """The last stage that computes a collection."""
+        """Return the last stage that computes a collection."""
         return max(self.stage[root] for root in self.places[node].roots)
 
-    def _met(self, node: Collection) -> int:
-        """The stage where what a node reads comes together, which is brought there."""
+    def _bring_together(self, node: Collection) -> int:
+        """Bring the inputs of a node together, and return the stage of that."""
         every = [by or () for by in node.exchange()]
         stands = [
             len(every) > 1 and not node.of_events and self.places[of].by == by

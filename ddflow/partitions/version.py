@@ -45,13 +45,13 @@ class Version(NamedTuple):
 
     @classmethod
     def of(cls, store: Store, manifest: Manifest, trust: str) -> Self:
-        """That of a manifest of a store.  O(bytes of the manifest)."""
+        """Build the version of a manifest of a store.  O(bytes of the manifest)."""
         return cls(store.where, trust, manifest.number, digest(store.manifest(manifest.number)))
 
     def opened(self, what: str, readonly: bool = True) -> Store:
-        """The store, to be closed.  ``what``: that is done with it, for messages.  O(bytes of the manifest).
+        """Open the store, for the caller to close.  ``what``: the purpose, for messages.  O(bytes of the manifest).
 
-        Raises `StateRefused`, naming this host, where another state, or none, is seen from here; `SnapshotExpired` when
+        Raises `StateRefused`, naming this host, if another state, or none, is seen from here; `SnapshotExpired` if
         the version is not kept any more.
         """
         store: Store
@@ -61,13 +61,13 @@ class Version(NamedTuple):
             try:
                 store = open_store(self.store, trust=self.trust, create=False, readonly=readonly)
             except StateRefused as error:
-                raise StateRefused(self._asked(what), error.found, REMEDY) from None
+                raise StateRefused(self._describe_request(what), error.found, REMEDY) from None
         with on_failure(store.close):
             self._compare(store, what)
         return store
 
     def manifest(self, store: Store) -> Manifest:
-        """The manifest, of the store that `opened` gave.  Raises `SnapshotExpired` when it was swept away since."""
+        """Load the manifest from the store that `opened` gave.  Raises `SnapshotExpired` if it was swept away since."""
         try:
             return Manifest.decode(store.manifest(self.number), self.number, store.where)
         except CorruptState:
@@ -81,21 +81,23 @@ class Version(NamedTuple):
         except CorruptState:
             if store.numbers()[-1:] > [self.number]:
                 raise gone(store, self.number) from None
-            raise StateRefused(self._asked(what), f"its manifest {self.number} is not there", REMEDY) from None
+            raise StateRefused(
+                self._describe_request(what), f"its manifest {self.number} is not there", REMEDY
+            ) from None
         if found != self.digest:
             raise StateRefused(
-                self._asked(what),
+                self._describe_request(what),
                 f"the driver's manifest {self.number} has digest {self.digest}, the one there has {found}",
                 REMEDY,
             )
 
-    def _asked(self, what: str) -> str:
+    def _describe_request(self, what: str) -> str:
         address = self.store.where if isinstance(self.store, MemoryStore) else self.store
         return f"{what} the state {address} on {os.uname().nodename}"
 
 
 def gone(store: Store, number: int) -> SnapshotExpired:
-    """The error for a manifest that was swept away after it was looked at."""
+    """Build the error for a manifest that was swept away after a look at it."""
     return SnapshotExpired(
         f"manifest {number} of {store.where}",
         "it was replaced, and swept away while it was read",

@@ -106,7 +106,7 @@ def test_what_the_new_plan_partitions_otherwise_moves_and_a_new_input_is_empty(p
     hands.close()
     hands = hands_of(flow("with_key", "pairs", more=True), hands.store.writer())  # type: ignore[attr-defined]
     assert hands.coordinator.growing is not None
-    assert hands.coordinator.growing._moved()
+    assert hands.coordinator.growing._has_moved_rows()
     with flow("with_key", "pairs", more=True).open(twin.writer()) as engine:
         for number in range(2, 4):
             compare(hands, engine, some(number) | {"log": pa.table({"id": [number, 7]})})

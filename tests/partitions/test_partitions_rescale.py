@@ -93,7 +93,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Which ways were gone."""
     seen: Counter[str] = Counter()
     Task, Rows = tasks._Task, moved.MovedRows
-    said, restored, pending = Rows._said, moved.restore, Task._pending
+    said, restored, pending = Rows._hash_keys, moved.restore, Task._pending
 
     def asked(self: Any, *given: Any) -> Any:
         seen["rows were asked"] += 1
@@ -108,7 +108,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         seen["events that wait were moved"] += sum(map(len, batchers.values()))
         return resolved, batchers
 
-    monkeypatch.setattr(Rows, "_said", asked)
+    monkeypatch.setattr(Rows, "_hash_keys", asked)
     monkeypatch.setattr(moved, "restore", restore)
     monkeypatch.setattr(Task, "_pending", waiting)
     return seen
