@@ -86,7 +86,7 @@ class Verbs(NoTypes, TyperGroup):
         self.commands: Any = dict.fromkeys(VERBS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The verb, from its file; None for an unknown one."""
+        """Load a verb from its file; return None for an unknown one."""
         if cmd_name not in VERBS:
             return None
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -101,7 +101,7 @@ class Verbs(NoTypes, TyperGroup):
         return command
 
     def main(self, args: Sequence[str] | None = None, *positional: Any, **settings: Any) -> Any:
-        """Run a command line.  ``--debug`` is taken from wherever it stands before a ``--``."""
+        """Run a command line.  ``--debug`` may come anywhere before a ``--``."""
         line = list(sys.argv[1:] if args is None else args)
         end = line.index("--") if "--" in line else len(line)
         self._line = line
@@ -117,7 +117,8 @@ class Verbs(NoTypes, TyperGroup):
 
 @contextmanager
 def guard(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what ends a verb into one message and its exit code.  ``line``: words that may be addresses."""
+    """Turn the exception that ends a verb into one message and its exit code.  ``line``: words that may be
+    addresses."""
     try:
         yield
         sys.stdout.flush()
@@ -190,7 +191,7 @@ def root(
 
 
 def stop_on_signals() -> None:
-    """Let SIGTERM end the process as an exception does, so that what is half written is taken away.
+    """Let SIGTERM end the process as an exception does, so that half-written files are removed.
 
     The exception of a signal is lost where C code calls back and drops it, as LLVM does while a kernel is compiled.
     Then the signal comes once more.
@@ -212,10 +213,10 @@ def stop_on_signals() -> None:
 
 
 def main() -> None:
-    """The ``ddflow`` program."""
+    """Run the ``ddflow`` program."""
     guard_log(mask_secrets)
     stop_on_signals()
-    warnings.showwarning = _warned
+    warnings.showwarning = _show_warning
     try:
         app()
     except SystemExit as error:
@@ -224,8 +225,8 @@ def main() -> None:
         raise
 
 
-def _warned(message: Warning | str, *where: Any, **how: Any) -> None:
-    """A warning on one line, without the line of Python that gave it."""
+def _show_warning(message: Warning | str, *where: Any, **how: Any) -> None:
+    """Show a warning on one line, without its line of Python."""
     given = message.args[0] if isinstance(message, Warning) and message.args else message
     say(f"ddflow: {in_shell(given if isinstance(given, str) else str(given))}", err=True)
 

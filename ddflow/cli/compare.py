@@ -100,7 +100,7 @@ def compare(
         for note in done.notes:
             say(note, err=True)
         if output is not None or not as_json:
-            _put(done, output, overwrite)
+            _write_differences(done, output, overwrite)
     except DdflowError as error:
         if not exit_code:
             raise
@@ -115,8 +115,8 @@ def compare(
         raise typer.Exit(DIFFERENT)
 
 
-def _put(done: Any, output: str | None, overwrite: bool) -> None:
-    """The differences where they are asked for: a table on a terminal, JSON lines, or a file."""
+def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
+    """Write the differences as a table on a terminal, as JSON lines, or to a file."""
     import sys
 
     from ddflow.cli.show import Piped
@@ -140,7 +140,7 @@ def _put(done: Any, output: str | None, overwrite: bool) -> None:
 
 
 def _preview(table: Any) -> None:
-    """The first differences as a table on a terminal."""
+    """Show the first differences as a table on a terminal."""
     import pyarrow as pa
 
     from ddflow.cli.show import SHOWN, Preview
@@ -165,7 +165,7 @@ def _preview(table: Any) -> None:
 
 
 def cell(before: Any, after: Any, change: str, differs: bool) -> Any:
-    """What a cell shows of a column's two values."""
+    """Format a column's two values for a cell."""
     if differs:
         one, other = ("null" if each is None else str(each) for each in (before, after))
         return f"{one} -> {other}"

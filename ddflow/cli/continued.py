@@ -47,9 +47,9 @@ ASK: Final = "say which {what} the file is of: --at '{later}'; one file for each
 
 
 def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
-    """The files of a run, in their columns and those of its state; which come up and go is said.
+    """Open the files of a run, in their columns and the columns of its state; says which columns come up and go.
 
-    Raises what `open_files` raises.
+    Raises as `open_files` does.
     """
     known = None if ask.state is None else state_columns(ask.state, ask.trust)
     if message_format(ask.format) is None:
@@ -64,7 +64,7 @@ def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:
 
 
 def declared(ask: Ask, given: FilesSource) -> pa.Schema:
-    """The columns of the rows of a run: those of its files, or, of messages, of its state or of what these show."""
+    """Return the columns of the rows of a run, from its files; for messages, from its state or the messages."""
     if ask.format is None or message_format(ask.format) is None:
         return given.schema
     known = None if ask.state is None else state_columns(ask.state, ask.trust)
@@ -72,7 +72,7 @@ def declared(ask: Ask, given: FilesSource) -> pa.Schema:
 
 
 def in_times_of(ask: Ask, flow: dd.Flow) -> dd.Flow:
-    """A flow whose times are of the type that those of its state are; of a new one, that of ``--at``."""
+    """Give a flow the type of times of its state; for a new state, the type of ``--at``."""
     bound = None if ask.state is None else _state_input(ask.state, ask.trust)
     kind = INT64 if bound is None else bound.time_type
     if kind == INT64 and ask.at is not None:
@@ -81,7 +81,7 @@ def in_times_of(ask: Ask, flow: dd.Flow) -> dd.Flow:
 
 
 def check_at(ask: Ask, files: Sequence[str]) -> None:
-    """Raise `typer.BadParameter` for ``--at`` that is no time, or not that of one step."""
+    """Raise `typer.BadParameter` if ``--at`` is no time, or if the run has more than one step."""
     if ask.at is None:
         return
     if ask.held_back:
@@ -95,12 +95,12 @@ def check_at(ask: Ask, files: Sequence[str]) -> None:
 
 
 def _number(text: str) -> Time:
-    """A time as it is typed, as Python takes it."""
+    """Parse a time as Python takes it."""
     return int(text) if re.fullmatch(r"-?\d+", text) else text
 
 
 def state_columns(state: str, trust: str) -> pa.Schema | None:
-    """The columns of our input in a state; None where there is no state yet, or another one."""
+    """Return the columns of our input in a state; None if there is no state yet, or another one."""
     bound = _state_input(state, trust)
     if bound is None:
         return None
@@ -108,7 +108,7 @@ def state_columns(state: str, trust: str) -> pa.Schema | None:
 
 
 def _state_input(state: str, trust: str) -> Binding | None:
-    """Our input in a state; None where there is no state yet, or another one."""
+    """Return our input in a state; None if there is no state yet, or another one."""
     try:
         with opened_store(state, trust=trust) as store:
             manifest = newest(store)
@@ -128,10 +128,10 @@ def epochs(
     parts: Sequence[Any] | None = None,
     course: Course | None = None,
 ) -> Iterator[dd.Step]:
-    """Each file as an epoch of a state, committed before its last step is given out; a skipped one is none.
+    """Take in each file as an epoch of a state; commits it before it yields its last step.  A skipped file is no epoch.
 
     ``least``: the time of the last file, in epoch mode, is no less.  ``parts``: the files, as they are marked; by
-    default as is asked for.  ``course``: told, in epoch mode, how far it came.
+    default as the options say.  ``course``: learns, in epoch mode, how far the run came.
     """
     replays = parts is not None
     parts = marked(ask, given.files) if parts is None else parts
@@ -139,7 +139,7 @@ def epochs(
     number, said = engine.epoch + 1 if ask.epoch is None else ask.epoch, False
     if ask.held_back and not any(isinstance(part, MARKS) for part in parts):
         for ready in readable(given, skipped, tick):
-            yield from _pushed(engine, given, ready, number, ready.last and ask.lateness is None)
+            yield from _push_file(engine, given, ready, number, ready.last and ask.lateness is None)
             number += 1
         return
     for n, (file, part) in enumerate(zip(given.files, parts, strict=True), 1):
@@ -165,7 +165,7 @@ def epochs(
 
 
 def _check_first(ask: Ask, file: str, kind: pa.DataType) -> None:
-    """Raise `SpecError` for a time that is of another type than was said with a first file, which was refused."""
+    """Raise `SpecError` if a time has another type than the times given with a first file, which was refused."""
     if kind != INT64 and (None if ask.at is None else type_of(_number(ask.at))) != kind:
         found = f"the times of the state's steps are {kind}, as was said with a file that was refused"
         raise SpecError(
@@ -173,8 +173,8 @@ def _check_first(ask: Ask, file: str, kind: pa.DataType) -> None:
         )
 
 
-def _pushed(engine: dd.Engine, given: FilesSource, ready: Ready, number: int, closes: bool) -> Iterator[dd.Step]:
-    """A file of hold-back mode as one epoch: pushes, and what closes the times that were seen."""
+def _push_file(engine: dd.Engine, given: FilesSource, ready: Ready, number: int, closes: bool) -> Iterator[dd.Step]:
+    """Push a file of hold-back mode as one epoch, and close the times that were seen."""
     receipt, row, calls = _receipt(engine, number), 0, 0
     for batch in chain(ready.batches, [None]):
         if batch is None and calls:
@@ -197,7 +197,7 @@ def _pushed(engine: dd.Engine, given: FilesSource, ready: Ready, number: int, cl
 
 
 def _say_again(engine: dd.Engine, ask: Ask, file: str, step: dd.Step) -> bool:
-    """Say so where a file changed something and an earlier epoch had its rows; whether that was so."""
+    """Warn if a file changed something and an earlier epoch had its rows; return whether it did."""
     assert engine.durable is not None and ask.state is not None
     changed = step.verdicts.applied or step.verdicts.absent
     same = engine.durable.same_rows() if changed else None
@@ -212,6 +212,6 @@ def _say_again(engine: dd.Engine, ask: Ask, file: str, step: dd.Step) -> bool:
 
 
 def _receipt(engine: dd.Engine, number: int) -> Epoch | None:
-    """What is kept of an epoch that was committed."""
+    """Find the receipt of a committed epoch."""
     assert engine.durable is not None
     return next((each for each in engine.durable.log.manifest_log.manifest.receipts if each.epoch == number), None)

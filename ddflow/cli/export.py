@@ -81,7 +81,7 @@ def export(
 
 
 def _path(name: str, output: Path | None, many: int) -> Path:
-    """Where a collection goes."""
+    """Return the path for a collection's file."""
     from ddflow.errors import UnwritableOutput
 
     if str(output) == "-":
@@ -99,7 +99,7 @@ def _path(name: str, output: Path | None, many: int) -> Path:
 
 
 def called(name: str) -> str:
-    """What the file of a collection is called: its name, or what is safe of it and a digest."""
+    """Return the file name of a collection: its name, or the safe part of it and a digest."""
     from ddflow.connectors.parquet.place import of
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)

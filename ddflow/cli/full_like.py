@@ -28,14 +28,14 @@ class FullLike:
         self.files, self.rows, self.keys, self.alike = 0, 0, 0, looked
 
     def saw(self, rows: int, keys: int) -> None:
-        """A file, and how many keys there are behind it."""
+        """Count a file's rows, and the keys after it."""
         known = rows - (keys - self.keys)
         if rows < LEAST or (self.files and (known < KNOWN * rows or rows < NAMED * self.keys)):
             self.alike = False
         self.files, self.rows, self.keys = self.files + 1, rows, keys
 
     def hint(self, remedy: str) -> str | None:
-        """What to say at the end."""
+        """Return a hint for the end of the run; None if the files do not look full."""
         gone = self.keys - self.rows
         if not self.alike or self.files < 2 or gone <= 0:
             return None

@@ -30,12 +30,12 @@ class HeldState:
         self._made = "://" not in state and not os.path.lexists(state)
 
     def __enter__(self) -> Self:
-        """Hold it, where it is there.  Raises `StateRefused`."""
+        """Hold the state, if it exists.  Raises `StateRefused`."""
         self.hold()
         return self
 
     def hold(self) -> None:
-        """Hold it, once it is there.  Twice is harmless.  Raises `StateRefused`."""
+        """Hold the state, once it exists.  Twice is harmless.  Raises `StateRefused`."""
         import fcntl
 
         if self._lock is not None or not os.path.isdir(self.state):
@@ -52,16 +52,16 @@ class HeldState:
                 self._release()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Leave it; behind an error it is removed where it is new, and no other run's."""
+        """Release the state; after an error, remove it if it is new and no other run holds it."""
         if error is not None and self._made:
             with suppress(StateRefused):
                 self.hold()
-            if self._lock is not None and not self._committed():
+            if self._lock is not None and not self._has_commits():
                 shutil.rmtree(self.state, ignore_errors=True)
         self._release()
 
-    def _committed(self) -> bool:
-        """Whether something is in it, or may be."""
+    def _has_commits(self) -> bool:
+        """Return whether the state has commits, or may have some."""
         from ddflow.storage.manifest import newest
         from ddflow.storage.opening import opened_store
 

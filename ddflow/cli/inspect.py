@@ -56,7 +56,7 @@ def _show(found: Mapping[str, Any]) -> None:
     person = sys.stdout.isatty()
     console = terminal.console(highlight=False, width=None if person else 1000)
     for title, head, given in sections(found):
-        if not (rows := [[_shown(value) for value in row] for row in given]):
+        if not (rows := [[_format_value(value) for value in row] for row in given]):
             continue
         widths = [max(map(len, column)) for column in zip(head or rows[0], *rows, strict=True)]
         wide = sum(widths) + 2 * len(widths) > console.width and max(widths) > LONG
@@ -67,7 +67,7 @@ def _show(found: Mapping[str, Any]) -> None:
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], person: bool) -> "Table":
-    """A line a row.  A pipe gets what can be searched and cut: no frames."""
+    """Build a table with a line a row.  For a pipe it has no frames, so that it can be searched and cut."""
     from rich import box
     from rich.text import Text
 
@@ -81,7 +81,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], perso
 
 
 def _records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
-    """A line a value, below the name of its row, because the rows are wider than the terminal."""
+    """Build a table with a line a value, below the name of its row, because the rows are wider than the terminal."""
     from rich.text import Text
 
     table = _grid(title, show_header=False, box=None)
@@ -102,7 +102,7 @@ def _grid(title: str, **look: Any) -> "Table":
     return Table(title=Text(title, style="bold"), title_justify="left", pad_edge=False, padding=(0, 2, 0, 0), **look)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "" if value is None else terminal.printable(str(value))
 
 
@@ -118,9 +118,9 @@ Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
 
 
 def sections(found: Mapping[str, Any]) -> Iterator[Section]:
-    """Title, head and rows of each table."""
+    """Yield title, head and rows of each table."""
     yield found["state"], (), _about(found)
-    yield from _attached(found)
+    yield from _attachments(found)
     head: Sequence[str] = (
         "collection",
         "keys",
@@ -144,7 +144,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
             for name, each in found["inputs"].items()
         ),
     )
-    yield "How inputs were fed", ("input", "epochs", "calls", "by", "scope"), _fed(found["inputs"])
+    yield "How inputs were fed", ("input", "epochs", "calls", "by", "scope"), _feed_rows(found["inputs"])
     folders = (found["folder"] or {}).get("of", {})
     yield (
         "Outputs",
@@ -160,7 +160,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
-    """The newest and those with an error; between them, how many there are."""
+    """Yield the newest versions and those with an error; between them, how many there are."""
     shown = [at for at, each in enumerate(versions) if at < LATEST or "error" in each]
     for at, until in zip(shown, [*shown[1:], len(versions)], strict=True):
         each, older = versions[at], versions[at + 1 : until]
@@ -173,7 +173,7 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
 
 
 def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """The state as a whole."""
+    """Yield the lines about the state as a whole."""
     from ddflow.dataflow.budget import shown_size
     from ddflow.time import shown
 
@@ -197,14 +197,14 @@ def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
 
 
 def _time_type(found: Mapping[str, Any]) -> Any:
-    """The type of times."""
+    """Return the type of times."""
     from ddflow.columns.type_text import parse_type
 
     return parse_type(found["time_type"])
 
 
-def _attached(found: Mapping[str, Any]) -> Iterator[Section]:
-    """Sources and sinks; of a long position its two ends."""
+def _attachments(found: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the tables of sources and sinks; shortens a long position to its two ends."""
     from ddflow.dataflow.budget import shown_size
 
     columns = ("left_out", "added")
@@ -221,7 +221,7 @@ def _attached(found: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _columns(of: Mapping[str, Sequence[str]]) -> str:
-    """Columns by input, as text; the input is said where there are several."""
+    """Format columns by input as text; names the input if there are several."""
     several = {name: ", ".join(columns) for name, columns in of.items() if columns}
     return "; ".join(text if len(of) == 1 else f"{name}: {text}" for name, text in several.items())
 
@@ -242,7 +242,7 @@ def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
 
 
 def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
-    """Of each stage the least and the median of its partitions, figure by figure, and the one that is the largest."""
+    """Yield, for each stage, the least and the median of each figure of its partitions, and the largest partition."""
     from statistics import median_low
 
     from ddflow.dataflow.budget import shown_size
@@ -263,8 +263,8 @@ def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
         yield row(stage, f"largest, number {largest}", here[largest])
 
 
-def _fed(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    """The last runs of calls that fed an input alike, the newest first; below, what is kept as numbers only."""
+def _feed_rows(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+    """Yield the last runs of calls that fed an input alike, the newest first; then the numbers of older calls."""
     for name, each in inputs.items():
         runs, before = each["fed"]["runs"][::-1], each["fed"]["before"]
         for run in runs[:LATEST]:
@@ -304,7 +304,7 @@ def _receipts(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[Sequ
 
 
 def ago(seconds: float) -> str:
-    """An age as a person reads it."""
+    """Format an age for people."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size or (size == 60 and seconds >= size):
             return f"{seconds / size:,.0f} {unit}"

@@ -40,7 +40,7 @@ from ddflow.storage.opening import opened_store
 
 
 def input_of(state: str, name: str | None, trust: str) -> Bound:
-    """An input of a state; the only one by default.  Raises `NotReadable`, and what opening raises."""
+    """Find an input of a state; the only one by default.  Raises `NotReadable`, and as opening a state does."""
     with opened_store(state, trust=trust) as store:
         manifest = found(store)
     known = bounds(manifest.plan, store.where)
@@ -59,9 +59,9 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
 
 
 def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> FilesSource:
-    """Files as the log of an input, in its columns; others are refused.  Raises what `open_files` raises.
+    """Open files as the log of an input, in its columns; refuses other columns.  Raises as `open_files` does.
 
-    Where it takes messages, text files have one in each line, and others have their columns.
+    If it takes messages, text files have one in each line, and other files have their columns.
     """
     if bound.format is not None and not bound.format.of_rows:
         columnar = [path for path in paths if path.lower().endswith(COLUMNAR)]
@@ -78,7 +78,7 @@ def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> F
 def streamed(
     given: FilesSource, full: Sequence[str] | None, scope: str | None, shown: Tick = lambda rows: None
 ) -> Iterator[Any]:
-    """A reader for each file, to be read one after the other, in a mark where that is full contents.
+    """Yield a reader for each file, to be read in order; full contents come in a mark.
 
     ``full``, ``scope``: as in `marked`.  ``shown``: called with the number of rows read since its last call.
     """
@@ -89,9 +89,9 @@ def streamed(
 
 
 def marked(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
-    """Files as parts of a log.  ``full``: names, folders or patterns of those that are full contents, of a ``scope``.
+    """Mark the files of a log.  ``full``: names, folders or patterns of files with full contents, of a ``scope``.
 
-    O(files * names).  Raises `typer.BadParameter` for a name that is none of the files, and a scope of none.
+    O(files * names).  Raises `typer.BadParameter` for a name that matches no file, and for a scope without files.
     """
     if scope is not None and not full:
         raise typer.BadParameter("--scope is of full contents: name their files with --full")
@@ -109,7 +109,7 @@ def _is(file: str, name: str) -> bool:
 
 
 def key_of(text: str, bound: Bound) -> dict[str, Any]:
-    """A key as it is written: ``7``, ``7,Bern`` or ``id=7,city=Bern``; quotes as in CSV.  Raises `NotReadable`."""
+    """Parse a key: ``7``, ``7,Bern`` or ``id=7,city=Bern``; quotes as in CSV.  Raises `NotReadable`."""
     names, asked = list(bound.spec.key), f"the key {text!r} of {bound.name!r}"
     try:
         parts = next(csv.reader([text], skipinitialspace=True), []) if len(names) > 1 else [text]
@@ -135,7 +135,7 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
 
 
 def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequence[str], bound: Bound) -> None:
-    """Refuse ``idd=7`` for a key ``id``, where it would be a value of text, and say what ``x=7`` is taken for."""
+    """Refuse ``idd=7`` for a key ``id`` of text, if it looks like a mistake; otherwise say how ``x=7`` is read."""
     name = pairs[0][0].strip()
     if len(names) > 1 or not pairs[0][1] or name in names or not is_text(bound.key_schema.field(0).type):
         return
@@ -147,7 +147,7 @@ def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequ
 
 
 def values_of(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, Any]:
-    """Values by column, written ``city=Bern``; with nothing behind the sign null.  Raises `NotReadable`."""
+    """Parse values by column, written ``city=Bern``; an empty value is null.  Raises `NotReadable`."""
     out = dict[str, Any]()
     for word in words:
         name, _, text = word.partition("=")
@@ -158,7 +158,7 @@ def values_of(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, 
 
 
 def value_in(text: str, kind: pa.DataType, asked: str) -> Any:
-    """A value as it is written.  Raises `NotReadable`."""
+    """Parse a value.  Raises `NotReadable`."""
     try:
         return UUID(text) if kind == pa.uuid() else pa.scalar(text).cast(kind).as_py()
     except (pa.ArrowException, ValueError, OverflowError) as error:

@@ -38,7 +38,7 @@ KCAT: Final = "kcat:"
 
 
 def message_format(text: str | None, on_bad: Any = "stop") -> Format | None:
-    """The format that a word means; None for a kind of file.  Raises `SpecError`."""
+    """Return the format that a word means; None for a kind of file.  Raises `SpecError`."""
     word = (text or "").removeprefix(KCAT)
     if text is None or (text == word and word not in FORMATS):
         return None
@@ -49,7 +49,7 @@ def message_format(text: str | None, on_bad: Any = "stop") -> Format | None:
 
 
 def check_bad(format: str | None, on_bad: str, output: Path | None) -> None:
-    """Raise `typer.BadParameter` for options of bad messages that cannot stand together."""
+    """Raise `typer.BadParameter` for options of bad messages that contradict each other."""
     if on_bad != "stop" and message_format(format) is None:
         raise typer.BadParameter("--on-bad is of messages: say which they are, such as --format debezium")
     if output is not None and on_bad == "stop":
@@ -57,15 +57,15 @@ def check_bad(format: str | None, on_bad: str, output: Path | None) -> None:
 
 
 def say_bad(messages: int, output: Path | None) -> None:
-    """Say where messages are that could not be read."""
+    """Say where the messages are that could not be read."""
     if messages and output is None:
         say(f"{counted(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons", err=True)
 
 
 def columns_of(given: FilesSource, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """The columns of the rows in files of messages.  ``asked``: their format's word.  O(bytes looked at).
+    """Find the columns of the rows in files of messages.  ``asked``: their format's word.  O(bytes looked at).
 
-    Raises `SpecError` where messages show no types, and what `open_files` raises.
+    Raises `SpecError` if messages show no types, and as `open_files` does.
     """
     of = message_format(asked)
     assert of is not None

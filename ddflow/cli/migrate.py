@@ -72,7 +72,7 @@ def migrate(
 
 
 def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str | None) -> None:
-    """Replay the log, and say what came of it."""
+    """Replay the log, and report the result."""
     from ddflow.cli.plan import OUT, check_usage
 
     check_usage(ask, sides=False)

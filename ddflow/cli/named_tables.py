@@ -41,7 +41,7 @@ class NamedTable(NamedTuple):
 
 
 def told(text: str) -> NamedTable:
-    """A table as it is written.  Raises `typer.BadParameter`."""
+    """Parse a table of the command line.  Raises `typer.BadParameter`."""
     match = _NAMED.fullmatch(text)
     if match is None:
         more = " (a name has letters, digits and _ only, and begins with no digit)" if "=" in text else ""
@@ -53,7 +53,7 @@ def told(text: str) -> NamedTable:
 
 
 def grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
-    """The tables by name, each with its files."""
+    """Group the tables by name, each with its files."""
     out: dict[str, list[NamedTable]] = {}
     for each in map(told, texts):
         out.setdefault(each.name, []).append(each)
@@ -61,7 +61,7 @@ def grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
 
 
 def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
-    """The options of a table.  Raises `typer.BadParameter`."""
+    """Collect the options of a table.  Raises `typer.BadParameter`."""
     options: Options = {}
     for each in parts:
         options |= each.options
@@ -74,7 +74,7 @@ def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
 
 
 def written(options: Options, of_all: "FileOptions") -> "FileOptions":
-    """How the files of a table are written: as all are, but for what stands behind its own.  Raises `SpecError`."""
+    """Return the options of a table's files: the common ones, and its own.  Raises `SpecError`."""
     said: dict[str, Any] = {{"null": "nulls"}.get(name, name): value for name, value in writing(options).items()}
     if RENAME in said:
         said[RENAME] = tuple(said[RENAME].items())
@@ -84,7 +84,7 @@ def written(options: Options, of_all: "FileOptions") -> "FileOptions":
 
 
 def spec_of(options: Options) -> "dd.Upsert":
-    """How the events of a table upsert."""
+    """Build the spec by which the events of a table upsert."""
     import ddflow as dd
     from ddflow.cli.plan import names
 

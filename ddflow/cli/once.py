@@ -110,7 +110,7 @@ def run(ask: Ask) -> None:
 
 
 def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
-    """The engine of a run: on its state, where it names one.  Raises as `Flow.open`."""
+    """Open the engine of a run, on its state if it names one.  Raises as `Flow.open`."""
     if ask.state is None:
         return flow.open()
     trust: Any = ask.trust
@@ -149,13 +149,13 @@ def _steps(
 
 
 def _verdicts(counts: dict[str, int]) -> dict[str, int]:
-    """Events by verdict, and the keys that full contents deleted, where there are any."""
+    """Count events by verdict, and the keys that full contents deleted, if there are any."""
     absent = counts.pop("absent", 0)
     return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
 
 
 def _net(engine: dd.Engine) -> pa.Table:
-    """The final counts, sorted by group where groups can be sorted."""
+    """Read the final counts, sorted by group if groups can be sorted."""
     counts = engine.read(OUT).drop_columns([DIFF])
     groups: list[Any] = [(name, "ascending") for name in counts.column_names[:-1]]
     try:
@@ -165,7 +165,7 @@ def _net(engine: dd.Engine) -> pa.Table:
 
 
 def target(ask: Ask, flow: dd.Flow, given: FilesSource) -> Target:
-    """Where the rows go.  Raises `OutputExists`, `UnwritableOutput`."""
+    """Open the output of the rows.  Raises `OutputExists`, `UnwritableOutput`."""
     rows = flow.outputs[OUT].schema
     schema = rows if ask.net else updates_schema(rows, flow.time_type)
     if ask.output is None and sys.stdout.isatty():
@@ -174,7 +174,7 @@ def target(ask: Ask, flow: dd.Flow, given: FilesSource) -> Target:
 
 
 def _sides(ask: Ask, flow: dd.Flow, given: FilesSource) -> dict[str, FileOutput]:
-    """The files for the outputs that ``--stale`` and ``--on-bad`` add, by output."""
+    """Open the files for the outputs that ``--stale`` and ``--on-bad`` add, by output."""
     out = dict[str, FileOutput]()
     for name, (_, schema) in flow.side_outputs().items():
         path = ask.bad_output if name == f"{INPUT}.bad" else ask.stale_output
@@ -184,7 +184,7 @@ def _sides(ask: Ask, flow: dd.Flow, given: FilesSource) -> dict[str, FileOutput]
 
 
 def _file(path: Path, schema: pa.Schema, ask: Ask, given: FilesSource) -> FileOutput:
-    """An output file that is no input."""
+    """Open an output file that is no input."""
     if path.exists() and any(path.samefile(file) for file in given.files if os.path.exists(file)):
         raise OutputExists(f"write {path}", "it is one of the inputs", "choose another name")
     return open_output(path, schema, ask.overwrite)

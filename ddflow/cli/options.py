@@ -308,7 +308,7 @@ class Ask:
     whole: bool = False
 
     def given(self, of: Collection[str]) -> list[str]:
-        """Those of some options that were given."""
+        """Return which of some options were given."""
         asked = (each for each in fields(self) if each.name in of)
         return [f"--{each.name.replace('_', '-')}" for each in asked if getattr(self, each.name) != each.default]
 
@@ -319,7 +319,7 @@ class Ask:
 
 
 def asks(without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A verb of the command line from a function of an `Ask`, which it is given as ``ask``.
+    """Make a verb of the command line from a function of an `Ask`, which it passes as ``ask``.
 
     The verb has the function's other parameters as its own options, then those of `Ask` but ``without``.
     """

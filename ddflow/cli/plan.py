@@ -67,14 +67,15 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
 
 
 def check_apart(outputs: Mapping[str, Any]) -> None:
-    """Raise `typer.BadParameter` where two options name one file."""
+    """Raise `typer.BadParameter` if two options name one file."""
     for one, other in combinations([name for name, file in outputs.items() if file is not None], 2):
         if str(outputs[one]) == str(outputs[other]):
             raise typer.BadParameter(f"{one} and {other} name the same file: give each its own")
 
 
 def names(texts: Iterable[str] | None) -> list[str]:
-    """The column names in texts like ``a,b``; quotes as in CSV around those that hold a comma.  Raises `SpecError`."""
+    """Parse column names in texts like ``a,b``; quotes as in CSV around names that hold a comma.  Raises
+    `SpecError`."""
     out: list[str] = []
     for text in texts or ():
         try:
@@ -85,7 +86,7 @@ def names(texts: Iterable[str] | None) -> list[str]:
 
 
 def projection(texts: Iterable[str]) -> dict[str, str]:
-    """Column names and ``name=expression`` texts as what `Collection.project` takes.  Raises `SpecError`."""
+    """Parse column names and ``name=expression`` texts for `Collection.project`.  Raises `SpecError`."""
     out: dict[str, str] = {}
     for text in texts:
         match = _NAMED.fullmatch(text)
@@ -100,7 +101,7 @@ def projection(texts: Iterable[str]) -> dict[str, str]:
 
 
 def lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> int | None:
-    """A span of time in the unit of the time column.  Raises `SpecError` for one that is no whole number of it."""
+    """Parse a span of time in the unit of the time column.  Raises `SpecError` if it is no whole number of units."""
     if text is None or text.isdecimal():
         return None if text is None else int(text)
     match, asked = _SPAN.fullmatch(text.strip()), f"--lateness {text}"
@@ -116,7 +117,7 @@ def lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> 
 
 
 def merging(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] | None:
-    """``--merge``: a strategy by column, ``default=`` for the others, or ``first_row``.  Raises `SpecError`.
+    """Parse ``--merge``: a strategy by column, ``default=`` for the others, or ``first_row``.  Raises `SpecError`.
 
     >>> merging(["visits=sum", "tags=union(9)", "default=first_non_null"]).strategies["tags"].limit
     9
@@ -158,7 +159,7 @@ def groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[
 
 
 def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
-    """The spec that the options describe.  Raises `SpecError`."""
+    """Build the spec that the options describe.  Raises `SpecError`."""
     delete: Any = ask.delete
     if ask.tombstone is not None:
         column, equals, value = ask.tombstone.partition("=")
@@ -188,9 +189,9 @@ def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
 
 
 def planned(ask: Ask, schema: pa.Schema) -> dd.Flow:
-    """The flow: one input, its filters, its projection, its count; one output, `OUT`.
+    """Build the flow: one input, its filters, its projection, its count; one output, `OUT`.
 
-    Raises `SpecError` or `ExpressionError`, naming what does not fit.
+    Raises `SpecError` or `ExpressionError`, naming the option that does not fit.
     """
     flow = dd.Flow()
     rows: dd.Collection = flow.upserts(

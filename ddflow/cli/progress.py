@@ -21,13 +21,13 @@ Tick = Callable[..., None]
 
 def progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
     """Show the rows read and the updates put out, while the block runs.  ``total``: of rows; None: unknown."""
-    return _drawn(
+    return _show_bar(
         _beginning, total, lambda rate, rows, updates: f"{rows:,} rows, {rate:,} rows/s, {updates:,} updates", hidden
     )
 
 
 def rows(amount: int) -> str:
-    """A number of rows, as it is written."""
+    """Format a number of rows."""
     return f"{amount:,} rows"
 
 
@@ -35,14 +35,15 @@ def watching(
     doing: str, total: int | None = None, unit: Callable[[int], str] = rows, hidden: bool = False
 ) -> AbstractContextManager[Tick]:
     """Show how much was read, while the block runs.  ``unit``: how an amount is written."""
-    return _drawn(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s", hidden)
+    return _show_bar(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s", hidden)
 
 
 @contextmanager
-def _drawn(
+def _show_bar(
     begin: Callable[[], str], total: int | None, text: Callable[..., str], hidden: bool = False
 ) -> Iterator[Tick]:
-    """``text``: what is said of the amount a second, and of all amounts so far; at the ``begin``, that."""
+    """Show a bar while the block runs.  ``begin``: its first text.  ``text``: makes the next ones from the rate and the
+    amounts so far."""
     if hidden or not sys.stderr.isatty():
         yield lambda *more: None
         return

@@ -96,7 +96,7 @@ class Skipped(dict[str, str]):
 
     @contextmanager
     def over(self, file: str) -> Iterator[None]:
-        """Leave a file out for what is wrong with it inside."""
+        """Skip a file whose rows are refused inside the block."""
         before = self.rows
         try:
             yield
@@ -107,7 +107,7 @@ class Skipped(dict[str, str]):
             self.note(file, error)
 
     def check(self, files: Sequence[str]) -> None:
-        """Raises `UnreadableInput` where no file is left."""
+        """Raise `UnreadableInput` if no file is left."""
         if self and not set(files) - self.keys():
             raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
 
@@ -121,13 +121,13 @@ def how(
     dates: Sequence[str] | None = None,
     thousands: str | None = None,
 ) -> FileOptions:
-    """How the files of a command line are written.  Raises `SpecError`."""
+    """Build the options of the files of a command line.  Raises `SpecError`."""
     said = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()), thousands, kind_told(format))
     return FileOptions(dialect=said)
 
 
 def kind_told(format: str | None) -> Kind | None:
-    """What all files are.  Raises `SpecError`."""
+    """Return the kind of all files.  Raises `SpecError`."""
     if format is None:
         return None
     try:
@@ -138,7 +138,7 @@ def kind_told(format: str | None) -> Kind | None:
 
 
 def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
-    """The same of a run, which may have a state.  Raises `SpecError`."""
+    """Build the options of the files of a run, which may have a state.  Raises `SpecError`."""
 
     def retype(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
@@ -158,13 +158,13 @@ def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
 
 
 def say_doubts(doubts: Iterable[str]) -> None:
-    """Say which columns of files became text by few values."""
+    """Say which columns of files became text because of a few values."""
     for each in doubts:
         say(in_shell(each), err=True)
 
 
 def rows_of(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
-    """The rows of one file of a source, in the columns that it has, each batch told of as it comes."""
+    """Yield the rows of one file of a source, in its columns, and report each batch to ``tick``."""
     own = given.columns(file).names
     for batch, position in given.batches(after=FilePosition(file)):
         if batch.num_rows:
@@ -183,13 +183,13 @@ class Ready(NamedTuple):
 
 
 def readable(given: FilesSource, skipped: Skipped, tick: Tick) -> Iterator[Ready]:
-    """The files that can be read to their end; an error comes behind those before it.  O(rows)."""
+    """Yield the files that can be read to their end; an error comes after the files before it.  O(rows)."""
     waiting: Ready | None = None
     try:
         for file in given.files:
             with skipped.over(file):
                 batches = rows_of(given, file, tick)
-                batches = batches if file == STDIN else _held(given.columns(file), batches)
+                batches = batches if file == STDIN else _spool_batches(given.columns(file), batches)
                 if waiting is not None:
                     yield waiting
                 waiting = Ready(file, batches, False)
@@ -201,8 +201,8 @@ def readable(given: FilesSource, skipped: Skipped, tick: Tick) -> Iterator[Ready
         yield waiting._replace(last=True)
 
 
-def _held(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches, all of which have been read."""
+def _spool_batches(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Read all batches into a temporary file, and return them."""
     spool = SpooledTemporaryFile(IN_MEMORY, prefix="ddflow-")  # noqa: SIM115 - closed by who reads it
     with pa.ipc.new_stream(spool, schema) as out:
         for batch in batches:
@@ -217,7 +217,7 @@ def _held(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
 
 
 def marked(ask: Ask, files: Sequence[str]) -> list[Any]:
-    """Files as parts of a log: of events, or, where that is asked for, of full contents."""
+    """Mark files as parts of a log: of events, or, if the options say so, of full contents."""
     return [dd.Full(file, ask.scope) if ask.whole else file for file in files]
 
 
@@ -231,7 +231,7 @@ def taken(
     time: Time,
     epoch: int | None = None,
 ) -> dd.Step:
-    """A file of epoch mode as one step, not committed.  ``part``: the file, as it is marked."""
+    """Take in a file of epoch mode as one step, not committed.  ``part``: the file, as it is marked."""
     reader = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file, tick))
     with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
@@ -241,7 +241,7 @@ def taken(
 
 @contextmanager
 def within(given: FilesSource, at: FilePosition) -> Iterator[None]:
-    """Put the place in front of what the engine says of the rows from there on."""
+    """Put the place in front of the engine's errors about the rows from there on."""
     try:
         yield
     except DdflowError as error:

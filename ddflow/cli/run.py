@@ -199,17 +199,17 @@ def run(
     }
     check(given, sources, targets, RunOptions(**how))  # before there is a state
     _say_unfed(given, sources)
-    served = metrics and _served(flow, metrics)
+    served = metrics and _serve_metrics(flow, metrics)
     choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}
     with HeldState(state, trust) as held, given.open(state, **choices) as engine:
         held.hold()
         _say_events(engine, sources)
         done, epoch = engine.run(sources, targets, **how), engine.epoch
-    _done(epoch, done, as_json)
+    _report_run(epoch, done, as_json)
 
 
 def _log(verbose: bool) -> None:
-    """Log each epoch and failure, where that is asked for."""
+    """Log each epoch and failure if ``verbose``."""
     if verbose:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
         for handler in logging.getLogger().handlers:  # also of what other libraries log
@@ -225,7 +225,7 @@ def _say_unfed(given: "dd.Flow", sources: "dict[str, Source]") -> None:
 
 
 def _say_events(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
-    """Say where files are read as events for the first time, into an input that was fed full contents."""
+    """Warn if files are read as events for the first time, into an input that was fed full contents."""
     assert engine.durable is not None
     for name, source in sources.items():
         fed, known = engine.dataflow.fed.get(name), name in engine.durable.log.sources
@@ -234,7 +234,7 @@ def _say_events(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
             say(f"{held}; where each file holds all rows, write files:PATTERN:full", err=True)
 
 
-def _done(epoch: int, done: "RunDone", as_json: bool) -> None:
+def _report_run(epoch: int, done: "RunDone", as_json: bool) -> None:
     """Say what was done."""
     if as_json:
         say(json.dumps({"epoch": epoch} | vars(done)))
@@ -246,15 +246,15 @@ def _done(epoch: int, done: "RunDone", as_json: bool) -> None:
     say(f"{took} in {done.seconds:.2f} s; epoch {epoch:,}{has} ({done.stopped})", err=True)
 
 
-def _served(flow: str, where: str) -> "PrometheusExporter":
-    """What takes the figures of a flow's file, and serves them."""
+def _serve_metrics(flow: str, where: str) -> "PrometheusExporter":
+    """Make an exporter for a flow's file, and serve its figures."""
     from ddflow import exporters
 
     return exporters.prometheus(Path(flow.partition(":")[0]).stem, serve=where)
 
 
 def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, TableSink]":
-    """The sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
+    """Make the sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
     from ddflow.connectors.spelled import spelled_sink
 
     modes: dict[str, list[Any]] = paired(mode, "--mode")
@@ -266,7 +266,8 @@ def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, Ta
 
 
 def paired(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
-    """``NAME=REST`` by name, of ``--from`` maybe several; of ``@FILE`` its lines.  Raises `typer.BadParameter`."""
+    """Split ``NAME=REST`` by name; ``--from`` may have several, and ``@FILE`` stands for its lines.  Raises
+    `typer.BadParameter`."""
     from ddflow.storage.address import public
 
     found = dict[str, list[str]]()
@@ -283,7 +284,7 @@ def paired(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
 
 
 def _expand_file(text: str) -> list[str]:
-    """Return the lines of a file behind ``@``, which no list of processes shows.  Raises `typer.BadParameter`."""
+    """Return the lines of a file after ``@``, which no list of processes shows.  Raises `typer.BadParameter`."""
     if not text.startswith("@"):
         return [text]
     try:
@@ -293,7 +294,7 @@ def _expand_file(text: str) -> list[str]:
 
 
 def loaded(text: str) -> "dd.Flow":
-    """The flow of a file of Python.  Raises `SpecError`."""
+    """Load the flow of a file of Python.  Raises `SpecError`."""
     from ddflow.engine.flow import Flow
 
     path, name = text, "flow"
@@ -308,7 +309,8 @@ def loaded(text: str) -> "dd.Flow":
 
 
 def _run_file(path: str) -> dict[str, Any]:
-    """What a file of Python makes, which may import what lies beside it.  Raises `SpecError` for its own mistakes."""
+    """Run a file of Python, which may import its neighbours; return its names.  Raises `SpecError` for its own
+    mistakes."""
     from ddflow.errors import DdflowError
 
     sys.path.insert(0, folder := os.path.dirname(os.path.abspath(path)))

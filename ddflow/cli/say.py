@@ -13,7 +13,7 @@ from ddflow.terminal import lines
 def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
     """Print lines; on stderr without secrets.
 
-    ``drawn``: by `ddflow.terminal.console`, so that their control sequences are its own.
+    ``drawn``: by `ddflow.terminal.console`, which made their control sequences.
     """
     text = mask_secrets(text) if err else text
     typer.echo(text if drawn else lines(text), err=err)

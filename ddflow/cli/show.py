@@ -44,11 +44,11 @@ class Done:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The object that ``--json`` prints."""
+        """Return the object that ``--json`` prints."""
         return asdict(self) | {"seconds": round(self.seconds, 3)}
 
     def text(self) -> str:
-        """The same for people, on one line."""
+        """Describe the run on one line, for people."""
         files = self.inputs[0] if len(self.inputs) == 1 else counted(len(self.inputs), "file")
         mode = "by time" if self.epochs is None else f"in {counted(self.epochs, 'epoch')}"
         mode += f", now at epoch {self.epoch:,}" if self.epoch is not None else ""
@@ -67,7 +67,7 @@ class _Stdout:
     """JSON text on stdout, with the control characters escaped that JSON lets pass; the values stay the same."""
 
     def write(self, text: Any) -> None:
-        """Put it out."""
+        """Write text."""
         if any(letter in bytes(text) for letter in (b"\x7f", b"\xc2")):
             text = _HIGH.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), bytes(text))
         sys.stdout.buffer.write(text)
@@ -80,7 +80,7 @@ class Piped(Closing):
         self.written = 0
 
     def write(self, table: pa.Table) -> None:
-        """Put out rows at once."""
+        """Write rows at once."""
         from ddflow.connectors.files.kinds import JSON, Kind
         from ddflow.connectors.files.writers import writer
 
@@ -89,7 +89,7 @@ class Piped(Closing):
         self.written += table.num_rows
 
     def close(self) -> None:
-        """Nothing: rows went out at once."""
+        """Do nothing: rows went out at once."""
 
 
 class Preview:
@@ -100,7 +100,7 @@ class Preview:
         self._first = schema.empty_table()
 
     def write(self, table: pa.Table) -> None:
-        """Take in rows; the first ones are kept."""
+        """Add rows; keep the first ones."""
         missing = SHOWN - self._first.num_rows
         if missing > 0 and table.num_rows:
             self._first = pa.concat_tables([self._first, table.slice(0, missing)])

@@ -113,14 +113,14 @@ def sql(
     flow, read, bad = dd.Flow(), 0, 0
     full = {name for name, (_, told) in named.items() if "full" in told}
     options = how(format, delimiter, null, encoding, decimal, dates, thousands)
-    given = {n: _declared(flow, n, *each, types or (), options, (words[n], on_bad)) for n, each in named.items()}
-    answer, order = _asked(flow, query, diff)
+    given = {n: _declare_table(flow, n, *each, types or (), options, (words[n], on_bad)) for n, each in named.items()}
+    answer, order = _plan_query(flow, query, diff)
     rows = flow.output(OUT, answer.of)
     schema = rows.updates_schema(flow.time_type) if diff else _only(rows.schema, answer.columns)
     with flow.open() as engine, ExitStack() as stack:
         out: Any = stack.enter_context(_target(output, schema, overwrite))
         aside = _left_out(flow, bad_output, overwrite, stack)
-        tick = stack.enter_context(_shown(given, out))
+        tick = stack.enter_context(_show_progress(given, out))
         for files in zip_longest(*(source.files for source in given.values())):
             readers, counts = _readers(given, files, full, tick)
             for step in _steps(engine, readers, full):
@@ -132,11 +132,11 @@ def sql(
                         aside.write(step[side])
             read += sum(counts)
         if not diff:
-            out.write(_repeated(engine.read(OUT), order).select(answer.columns))
-    _done(read, len(given), {"updates" if diff else "rows": out.written}, (bad, bad_output), output, as_json)
+            out.write(_repeat_rows(engine.read(OUT), order).select(answer.columns))
+    _report(read, len(given), {"updates" if diff else "rows": out.written}, (bad, bad_output), output, as_json)
 
 
-def _declared(
+def _declare_table(
     flow: "dd.Flow",
     name: str,
     parts: "Sequence[NamedTable]",
@@ -145,7 +145,7 @@ def _declared(
     options: "FileOptions",
     messages: tuple[str | None, str],
 ) -> "FilesSource":
-    """The files of a table, which is an input of the flow now.  ``messages``: what `message_format` takes."""
+    """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `message_format`."""
     from ddflow.cli.messages import columns_of, message_format
     from ddflow.cli.named_tables import spec_of, written
     from ddflow.cli.reading import say_doubts
@@ -170,19 +170,19 @@ def _declared(
     return found
 
 
-def _asked(flow: "dd.Flow", query: str, diff: bool) -> "tuple[Answer, Sequence[OrderColumn]]":
-    """The query's collection, which can be read but with ``--diff``, and how its rows are ordered."""
+def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[Answer, Sequence[OrderColumn]]":
+    """Plan the query: return its collection, which can be read unless ``diff``, and the order of its rows."""
     from ddflow.operators.row_order import ordered_by
     from ddflow.plan.sql import Answer, answered
 
     answer = Answer(flow.sql(query), [], []) if diff else answered(flow, query)
-    if not diff and not _held(answer.of):
+    if not diff and not _has_all_rows(answer.of):
         answer = answer._replace(of=answer.of.arrange([]))
     return answer, ordered_by(answer.by, answer.of.schema, "ORDER BY")
 
 
-def _held(of: Any) -> bool:
-    """Whether all rows that a collection is made of are held somewhere: appended ones are not.  O(nodes)."""
+def _has_all_rows(of: Any) -> bool:
+    """Return whether a collection's rows are all kept somewhere: appended ones are not.  O(nodes)."""
     ahead, seen = [of], set[Any]()
     while ahead:
         each = ahead.pop()
@@ -195,7 +195,7 @@ def _held(of: Any) -> bool:
 
 
 def _left_out(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
-    """Where messages go that cannot be read, of all tables."""
+    """Open the output for messages that cannot be read, of all tables."""
     from ddflow.columns.schema import updates_schema
     from ddflow.connectors.files import open_output
 
@@ -206,7 +206,7 @@ def _left_out(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitSt
 
 
 def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
-    """Full files as one step, and the others as another one."""
+    """Take in full files as one step, and the others as another one."""
     whole = {name: readers.pop(name) for name in list(readers) if name in full}
     if whole:
         yield engine.replace(whole)
@@ -214,7 +214,7 @@ def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "I
         yield engine.step(readers)
 
 
-def _done(
+def _report(
     read: int, tables: int, wrote: dict[str, int], left_out: tuple[int, Path | None], output: str | None, as_json: bool
 ) -> None:
     """Say what was done."""
@@ -230,8 +230,8 @@ def _done(
     say_bad(bad, bad_output)
 
 
-def _shown(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
-    """The rows read so far, unless rows of the answer go to the same terminal."""
+def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
+    """Show the rows read so far, unless rows of the answer go to the same terminal."""
     from ddflow.cli.progress import watching
     from ddflow.cli.show import Piped
 
@@ -243,7 +243,7 @@ def _shown(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager
 def _readers(
     given: "dict[str, FilesSource]", files: Sequence[str | None], full: "set[str]", shown: "Tick"
 ) -> tuple[dict[str, Any], list[int]]:
-    """The next file of each table that has one, and how many rows each gave."""
+    """Open the next file of each table that has one; return the readers, and how many rows each gave."""
     import pyarrow as pa
 
     from ddflow.cli.reading import rows_of
@@ -265,7 +265,7 @@ def _readers(
 
 
 def _some(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBatch]":
-    """The rows of a full file.  Raises `UnreadableInput` where there are none."""
+    """Yield the rows of a full file.  Raises `UnreadableInput` if there are none."""
     from ddflow.errors import UnreadableInput
 
     first = next(rows, None)
@@ -276,14 +276,14 @@ def _some(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBat
 
 
 def _only(schema: "pa.Schema", names: Sequence[str]) -> "pa.Schema":
-    """Some of the columns."""
+    """Select some of the columns."""
     import pyarrow as pa
 
     return pa.schema([schema.field(name) for name in names])
 
 
-def _repeated(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table":
-    """Each row as often as it is there, in an order where one is asked for."""
+def _repeat_rows(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table":
+    """Repeat each row by its ``_diff``, in the order of the query if it has one."""
     import numpy as np
 
     from ddflow.operators.row_order import in_order
@@ -294,7 +294,7 @@ def _repeated(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table":
 
 
 def _target(output: str | None, schema: "pa.Schema", overwrite: bool) -> "Preview | Piped | FileOutput":
-    """Where the rows go."""
+    """Open the output of the rows."""
     from ddflow.cli.show import Piped, Preview
     from ddflow.connectors.files import open_output
 

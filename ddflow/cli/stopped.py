@@ -42,7 +42,7 @@ class Course:
 
     @contextmanager
     def writes(self) -> Iterator[None]:
-        """Write all rows of an epoch that is given: a signal waits until that is done."""
+        """Write all rows of an epoch: a signal waits until that is done."""
         with waiting():
             self.writing = True
             yield
@@ -51,7 +51,7 @@ class Course:
 
     @contextmanager
     def keeping(self, outputs: Iterable[Any]) -> Iterator[None]:
-        """Complete output files under names of their own, where a run stops between two epochs."""
+        """Complete output files under new names if a run stops between two epochs."""
         try:
             yield
         except STOPS:
@@ -62,7 +62,7 @@ class Course:
             raise
 
     def said(self, epoch: int) -> str:
-        """What to do, where the state is at an epoch now."""
+        """Tell how to go on from the epoch of the state."""
         first = self.before + 1
         done = f"epochs {first} to {epoch} are committed" if epoch > first else f"epoch {first} is committed"
         if self.kept and self.rest and not self.writing:
@@ -78,7 +78,7 @@ class Course:
 
 @contextmanager
 def told(engine: Any, course: Course) -> Iterator[None]:
-    """Say, where a run is refused or stopped, which of its epochs were committed all the same."""
+    """Say which epochs were committed if a run is refused or stopped."""
     try:
         yield
     except STOPS as error:

@@ -90,7 +90,7 @@ def sync(
 
 
 def _list(found: "Synced") -> None:
-    """The keys of rows that go or change."""
+    """List the keys of rows that go or change."""
     keys = found.keys
     if keys is None or not keys.num_columns:
         return
@@ -102,7 +102,7 @@ def _list(found: "Synced") -> None:
 
 
 def _partitions(state: str, trust: str) -> int:
-    """How many a state has."""
+    """Return how many partitions a state has."""
     from ddflow.storage.manifest import newest
     from ddflow.storage.opening import opened_store
 

@@ -69,10 +69,10 @@ def watch(
         return
     console = terminal.console(highlight=False)
     if once or not sys.stdout.isatty():
-        console.print(_drawn(head, seen))
+        console.print(_draw_table(head, seen))
         return
     with (
-        Live(_drawn(head, seen), console=console, auto_refresh=False) as screen,
+        Live(_draw_table(head, seen), console=console, auto_refresh=False) as screen,
         opened_store(state, **options) as store,
     ):
         number = -1
@@ -81,11 +81,11 @@ def watch(
             if manifest is not None and manifest.number != number:
                 number = manifest.number
                 seen, epoch, head = look()
-                screen.update(_drawn(head, seen), refresh=True)
+                screen.update(_draw_table(head, seen), refresh=True)
             sleep(max(pause, SHARE * (monotonic() - began)))
 
 
-def _drawn(head: str, look: "LiveLook") -> Any:
+def _draw_table(head: str, look: "LiveLook") -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

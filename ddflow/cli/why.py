@@ -112,7 +112,7 @@ def why(
 
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
-        inputs, outputs = _kept(snapshot.flow, key)
+        inputs, outputs = _find_collections(snapshot.flow, key)
         name, values, files = parted(key, log or [], inputs, outputs)
         times = _times(as_of, between, snapshot.flow.time_type)
         given = dict[str, FilesLog]()
@@ -132,7 +132,7 @@ def why(
 
 
 def _times(as_of: str | None, between: tuple[str, str] | None, kind: Any) -> dict[str, Any]:
-    """The times that were asked of.  Raises `SchemaMismatch` for a text that is none."""
+    """Parse the times of the options.  Raises `SchemaMismatch` for a text that is no time."""
     from ddflow.time import from_text
 
     span = [from_text(f"--between {each}", each, kind) for each in between or ()] or None
@@ -140,14 +140,14 @@ def _times(as_of: str | None, between: tuple[str, str] | None, kind: Any) -> dic
 
 
 def say_apart(told: "Story | Origins", values: Sequence[str]) -> None:
-    """Say how values are given, where none of the rows has them and one looks like several."""
+    """Explain how to give values if no row has them and one looks like several."""
     shown = getattr(told, "shown", None)
     if shown is not None and not shown.num_rows and any(apart(each, shown.column_names) for each in values):
         say("give each value of an output as a word of its own: city=Bern 'ward name=IPS'", err=True)
 
 
 def apart(value: str, names: Sequence[str]) -> bool:
-    """Whether there is another ``COLUMN=`` behind a comma in a value.
+    """Return whether a value has another ``COLUMN=`` after a comma.
 
     >>> apart("city=Bern,ward=IPS", ["city", "ward"]), apart("city=Bern, BE", ["city", "ward"])
     (True, False)
@@ -158,7 +158,7 @@ def apart(value: str, names: Sequence[str]) -> bool:
 def parted(
     key: str, rest: Sequence[str], inputs: Collection[str], outputs: Collection[str]
 ) -> tuple[str | None, list[str], list[str]]:
-    """The name that stands before values, if there are some, the values, and files.  Raises `NotReadable`."""
+    """Split the words into a name, if values follow it, the values, and files.  Raises `NotReadable`."""
     from ddflow.columns.names import did_you_mean
     from ddflow.errors import NotReadable
 
@@ -174,8 +174,8 @@ def parted(
     return key if values else None, values, list(rest[len(values) :])
 
 
-def _kept(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[str, Any]]":
-    """The inputs and outputs of a plan.  Raises `NotReadable` for a side output, of which a state holds nothing."""
+def _find_collections(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[str, Any]]":
+    """Return the inputs and outputs of a plan.  Raises `NotReadable` for a side output, which a state does not hold."""
     from ddflow.engine.reads import told_only
 
     if name in (sides := plan.side_outputs()):
@@ -184,5 +184,5 @@ def _kept(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[str, Any]]":
 
 
 def _is_key(word: str) -> bool:
-    """Whether a word behind an input's name is a key, and no file, folder or pattern of them."""
+    """Return whether a word after an input's name is a key, and no file, folder or pattern of files."""
     return not Path(word).exists() and not PurePath(word).suffix[1:].isalpha() and not set("/*?") & set(word)

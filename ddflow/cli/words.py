@@ -38,7 +38,7 @@ class ShellWords(Words):
             return self.options[name]
         if isinstance(value, list):
             return f"{self.options[name]} {shlex.quote(','.join(map(str, value)))}"
-        return f"{self.options[name]} {_quoted(str(value))}"
+        return f"{self.options[name]} {_quote_value(str(value))}"
 
     def declare(self, types: Mapping[str, str]) -> str:
         """See `Words.declare`."""
@@ -46,7 +46,7 @@ class ShellWords(Words):
 
     def columns(self, input: str) -> str:
         """See `Words.columns`."""
-        return f"{self.options['input']} {_quoted(input)}" if "input" in self.options else super().columns(input)
+        return f"{self.options['input']} {_quote_value(input)}" if "input" in self.options else super().columns(input)
 
     def evolve(self, fix: Evolve) -> str:
         """See `Words.evolve`."""
@@ -77,9 +77,9 @@ class ShellWords(Words):
         if self.tables:
             return f"'NAME=FILE{after}'" if shlex.quote(after) == after else shlex.quote(f"NAME=FILE{after}")
         if "delimiter" in self.options:
-            return " ".join(f"{self.options[name]} {_quoted(value)}" for name, value in _each(options))
+            return " ".join(f"{self.options[name]} {_quote_value(value)}" for name, value in _each(options))
         if "from" in self.options:
-            return f"{self.options['from']} {_quoted(f'INPUT=files:PATTERN{after}')}"
+            return f"{self.options['from']} {_quote_value(f'INPUT=files:PATTERN{after}')}"
         return super().file(path, options)
 
     def tombstone(self, column: str, value: Any = None) -> str:
@@ -88,7 +88,7 @@ class ShellWords(Words):
         if self.tables:
             return f":tombstone={rule}"
         if "tombstone" in self.options:
-            return f"{self.options['tombstone']} {_quoted(rule)}"
+            return f"{self.options['tombstone']} {_quote_value(rule)}"
         return super().tombstone(column, value)
 
 
@@ -101,7 +101,7 @@ def in_shell(text: str) -> str:
 
 
 def _each(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The options of a file, each value apart."""
+    """Yield the options of a file, each value apart."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from ((name, f"{old}={new}") for old, new in value.items())
@@ -113,7 +113,7 @@ def _types(types: Mapping[str, str]) -> str:
     return f"--types {shlex.quote(','.join(f'{name}={kind}' for name, kind in types.items()))}"
 
 
-def _quoted(value: str) -> str:
-    """A value as it is typed, in quotes if it would be taken for the sentence's own comma."""
+def _quote_value(value: str) -> str:
+    """Quote a value for a shell, also one whose last comma would look like the sentence's own."""
     quoted = shlex.quote(value)
     return f"'{value}'" if quoted == value and value.endswith(",") else quoted

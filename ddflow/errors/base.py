@@ -345,7 +345,7 @@ def in_words(text: str, words: Words) -> str:
     return mask_secrets(text.in_words(words) if isinstance(text, Phrase) else text)
 
 
-def _masked(given: str | PhrasePart) -> Phrase:
+def _mask_phrase(given: str | PhrasePart) -> Phrase:
     return Phrase(*(mask_secrets(each) if isinstance(each, str) else each for each in Phrase(given).parts))
 
 
@@ -394,7 +394,7 @@ class DdflowError(Exception):
         column: str = "",
     ) -> None:
         super().__init__(asked, found, fix)
-        self.args = _masked(asked), _masked(found), _masked(fix)  # an OSError drops the third
+        self.args = _mask_phrase(asked), _mask_phrase(found), _mask_phrase(fix)  # an OSError drops the third
         rows = [each.number for text in self.args for each in text.parts if isinstance(each, Row) and not each.inner]
         self.input, self.file, self.offset, self.column = input, file, offset, column
         self.row = rows[0] if row is None and rows else row
@@ -427,7 +427,7 @@ class DdflowError(Exception):
     ) -> Self:
         """Give the error other texts, and return it."""
         given = (asked, found, fix)
-        self.args = tuple(old if new is None else _masked(new) for old, new in zip(self.args, given, strict=True))
+        self.args = tuple(old if new is None else _mask_phrase(new) for old, new in zip(self.args, given, strict=True))
         return self
 
     def map(self, kind: Any, change: Callable[[Any], str | PhrasePart]) -> Self:

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from ddflow.cli import app
 from ddflow.cli.held_state import HeldState
-from ddflow.cli.run import _done
+from ddflow.cli.run import _report_run
 from ddflow.engine.run_done import RunDone
 from ddflow.errors import StateRefused
 
@@ -82,7 +82,7 @@ def test_a_run_without_rows_says_what_it_did(capsys: pytest.CaptureFixture[str])
     assert re.match(r"nothing new in [\d.]+ s; epoch 1 \(end\)\n", run(*WORDS).stderr)
     done = json.loads(run(*WORDS, "--json").stdout)
     assert (done["epochs"], done["moved"], done["rows"]) == (0, 0, 0)
-    _done(1, RunDone(moved=2), False)
+    _report_run(1, RunDone(moved=2), False)
     assert capsys.readouterr().err == "no rows, only positions moved, in 0.00 s; epoch 1 (end)\n"
 
 
