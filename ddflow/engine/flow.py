@@ -60,7 +60,7 @@ class Flow(Plan, Explaining, NamesElsewhere):
         flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
         return flow
 
-    def _explained(self, name: str | None, format: str) -> Explained | Picture:
+    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
         return shown_as(self, name, format)
 
     def _repr_html_(self) -> str:

@@ -48,7 +48,7 @@ class Looking(Explaining):
         """What became of all events since the state began, a `Verdicts`."""
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
 
-    def _explained(self, name: str | None, format: str) -> Explained | Picture:
+    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
         with self.dataflow.guard.look("explain"):
             return shown_as(self.flow, name, format, plan_figures(self.dataflow.graph))
 

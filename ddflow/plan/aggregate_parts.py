@@ -40,7 +40,7 @@ class PartColumns(NamedTuple):
 
 
 def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
-    """The group columns, where they and the names of results will do.  Raises `SpecError`."""
+    """Return the group columns, checked against the names of the results.  Raises `SpecError`."""
     groups, names = list(column_names(by, "agg", "group_by")), list(names)
     check_known(groups, of.schema.names, "group_by")
     if taken := [name for name in names if name in groups]:
@@ -69,12 +69,12 @@ def aggregated(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
             part, value = _ordered_part(of, groups, call)
             ordered.setdefault(part, []).append((name, ENDS[call.function], value))
         elif name not in folding:
-            parts.append((_counted(of, groups, name, call), [name]))
+            parts.append((_count_distinct(of, groups, name, call), [name]))
     for part, results in ordered.items():
-        rows = _projected(of, groups, part.columns)
+        rows = _project_columns(of, groups, part.columns)
         made = rows._then("ordered_agg", groups, part.order, results, part.skips)
         parts.append((made, [name for name, _, _ in results]))
-    return _joined(parts, groups, list(texts))
+    return _join_parts(parts, groups, list(texts))
 
 
 def _folds(call: AggregateCall) -> bool:
@@ -82,7 +82,7 @@ def _folds(call: AggregateCall) -> bool:
 
 
 def _ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[PartColumns, str]:
-    """What an aggregate reads in an order, and the column of its value.  Raises `ExpressionError`."""
+    """Build the columns and the order of an ordered aggregate, and name its value column.  Raises `ExpressionError`."""
     by_value = call.function in ("min", "max")
     if call.distinct and not by_value:
         raise call.refused(f"{call.function} takes no DISTINCT", "leave it out")
@@ -119,8 +119,8 @@ def _way(name: str, descending: bool, nulls_first: bool) -> str:
     return f"`{name}` {'desc' if descending else 'asc'} nulls {'first' if nulls_first else 'last'}"
 
 
-def _counted(of: Any, groups: Sequence[str], name: str, call: AggregateCall) -> Any:
-    """How many distinct values there are, of which none is null."""
+def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCall) -> Any:
+    """Count the distinct values, leaving out nulls."""
     if call.order or call.ignores_nulls:
         raise call.refused(f"count takes no {'ORDER BY' if call.order else 'IGNORE NULLS'}", "leave it out")
     columns = list[tuple[str, str]]()
@@ -129,39 +129,42 @@ def _counted(of: Any, groups: Sequence[str], name: str, call: AggregateCall) -> 
         compile_expression(each, of.schema, what=f"count of {name!r}")
         text = each if len(call.arguments) == 1 else f"CASE WHEN {tests} THEN {each} END"
         columns.append((_fresh(f"value {i + 1}", groups), text))
-    rows = _projected(of, groups, columns)
+    rows = _project_columns(of, groups, columns)
     if not rows.positive:
         rows = rows._refusing(groups, f"agg {name}=count(distinct ...)")
     return rows.distinct()._then("agg", groups, {name: f"count(`{columns[0][0]}`)"})
 
 
 def _fresh(name: str, groups: Sequence[str]) -> str:
-    """A name that no group column has."""
+    """Return a name that no group column has."""
     while name in groups:
         name += "_"
     return name
 
 
-def _projected(of: Any, groups: Sequence[str], columns: Iterable[tuple[str, str]]) -> Any:
-    return _known(of.project({name: name for name in groups} | dict(columns)))
+def _project_columns(of: Any, groups: Sequence[str], columns: Iterable[tuple[str, str]]) -> Any:
+    return _find_equal(of.project({name: name for name in groups} | dict(columns)))
 
 
-def _joined(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: list[str]) -> Any:
-    """All parts beside each other, by their groups, of which each has all."""
+def _join_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: list[str]) -> Any:
+    """Join all parts by their groups; each part has every group."""
     made, shown = parts[0]
     for part, more in parts[1:]:
         columns = [(name, 0, name) for name in (*groups, *shown)] + [(name, 1, name) for name in more]
-        made, shown = _known(pairs_of(made, part, [(g, g) for g in groups], columns, (), nulls=True)), [*shown, *more]
+        made, shown = (
+            _find_equal(pairs_of(made, part, [(g, g) for g in groups], columns, (), nulls=True)),
+            [*shown, *more],
+        )
     if shown != names:
-        made = _known(made.project([*groups, *names]))
+        made = _find_equal(made.project([*groups, *names]))
     if len(parts) > 1:
-        made = _known(made.consolidate())
+        made = _find_equal(made.consolidate())
         made.unique = made.positive = True
     return made
 
 
-def _known(made: Any) -> Any:
-    """A collection, or the equal one that was there before it."""
+def _find_equal(made: Any) -> Any:
+    """Return the equal collection that the plan already has, or the new one."""
     for node in made.flow.nodes:
         if node is made:
             break

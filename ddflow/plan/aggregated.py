@@ -71,12 +71,12 @@ class AggregateCall(NamedTuple):
         return self.function == "count" and not (self.arguments or self.ignores_nulls)
 
     def refused(self, found: str, remedy: str) -> ExpressionError:
-        """The error for a call that cannot be."""
+        """Build the error for an invalid call."""
         return ExpressionError(f"agg {self.name}={cut(self.text)!r}", found, remedy)
 
 
 def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> AggregateCall:
-    """What the text of an aggregate says.  ``columns``: of what is aggregated.  O(text).  Raises `ExpressionError`."""
+    """Parse the text of an aggregate.  ``columns``: of the aggregated rows.  O(text).  Raises `ExpressionError`."""
     from sqlglot import exp  # which takes long to import
 
     from ddflow.expressions.node import Refusal

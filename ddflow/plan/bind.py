@@ -217,7 +217,7 @@ class Bound(BoundInput):
 
 
 def own_columns(format: Format | None) -> set[str]:
-    """The columns that a format adds to events, which are no part of the row."""
+    """List the columns that a format adds to events; they are not part of the row."""
     return set() if format is None else {*(name for name, _ in format.order), DELETED, ABSENT, BAD}
 
 
@@ -242,8 +242,8 @@ def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = Non
                 Option(option) + f" of {name!r}", f"the columns {lost} are not in the row", f"it has {wanted}"
             )
     keep_null = spec.null_key == "keep"
-    condition = _compiled(spec.delete if isinstance(spec.delete, str) else None, schema, f"delete of {name!r}")
-    where = _compiled(spec.where, schema, f"where of {name!r}")
+    condition = _compile_condition(spec.delete if isinstance(spec.delete, str) else None, schema, f"delete of {name!r}")
+    where = _compile_condition(spec.where, schema, f"where of {name!r}")
     return Bound(
         name=name,
         schema=schema,
@@ -267,7 +267,7 @@ def check_given(name: Any, spec: Any) -> None:
         raise SpecError("an input of a flow", found, "give a name as text, a schema, and dd.Upsert(...)")
 
 
-def _compiled(text: str | None, schema: pa.Schema, what: str) -> Expression | None:
+def _compile_condition(text: str | None, schema: pa.Schema, what: str) -> Expression | None:
     if text is None:
         return None
     return compile_expression(text, schema, boolean=True, what=what)
@@ -334,7 +334,7 @@ def _check_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None
 
 
 def tombstone_value(of: str, schema: pa.Schema, tombstone: Any) -> pa.Scalar | None:
-    """The value that deletes, where ``tombstone`` is one and has it.  Raises `SpecError`."""
+    """Return the value that deletes, or None if ``tombstone`` is not one or names no value.  Raises `SpecError`."""
     if not isinstance(tombstone, Tombstone):
         return None
     column, value = tombstone.column, tombstone.value

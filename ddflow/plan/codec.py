@@ -42,10 +42,10 @@ DIFFERENCES: Final = "differences"
 
 
 def describe(flow: Plan) -> dict[str, Any]:
-    """The plan as JSON: ``inputs`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
+    """Describe the plan as JSON: ``inputs`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
 
-    And ``times``, the type of steps' times, where these are days or moments.
-    O(nodes).  Raises `SpecError` when two functions cannot be told apart by their names.
+    The key ``times`` has the type of step times if they are days or moments.
+    O(nodes).  Raises `SpecError` if the names of two functions do not tell them apart.
     """
     made = PlanRecord([*flow.outputs.values()])
     return {
@@ -86,20 +86,20 @@ def columns(schema: pa.Schema) -> list[list[Any]]:
 
 
 def node_ids(flow: Plan, written: bool = True) -> dict[Collection, str]:
-    """The ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
+    """Return the ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
-    ``written``: as of `Formulas`.  Raises what `describe` raises where they are.
+    ``written``: as in `Formulas`.  If true, it raises the errors of `describe`.
     """
     return PlanRecord([*flow.outputs.values()], written).ids
 
 
 def node_id(collection: Collection) -> str:
-    """32 hex digits that say how a collection is made.  O(nodes).  Raises what `describe` raises."""
+    """Return 32 hex digits that identify how a collection is made.  O(nodes).  Raises the errors of `describe`."""
     return PlanRecord([collection]).ids[collection]
 
 
 def fingerprint(description: Mapping[str, Any]) -> str:
-    """32 hex digits that are equal for equal descriptions, whoever serialised their schemas.  O(description)."""
+    """Return 32 hex digits that are equal for equal descriptions, however serialised.  O(description)."""
     bare = {
         name: {k: v for k, v in input.items() if k not in ("schema", "state")}
         for name, input in description["inputs"].items()
@@ -133,17 +133,17 @@ class PlanRecord:
 
 
 def shown(description: Mapping[str, Any], collection: str, where: str) -> str:
-    """A collection as one would write it, cut where it is long or deep.  ``where``: for messages.  O(description).
+    """Write a collection as calls of verbs, cut if it is long or deep.  ``where``: for messages.  O(description).
 
-    Raises `CorruptState` for an id that is not there, and for what `describe` did not write.
+    Raises `CorruptState` for an unknown id, and for a description that `describe` did not write.
     """
-    return _shown(Record(description, f"the plan of {where}").record("collections"), collection, 6)
+    return _write_collection(Record(description, f"the plan of {where}").record("collections"), collection, 6)
 
 
 def apart(old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str) -> tuple[str, str]:
-    """Where two collections begin to differ: those behind them that are made otherwise of the same ones.  O(nodes).
+    """Find the first inputs in which two collections differ.  O(nodes).
 
-    ``old``, ``new``: the descriptions that they are of.  Raises as `shown`.
+    ``old``, ``new``: their descriptions.  Raises the errors of `shown`.
     """
     nodes = [Record(each, f"the plan of {where}").record("collections") for each in (old, new)]
     while True:
@@ -154,11 +154,11 @@ def apart(old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, wh
         was, now = differing[0]
 
 
-def _shown(nodes: Record, collection: str, depth: int) -> str:
+def _write_collection(nodes: Record, collection: str, depth: int) -> str:
     node = nodes.record(collection)
     if not depth:
         return "..."
-    verb, inputs = node.text("op"), [_shown(nodes, of, depth - 1) for of in node.texts("of")[:3]]
+    verb, inputs = node.text("op"), [_write_collection(nodes, of, depth - 1) for of in node.texts("of")[:3]]
     if verb == Input.verb:
         return cut(node.text("name"))
     try:

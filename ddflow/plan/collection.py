@@ -39,7 +39,7 @@ class Nodes:
         self.nodes: list[Collection] = []
 
     def known(self, made: Collection) -> Collection:
-        """A collection that was just made, or the one there is already that is the same.  O(nodes)."""
+        """Return the equal collection that the plan already has, or the new one.  O(nodes)."""
         for node in self.nodes[:-1]:
             if type(node) is type(made) and node.inputs == made.inputs and _same(node, made):
                 self.nodes.remove(made)
@@ -152,16 +152,16 @@ class Collection(
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
-        """The collection again.  Raises `CorruptState`, and what making it raises."""
+        """Rebuild the collection from its JSON.  Raises `CorruptState`, and the errors of its constructor."""
         made: Collection = getattr(inputs[0], cls.verb)(*inputs[1:])
         return made
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
-        """The same operator on other collections, whose columns are wider or more.  Raises what making it raises."""
+        """Rebuild the same operator on inputs with wider or more columns.  Raises the errors of its constructor."""
         return self.from_json(inputs, Record(self.to_json(None), self.verb))
 
     def unlike(self, narrow: Self) -> Iterator[str]:
-        """Why its rows are not those of ``narrow`` in wider types, where those of its inputs are; none where they are.
+        """Yield reasons why its rows are not those of ``narrow`` in wider types; none if they are.
 
         ``narrow``: the same operator on the narrower columns.
         """
@@ -169,76 +169,75 @@ class Collection(
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
-        """What stands in the brackets of its verb, of its JSON.  ``inputs``: texts of the second input and later."""
+        """Write the arguments of its verb, from its JSON.  ``inputs``: texts of the second input and later."""
         return ", ".join(inputs)
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
-        """The columns read of each input, where ``wanted`` of its own are."""
+        """List the columns that it reads of each input to compute the columns ``wanted``."""
         return [set(each.schema.names) for each in self.inputs]
 
     def exchange(self) -> list[Columns | None]:
-        """For each input the columns whose equal rows must meet; None where rows may stay where they are."""
+        """List for each input the columns whose equal rows must meet; None if rows may stay in their partition."""
         return [None] * len(self.inputs)
 
     def carried(self, by: Columns | None) -> Columns | None:
-        """What columns of the input are called here; None where one is gone."""
+        """Rename columns of the input to their names here; None if one is missing."""
         return by
 
     def commuting(self, at: int) -> dict[str, str]:
-        """Of an input, by number, columns by which a selection may stand in front as well, by their names here."""
+        """Map input columns to their names here, if a selection by them may also run before this operator."""
         by = self.exchange()[at]
         names = by if by is not None and self.keeps else self.inputs[at].schema.names
         return {name: here[0] for name in names if (here := self.carried((name,)))}
 
     def found_by(self) -> Columns | None:
-        """The columns that its rows are found by in a state that it has: of an arrangement, or keys of one row each."""
+        """Return the columns by which its state finds rows: of an arrangement, or keys of one row each."""
         return None
 
     def identified_by(self) -> Columns | None:
-        """The columns by which the plan proves that no two rows are equal: (), of one row at most; None where it proves
-        none."""
+        """Return the columns that identify rows, as far as the plan proves it: () for one row at most, else None."""
         return next(iter(self.unique_by()), None)
 
     def unique_by(self) -> list[Columns]:
-        """All such columns: what shows fewer of them may show others.  The first are those that rows are known by."""
+        """List all such columns, because a projection may keep only some.  The first ones identify the rows."""
         return [] if self.proven is None else [self.proven]
 
     def solid(self) -> frozenset[str]:
-        """The columns that are never null, as far as the plan proves it.  O(nodes and their columns)."""
+        """Return the columns that the plan proves to be never null.  O(nodes and their columns)."""
         made = {field.name for field in self.schema if not field.nullable}
         if len(self.inputs) == 1:
             made |= self._solid_of(0)
         return frozenset(made)
 
     def _solid_of(self, at: int) -> set[str]:
-        """The columns here of those of an input that are never null."""
+        """Return the columns here that come from never-null columns of an input."""
         below, here = self.inputs[at], self.commuting(at)
         # Where none is null below, a selection of nulls in front gives no row.
         return {here[name] for name in below.solid() if name in here} & {*self.schema.names}
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
-        """For each input the rows that make some of its rows: applied to these, the operator gives them.
+        """Select for each input the rows that make some of its rows; the operator turns them into those rows.
 
         ``wanted``: rows that it holds, ``given``: all rows of its inputs, each with ``_diff``, at the same time.
-        O(rows of the inputs).  Raises `NotReadable` where the operator cannot say.
+        O(rows of the inputs).  Raises `NotReadable` if the operator cannot tell.
         """
         found = f"it is made by {self.verb}(...), which does not say what its rows are made of"
         raise NotReadable("why", found, f"ask about the inputs of {self.verb}: make an output of each")
 
     def renames(self) -> dict[str, str] | None:
-        """Of what shows columns of its input, row for row: their names there; None of all else."""
+        """Map its columns to their names in the input if it only shows columns, row for row; None for all else."""
         return None
 
     def open(self, context: Any) -> Any:
-        """Its state, new, and its step: see ``ddflow.operators.base``."""
+        """Create its empty state and its step: see ``ddflow.operators.base``."""
         raise NotImplementedError
 
     def operand(self) -> Collection:
-        """Itself: what an operator is applied to."""
+        """Return itself: the collection that an operator is applied to."""
         return self
 
     def updates_schema(self, time_type: pa.DataType) -> pa.Schema:
-        """The columns of its table where it is an output."""
+        """Return the columns of its table if it is an output."""
         return updates_schema(self.schema, time_type)
 
     def __repr__(self) -> str:
@@ -246,7 +245,7 @@ class Collection(
 
 
 def named_equal(equal: Iterable[frozenset[str]], names: Mapping[str, str]) -> frozenset[frozenset[str]]:
-    """Columns that are equal, under other names; those without one left out.
+    """Rename equal columns and leave out those without a new name.
 
     >>> named_equal([frozenset(["a", "b", "c"])], {"a": "x", "c": "y"}) == {frozenset(["x", "y"])}
     True
@@ -269,14 +268,14 @@ def walk_inputs(
 
 
 def refuse_forgetting(asked: str, then: str, *inputs: Collection) -> None:
-    """Refuse inputs whose rows are forgotten without a retraction.  ``then``: the harm.  Raises `SpecError`."""
+    """Refuse inputs that forget rows without a retraction.  ``then``: the harm.  Raises `SpecError`."""
     if forgetting := frozenset[str]().union(*(each.forgetting for each in inputs)):
         found = f"the inputs {sorted(forgetting)} forget rows without a retraction: {then}"
         raise SpecError(asked, found, "leave on_expire='forget' out there")
 
 
 def paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:
-    """What is brought together with other collections, each by its own columns, to make some outputs.  O(nodes)."""
+    """Return the collections that a join or another operator pairs by different columns.  O(nodes)."""
     pairing = [node for node in walk_inputs(outputs) if len(node.inputs) > 1 and node.exchange()[0] is not None]
     return {each for node in pairing for each in node.inputs}
 

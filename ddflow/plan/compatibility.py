@@ -101,7 +101,7 @@ class PlanChange:
 
 
 def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
-    """The plan a state recorded; the given ``flow`` where there is one.  Raises as `compare` and `rebuild` do."""
+    """Rebuild a state's plan, or check the given ``flow`` against it.  Raises the errors of `compare` and `rebuild`."""
     if flow is None:
         return rebuild(recorded, where)
     flow, _ = timed(caught_up(recorded, flow.frozen(), {}, where), step_times(recorded, where))
@@ -111,11 +111,11 @@ def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
 
 
 def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool = False) -> PlanChange:
-    """What opening a state with ``flow`` adds to the plan it was made by.  O(plans).
+    """List the changes from a state's plan to ``flow``.  O(plans).
 
-    ``old``: that one's description.  ``where``: whose it is, for messages.  ``rewriting``: whether types may change
-    that state must be rewritten for.  Raises `PlanChanged` for what may not change, naming all of it; `CorruptState`
-    when ``old`` is none; `SpecError` when ``flow`` cannot be described.
+    ``old``: the description of the state's plan.  ``where``: names the state in messages.  ``rewriting``: whether
+    types may change that require a rewrite of the state.  Raises `PlanChanged` with all forbidden changes,
+    `CorruptState` if ``old`` is no description, and `SpecError` if ``flow`` cannot be described.
     """
     new, refused, change = describe(flow), list[str](), PlanChange()
     before = inputs(old, where)
@@ -212,9 +212,9 @@ def _command(change: PlanChange, where: str, several: bool) -> Phrase:
 
 
 def unsure(change: PlanChange, flow: Plan) -> Iterator[str]:
-    """What is said of new columns of messages, where a name that was misspelled is a column of nulls.  O(columns).
+    """Warn of new columns of messages, because a misspelled name would be a column of nulls.  O(columns).
 
-    Rows are refused where they have a column of another name.
+    An input of rows refuses rows with an unknown column instead.
     """
     for name, added in change.columns.items():
         for column in added if flow.inputs[name].bound.format is not None else ():
@@ -230,7 +230,7 @@ def _is_kept(flow: Plan, outputs: Sequence[str]) -> bool:
 
 
 def _beside(altered: Sequence[str], flow: Plan, where: str) -> Phrase:
-    """How to deploy a changed query.  ``altered``: the outputs that it changed."""
+    """Explain how to deploy a changed query.  ``altered``: the outputs that it changed."""
     names = {name: next(n for n in (f"{name}_{i}" for i in count(2)) if n not in flow.outputs) for name in altered}
     return Phrase(
         f"keep {[*altered]} as before, and add what is changed as new outputs, {[*names.values()]}, which are filled "
@@ -241,7 +241,7 @@ def _beside(altered: Sequence[str], flow: Plan, where: str) -> Phrase:
 
 
 def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[str]:
-    """What is refused of a spec; what is not goes into ``change``."""
+    """Yield the forbidden changes of a spec; put the allowed ones into ``change``."""
     if type(old) is not type(new):
         kinds = ["upserts" if isinstance(each, Upsert) else "differences" for each in (new, old)]
         yield f"input {name!r} is of {kinds[0]}, and was of {kinds[1]}"
@@ -271,7 +271,7 @@ def _same_merge(was: Any, now: Any) -> bool:
 
 
 def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
-    """What is refused of the machine of an input."""
+    """Yield the forbidden changes of an input's machine."""
     transitions: list[Any] = [each.get("transition") if isinstance(each, dict) else None for each in (was, now)]
     if all(isinstance(each, dict) for each in transitions) and same_function(*transitions):
         was, now = (each | {"transition": None} for each in (was, now))
@@ -280,7 +280,7 @@ def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
 
 
 def _formats(name: str, was: Any, now: Any) -> Iterator[str]:
-    """What is refused of the format of an input."""
+    """Yield the forbidden changes of an input's format."""
     functions: list[Any] = [each.get("function") if isinstance(each, dict) else None for each in (was, now)]
     if all(isinstance(each, dict) for each in functions) and same_function(*functions):
         return
@@ -289,7 +289,7 @@ def _formats(name: str, was: Any, now: Any) -> Iterator[str]:
 
 
 def _value(spec: Spec, option: str) -> Any:
-    """An option as one would write it."""
+    """Return an option in the form that a user writes."""
     value = getattr(spec, option)
     if option == "groups":
         return {of[0] if len(of) == 1 else of: list(columns) for of, columns in spec.grouped}
@@ -299,7 +299,7 @@ def _value(spec: Spec, option: str) -> Any:
 
 
 def _columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Iterator[str]:
-    """What is refused of a schema; what is not goes into ``change``."""
+    """Yield the forbidden changes of a schema; put the allowed ones into ``change``."""
     new, of = input.bound.schema, f"of input {name!r}"
     for was in old:
         if was.name not in new.names:
@@ -335,7 +335,7 @@ def _columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Ite
 
 
 def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change: PlanChange) -> Iterator[str]:
-    """What is refused of the outputs; what is not goes into ``change``."""
+    """Yield the forbidden changes of outputs; put the allowed ones into ``change``."""
     before, now = Record(old, f"the plan of {where}").record("outputs"), new["outputs"]
     for name in before.names():
         was = before.text(name)
@@ -351,7 +351,7 @@ def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change:
 
 
 def _formulas(before: Record, new: Mapping[str, Any]) -> Iterator[str]:
-    """Functions and pyarrow expressions of equal names that are not the same, as far as that can be told."""
+    """Yield functions and pyarrow expressions that changed under the same name, as far as their digests tell."""
     for name in before.names():
         was, now = before.texts(name), new["formulas"].get(name)
         if now is not None and was[:1] == now[:1] and was != now:

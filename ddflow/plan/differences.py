@@ -128,7 +128,7 @@ class Differences:
         return self.time is not None
 
     def to_json(self) -> str:
-        """The spec as JSON: fields in their order, defaults left out; `from_json` gives it back."""
+        """Write the spec as JSON: fields in their order, defaults left out; `from_json` reads it."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         out = {name: value for name, value in given.items() if value != getattr(type(self), name)}
         if isinstance(self.diff, ChangeFeed):
@@ -137,7 +137,7 @@ class Differences:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The spec that ``to_json`` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON that ``to_json`` wrote.  Raises `SpecError` for anything else."""
         try:
             given = json.loads(text)
             if isinstance(given.get("diff"), Mapping):
@@ -262,7 +262,7 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
     if spec.diff is not None:
         sql = spec.diff.sql if isinstance(spec.diff, ChangeFeed) else spec.diff
         drops += spec.diff.drops if isinstance(spec.diff, ChangeFeed) else [spec.diff]
-        diff = _compiled(name, sql, schema)
+        diff = _compile_diff(name, sql, schema)
     chosen = None if spec.value is None else {*spec.value, *spec.key, *own_columns(format)} - {BAD}
     wanted = [f for f in schema if (f.name not in drops if chosen is None else f.name in chosen)]
     if not wanted:
@@ -279,8 +279,8 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
     )
 
 
-def _compiled(name: str, sql: str, schema: pa.Schema) -> Expression:
-    """The diff of an input.  Raises `ExpressionError` unless it is of integers."""
+def _compile_diff(name: str, sql: str, schema: pa.Schema) -> Expression:
+    """Compile the diff of an input.  Raises `ExpressionError` unless it gives integers."""
     what = f"diff of {name!r}"
     quoted = f"`{sql.replace('`', '``')}`" if sql in schema.names else sql
     made = compile_expression(quoted, schema, what=what)

@@ -43,9 +43,9 @@ Nodes = dict[Collection, Collection]
 
 
 def asked_for(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.DataType]]:
-    """The columns that are to have types, by input: of the only one, or ``{input: columns}``.
+    """Parse the requested column types, by input: a schema of the only input, or ``{input: columns}``.
 
-    Columns: a schema, what has one, or ``{column: type}``, types as Arrow's or as text.  O(columns).  Raises
+    Columns: a schema, an object with one, or ``{column: type}``, with types of Arrow or as text.  O(columns).  Raises
     `SpecError`, `NotArrow`.
     """
     if isinstance(given, Mapping) and given and all(map(_is_columns, given.values())):
@@ -70,9 +70,9 @@ def _types(given: Any, asked: str) -> dict[str, pa.DataType]:
 
 
 def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
-    """The plan whose columns have the types that are `asked_for`, and which collection became which.  O(nodes).
+    """Build the plan with the requested column types, and map each old collection to its new one.  O(nodes).
 
-    Raises `SpecError` for a type that a column cannot be widened to; `PlanChanged` for what cannot be made of it.
+    Raises `SpecError` for a type that a column cannot be widened to; `PlanChanged` if the plan does not fit the types.
     """
     types = asked_for(plan, given, asked)
     schemas = {name: grown(plan.inputs[name].bound, of, asked) for name, of in types.items()}
@@ -107,9 +107,9 @@ def refuse_slips(plan: Plan, added: Mapping[str, Container[str]], asked: str) ->
 
 
 def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
-    """An input's columns, some of them wider, with new ones at the end, which may be null.
+    """Widen an input's columns and append new ones, which may be null.
 
-    Columns that are not named stay.  O(columns).  Raises `SpecError` for a type that a column cannot be widened to.
+    Other columns stay.  O(columns).  Raises `SpecError` for a type that a column cannot be widened to.
     """
     fields = []
     for field in bound.schema:
@@ -137,19 +137,18 @@ def evolved(
     times: pa.DataType | None = None,
     sides: Mapping[Collection, tuple[Collection, Sequence[str]]] | None = None,
 ) -> tuple[Plan, Nodes]:
-    """The plan of inputs with other columns, and which collection became which.
+    """Build the plan of inputs with other columns, and map each old collection to its new one.
 
-    ``only``: the outputs that are wanted, by default all.  ``times``: the type of times, by default as before.
-    ``sides``: by arrangement that is to hold other columns: their collection, and their names.
-
-    O(nodes).  Raises what making a plan raises.
+    ``only``: the wanted outputs, by default all.  ``times``: the type of times, by default as before.  ``sides``: for
+    arrangements that get other columns, their collection and the column names.
+    O(nodes).  Raises the errors of building a plan.
     """
     out, made = Plan(), Nodes()
     wanted = walk_inputs(node for name, node in plan.outputs.items() if only is None or name in only)
     inputs: dict[Collection, Input] = {each: each for each in plan.inputs.values()}
     for node in plan.nodes:
         if node in inputs and (only is None or inputs[node].name in schemas):
-            made[node] = out._input(_bound(inputs[node].bound, schemas, times))
+            made[node] = out._input(_bind_input(inputs[node].bound, schemas, times))
         elif node in wanted:
             given = [made[each] for each in node.inputs]
             if sides is not None and node in sides:
@@ -164,13 +163,13 @@ def evolved(
 
 
 def timed(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
-    """The plan of epoch mode whose steps' times are of a type, and which collection became which.  O(nodes)."""
+    """Build the epoch-mode plan whose step times have a type, and map each collection to its new one.  O(nodes)."""
     if plan.holds_back or plan.time_type == kind:
         return plan, {node: node for node in plan.nodes}
     return evolved(plan, {}, times=kind)
 
 
-def _bound(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.DataType | None) -> Binding:
+def _bind_input(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.DataType | None) -> Binding:
     schema = schemas.get(bound.name, bound.schema)
     machine = None if bound.merging is None else bound.merging.machine
     kind = bound.time_type if times is None else times
@@ -179,9 +178,9 @@ def _bound(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.DataType 
 
 
 def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
-    """Why a wider plan does not mean what the narrower one meant: nothing where it does.  O(nodes + expressions).
+    """Yield reasons why a wider plan has another meaning than the narrower one.  O(nodes + expressions).
 
-    ``nodes``: by collection of the narrower plan, that of the wider one.
+    ``nodes``: from collections of the narrower plan to those of the wider one.
     """
     for name in old.inputs.keys() & new.inputs.keys():
         if nodes.get(old.inputs[name]) is new.inputs[name]:
@@ -192,7 +191,7 @@ def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
 
 
 def _input_unlike(old: Binding, new: Binding) -> Iterator[str]:
-    """What speaks against wider types of an input's columns."""
+    """Yield objections to wider types of an input's columns."""
     changed, spec, of = differing(old.schema, new.schema), new.spec, f"of input {new.name!r}"
     for name in changed:
         was, now = old.schema.field(name).type, new.schema.field(name).type
@@ -210,7 +209,7 @@ def _input_unlike(old: Binding, new: Binding) -> Iterator[str]:
 
 
 def _tombstone(old: Bound, new: Bound, of: str) -> Iterator[str]:
-    """Whether the same values delete."""
+    """Yield an objection if other values would delete."""
     assert isinstance(new.spec.delete, Tombstone)
     column = new.spec.delete.column
     kinds = old.schema.field(column).type, new.schema.field(column).type
@@ -223,7 +222,7 @@ def _tombstone(old: Bound, new: Bound, of: str) -> Iterator[str]:
 
 
 def _merging(old: Bound, new: Bound, of: str) -> Iterator[str]:
-    """What of a merge would not go on as it began."""
+    """Yield the parts of a merge that would not continue as they began."""
     if new.merging is None or old.merging is None:
         return
     changed = set(differing(old.row_schema, new.row_schema))

@@ -49,7 +49,7 @@ class Explained(str):
         return str(self)
 
     def _repr_html_(self) -> str:
-        """The same for a notebook, in the colours that it has."""
+        """Render the text for a notebook, in the notebook's colours."""
         lines = self.split("\n")
         more = [f"... and {len(lines) - MOST:,} lines more: print them"] if len(lines) > MOST else []
         text = html.escape("\n".join([*lines[:MOST], *more]))
@@ -60,11 +60,11 @@ class _Named:
     """Writes formulas by their names; two functions of one name are no matter here."""
 
     def add(self, expression: Expression) -> dict[str, str]:
-        """The formula as JSON."""
+        """Describe the formula as JSON."""
         return Formulas().add(expression)
 
     def functions(self, given: Sequence[Any]) -> dict[str, str]:
-        """Functions as JSON."""
+        """Describe functions as JSON."""
         return Formulas().functions(given)
 
 
@@ -73,12 +73,12 @@ Figures = Mapping[Collection, Sequence[str]]
 
 
 def explain(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Explained:
-    """The text of all outputs, or of one output or input.  O(nodes).  Raises `SpecError` for an unknown name."""
+    """Explain all outputs, or one output or input, as text.  O(nodes).  Raises `SpecError` for an unknown name."""
     return explained(plan, named(plan, name), figures)
 
 
 def named(plan: Plan, name: str | None) -> Mapping[str, Collection]:
-    """What is to be explained: all outputs, or all inputs where there are none; or what has a name."""
+    """Select the collections to explain: all outputs, or all inputs if there are none, or the one called `name`."""
     known: dict[str, Collection] = {**plan.inputs, **plan.outputs}
     if name is None:
         return plan.outputs or plan.inputs
@@ -88,7 +88,7 @@ def named(plan: Plan, name: str | None) -> Mapping[str, Collection]:
 
 
 def explained(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> Explained:
-    """The text of some collections, by name."""
+    """Explain some collections, by name, as text."""
     paired = paired_inputs(plan.outputs.values())
     standing, seen, lines = standing_of(plan, paired), set[Collection](), list[str]()
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
@@ -121,7 +121,7 @@ def columns_text(schema: pa.Schema) -> str:
 
 
 def written(node: Collection, names: Mapping[Collection, str]) -> str:
-    """An operator with what it was told."""
+    """Write an operator with its arguments."""
     if node in names:
         return f"input {names[node]}"
     record = Record(json.loads(json.dumps(node.to_json(_Named()))), "a plan")
@@ -129,7 +129,7 @@ def written(node: Collection, names: Mapping[Collection, str]) -> str:
 
 
 def spec_text(node: Input) -> str:
-    """What an input's spec says, without what it leaves as it is."""
+    """Write an input's spec without its defaults."""
     said = [f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()]
     return cut(", ".join(said if node.bound.format is None else [*said, f"format={node.bound.format!r}"]))
 
@@ -141,7 +141,7 @@ def notes_of(
     paired: Set[Collection],
     output: bool,
 ) -> list[str]:
-    """What is to be known of a collection besides what it is.  ``entry``: itself, where it is an input of the plan."""
+    """Describe how a collection's rows move and are kept.  ``entry``: itself, if it is an input of the plan."""
     notes, meets = [], node.exchange()
     if entry is not None:
         meets = [tuple(entry.bound.key_schema.names)]
@@ -169,7 +169,7 @@ def _which(by: Columns) -> str:
 
 
 def standing_of(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns | None]:
-    """By which columns equal rows of each collection stand in one partition; None for none."""
+    """Return the columns by which equal rows of each collection share a partition; None without any."""
     out: dict[Collection, Columns | None] = {node: tuple(node.bound.key_schema.names) for node in plan.inputs.values()}
     for node in plan.nodes:  # a collection stands behind what it is made of
         if node in out:

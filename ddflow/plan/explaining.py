@@ -29,11 +29,11 @@ class Explaining(ABC):
     @overload
     def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
     def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> Explained | Picture:
-        """The plan as text or as a picture: the operators of each output, what is kept, and by which columns rows meet.
+        """Show the plan as text or as a picture: operators of each output, kept state, and columns by which rows meet.
 
-        An engine or a snapshot adds figures.  With a collection that keeps rows stand how many are there, their bytes
-        in memory and on disk with those of the index, how many operators look rows up in it, and the outputs that share
-        it; with each that was computed, the time that steps took for it since the engine was opened.
+        An engine or a snapshot adds figures.  A collection that keeps rows shows their number, their bytes in memory
+        and on disk (index included), the number of operators that look rows up in it, and the outputs that share it.
+        Each computed collection shows the time that steps took for it since the engine was opened.
 
         Parameters
         ----------
@@ -50,15 +50,14 @@ class Explaining(ABC):
         Raises
         ------
         SpecError
-            For a name that is none, and for another format.
+            For an unknown name or format.
 
         Notes
         -----
-        It runs nothing.  What is not in the times: reading what you hand in, writing state, and commits.  O(nodes of
-        the plan, and runs).
+        It runs nothing.  Times exclude reading your rows, writing state, and commits.  O(nodes of the plan, and runs).
         """
-        return self._explained(name, format)
+        return self._render_plan(name, format)
 
     @abstractmethod
-    def _explained(self, name: str | None, format: str) -> Explained | Picture:
-        """The same, as it is kept."""
+    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
+        """Build the text or the picture of the plan."""

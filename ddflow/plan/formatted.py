@@ -83,12 +83,12 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound |
 
 
 def to_json(format: Format) -> dict[str, Any]:
-    """A format as JSON."""
+    """Write a format as JSON."""
     return {name: told_of(value) if callable(value) else value for name, value in format.to_json().items()}
 
 
 def of_json(given: Mapping[str, Any]) -> Format:
-    """The format that `to_json` wrote.  Raises `SpecError` for anything else."""
+    """Read the format that `to_json` wrote.  Raises `SpecError` for anything else."""
     from ddflow.connectors.formats import KINDS
 
     kind = KINDS.get(str(given.get("kind")))

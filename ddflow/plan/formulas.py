@@ -27,12 +27,12 @@ from ddflow.plan.record import Record
 
 
 def digest(given: Any) -> str:
-    """32 hex digits of JSON, equal for equal values: xxh3-128 of its one canonical text.  O(values)."""
+    """Return 32 hex digits of JSON, equal for equal values: xxh3-128 of its one canonical text.  O(values)."""
     return xxhash.xxh3_128_hexdigest(json.dumps(given, sort_keys=True, separators=(",", ":")).encode())
 
 
 def shown_formula(formula: Record) -> str:
-    """A formula that `Formulas.add` wrote, or the name of a column, as one would write it."""
+    """Write a formula of `Formulas.add`, or the name of a column, in the form that a user writes."""
     kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
     return cut(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
 
@@ -40,10 +40,10 @@ def shown_formula(formula: Record) -> str:
 def changed_by(
     expression: Expression, old: pa.Schema, new: pa.Schema, kind: pa.DataType | None = None
 ) -> Iterator[str]:
-    """Why an expression may not say over wider columns what it said; nothing where it does.  O(text).
+    """Yield reasons why an expression may change its meaning over wider columns; none if it does not.  O(text).
 
-    ``old``, ``new``: the narrower and the wider columns, among which are those that it reads.  ``kind``: the type that
-    it had, where the same values in a wider one will do.
+    ``old``, ``new``: the narrower and the wider columns; they contain those that it reads.  ``kind``: its former
+    type, if a wider type with the same values is fine.
     """
     read = new.names if expression.columns is None else expression.columns
     changed = [name for name in differing(old, new) if name in read]
@@ -71,9 +71,8 @@ class Formulas:
         self._given: dict[str, Any] = {}
 
     def add(self, expression: Expression) -> dict[str, str]:
-        """The formula as JSON: its SQL, whose type follows from the columns, or its name and its type.
-
-        O(text).  Raises `SpecError` when another formula has the name.
+        """Describe the formula as JSON: its SQL, whose type follows from the columns, or its name and its type.
+        O(text).  Raises `SpecError` if another formula has the name.
         """
         if expression.text is not None:
             return {"sql": expression.text}
@@ -81,19 +80,21 @@ class Formulas:
         given = expression.given
         if isinstance(given, pc.Expression):
             found = [f"pyarrow {pa.__version__}", xxhash.xxh3_128_hexdigest(given.__reduce__()[1][0])]
-            return {"arrow": self._known("arrow", str(given), found, found)} | kind
-        name = _named(given)
+            return {"arrow": self._register_name("arrow", str(given), found, found)} | kind
+        name = _qualified_name(given)
         same = (given.__func__, id(given.__self__)) if isinstance(given, MethodType) else id(given)
         found = [str(sys.implementation.cache_tag), digest_of(given)]
-        return {"python": self._known("python", name, found, same)} | kind
+        return {"python": self._register_name("python", name, found, same)} | kind
 
     def functions(self, given: Sequence[Any]) -> dict[str, str]:
-        """Functions that are one formula, as JSON.  O(code).  Raises `SpecError` as `add` does."""
+        """Describe functions that are one formula as JSON.  O(code).  Raises `SpecError` as `add` does."""
         given = [getattr(each, "py_func", each) for each in given]
         found = [str(sys.implementation.cache_tag), digest([digest_of(each) for each in given])]
-        return {"python": self._known("python", " ".join(map(_named, given)), found, tuple(map(id, given)))}
+        return {
+            "python": self._register_name("python", " ".join(map(_qualified_name, given)), found, tuple(map(id, given)))
+        }
 
-    def _known(self, kind: str, name: str, found: list[str], same: Any) -> str:
+    def _register_name(self, kind: str, name: str, found: list[str], same: Any) -> str:
         if self._given.setdefault(f"{kind} {name}", same) != same:
             if not self.written:
                 return f"{name} {same}"
@@ -106,15 +107,15 @@ class Formulas:
         return name
 
 
-def _named(given: Any) -> str:
+def _qualified_name(given: Any) -> str:
     home = getattr(given, "__module__", None) or type(given).__module__
     return f"{home}.{getattr(given, '__qualname__', type(given).__qualname__)}"
 
 
 def digest_of(function: Any) -> str:
-    """32 hex digits of what a function does, as far as it can be seen: its code, and the plain values it was made with.
+    """Return 32 hex digits of a function's code and of the plain values that it was made with.
 
-    O(code).  Of a callable object nothing is seen.
+    O(code).  A callable object gives no information.
     """
     code = getattr(function, "__code__", None)
     if code is None:

@@ -194,7 +194,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         offset: int = 0,
         rank_name: str | None = None,
     ) -> Made:
-        """The first k rows of each group, in an order.
+        """Keep the first k rows of each group, in an order.
 
         A row of multiplicity m takes m places, and may be cut.
 
@@ -240,7 +240,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         valid_from: str = "valid_from",
         valid_to: str = "valid_to",
     ) -> Made:
-        """Type-2 history: each row is a version of its key, valid from its order until the next one's.
+        """Make a type-2 history: each row is a version of its key, valid from its order until the next one's.
 
         A late row is put in its place, and the ends of its neighbours move.  A retraction means that the version never
         was.  Neighbours that are equal but for ``order_by`` and ``ignore`` are one version, shown as the earliest.
@@ -283,7 +283,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         return self._then("versions", key, order_by, delete, ignore, valid_from, valid_to)
 
     def to_upserts(self, key: str | Sequence[str], on_conflict: Literal["error", "greatest", "all"] = "error") -> Made:
-        """What `ddflow.ToUpserts` makes of its updates, for an output.  Nothing further can be made of it.
+        """Convert the updates to upserts, as `ddflow.ToUpserts` does, for an output.  No verb can follow it.
 
         Parameters
         ----------

@@ -50,5 +50,5 @@ class Input(Collection):
         return super().solid() | {field.name for field in self.bound.key_schema if not field.nullable}
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Its name; its columns and its spec stand elsewhere, since they may change."""
+        """Write its name; columns and spec are stored separately, because they may change."""
         return {"name": self.name}

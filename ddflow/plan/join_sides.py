@@ -31,13 +31,13 @@ from ddflow.plan.plan import Plan
 
 
 def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:
-    """The plan whose joins share their sides; the same one where none can be.  O(nodes).
+    """Build the plan whose joins share their sides, or return the same plan if none can.  O(nodes).
 
     ``recorded``: the description of the state that is opened with it.
     """
     if not any(side_of(node) is not None for node in plan.nodes):
         return plan
-    ids, held = node_ids(plan, written=False), {} if recorded is None else dict(_held(plan, recorded))
+    ids, held = node_ids(plan, written=False), {} if recorded is None else dict(_find_held_sides(plan, recorded))
     groups, wider = defaultdict[Any, list[Any]](list), dict[Collection, list[str]]()
     free = _free(plan)
     for node in plan.nodes:
@@ -59,7 +59,7 @@ def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> 
 
 
 def side_of(node: Collection) -> Any:
-    """What an arrangement holds columns of, under their own names; None for another collection."""
+    """Return the collection whose columns an arrangement holds under their own names; None for another collection."""
     if node.verb != "arrange":
         return None
     below = node.inputs[0]
@@ -68,7 +68,7 @@ def side_of(node: Collection) -> Any:
 
 
 def _free(plan: Plan) -> set[Collection]:
-    """The arrangements that may have more columns: only joins look into them, and show columns by name."""
+    """Return the arrangements that may get more columns: only joins read them, and joins show columns by name."""
     needed, out = walk_inputs(plan.outputs.values()), set[Collection]()
     bound = set(plan.outputs.values())
     for node in needed:
@@ -78,8 +78,8 @@ def _free(plan: Plan) -> set[Collection]:
     return out - bound
 
 
-def _held(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[Collection, list[str]]]:
-    """The columns of the arrangements that a state has for a plan's outputs.  O(nodes)."""
+def _find_held_sides(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[Collection, list[str]]]:
+    """Yield the columns of the arrangements that a state has for a plan's outputs.  O(nodes)."""
     nodes, seen = recorded["collections"], set[tuple[Collection, str]]()
     ahead = [(node, str(recorded["outputs"].get(name))) for name, node in plan.outputs.items()]
     while ahead:

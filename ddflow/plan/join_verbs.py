@@ -146,9 +146,9 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         return self._then("arrange", by)
 
     def _looked_up(self, right: Made, on: Any, shown: Any, without: Sequence[str], how: str) -> Made:
-        """A look-up in what is arranged."""
+        """Look rows up in an arrangement."""
         return self._then("lookup", right, on, shown, without, how)
 
     def _refusing(self, by: Sequence[Any], asked: str) -> Made:
-        """The same, where no row may be there less than zero times.  ``asked``: by what."""
+        """Refuse rows with a multiplicity below zero.  ``asked``: the verb, for the error."""
         return self._then("arrange", by, asked)

@@ -48,7 +48,7 @@ class Sides(NamedTuple):
     """The sides that are given as they are, no projection of others."""
 
     def names(self) -> list[tuple[str, int, str]]:
-        """The columns of a join of both, as an operator takes them: a merged key is the left's."""
+        """List the columns of a join of both, in an operator's form: a merged key is the left's."""
         left = [(name, 0, name) for name in self.shown[0]]
         return [*left, *((name, 1, name) for name in self.shown[1] if name not in self.merged)]
 
@@ -67,13 +67,13 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
             right=_positive(sides.right, [other for _, other in sides.on], how),
         )
     if how in ("semi", "anti"):
-        found = _matched(sides, 0, _inner(sides, condition) if condition is not None else None)
-        return _shown(found if how == "semi" else _without(sides.left, found), sides.shown[0])
+        found = _keep_matched(sides, 0, _inner(sides, condition) if condition is not None else None)
+        return _show_columns(found if how == "semi" else _without(sides.left, found), sides.shown[0])
     pairs = _inner(sides, condition)
     outer = {"left": [0], "right": [1], "full": [0, 1]}.get(how)
     if outer is None:
         return pairs
-    made = pairs.concat(*(_padded(sides, side, pairs, condition) for side in outer))
+    made = pairs.concat(*(_pad_unmatched(sides, side, pairs, condition) for side in outer))
     made.proven = None if how == "full" else _proven(sides, 0 if how == "left" else 1)
     return made
 
@@ -87,13 +87,13 @@ def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
     columns = sides.names()
     theirs = [name for name, side, _ in columns if side == 1]
     keys = [other for _, other in sides.on]
-    other, others = _arranged(sides.right, keys, theirs)
+    other, others = _find_arrangement(sides.right, keys, theirs)
     meets = [(one, others[its]) for one, its in sides.on]
     shown: dict[str, str] | None = {name: others[name] for name in theirs}
     if 1 in sides.whole and [*other.schema.names] == [*right.schema.names] and all(a == b for a, b in others.items()):
         shown = None
     made = sides.left._looked_up(other, meets, shown, sides.merged, how)
-    return _shown(made, [name for name, _, _ in columns])
+    return _show_columns(made, [name for name, _, _ in columns])
 
 
 def _check_flow(left: Any, right: Any, asked: str) -> None:
@@ -102,7 +102,7 @@ def _check_flow(left: Any, right: Any, asked: str) -> None:
 
 
 def _pairs(on: Any, asked: str) -> list[tuple[str, str]]:
-    """The keys as pairs.  Raises `SpecError`."""
+    """Return the keys as pairs.  Raises `SpecError`."""
     if isinstance(on, Mapping):
         names = column_names([*on, *on.values()], asked, "on")
         return list(zip(names[: len(on)], names[len(on) :], strict=True))
@@ -111,7 +111,7 @@ def _pairs(on: Any, asked: str) -> list[tuple[str, str]]:
 
 
 def _sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: str) -> Sides:
-    """Both sides with a column for each key, in types that compare.  Raises `SpecError`, `ExpressionError`."""
+    """Prepare both sides with a column for each key, in types that compare.  Raises `SpecError`, `ExpressionError`."""
     shown = list(left.schema.names), list(right.schema.names)
     merged = [one for one, other in pairs if one == other and one in shown[0] and one in shown[1]]
     both = [name for name in shown[1] if name in shown[0] and name not in merged]
@@ -143,14 +143,14 @@ def _as_is(side: Any, shown: Sequence[str]) -> bool:
 
 
 def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str], asked: str) -> tuple[Any, list[str]]:
-    """A side with a column for each key, and what these are called; keys whose common type is another are cast."""
+    """Add a column for each key to a side and name these columns; cast keys whose common type is another one."""
     columns, names = {name: name for name in side.schema.names}, list[str]()
     for key, partner in zip(keys, its, strict=True):
         text = key
         if key in side.schema.names and partner in other.schema.names:
             kind, its_kind = side.schema.field(key).type, other.schema.field(partner).type
             common = _decimal(kind, its_kind) or _moment(kind, its_kind)
-            text = key if common in (None, kind) else f"cast({_quoted(key)} as {_sql_name(common)})"
+            text = key if common in (None, kind) else f"cast({_quote_name(key)} as {_sql_name(common)})"
         if text in side.schema.names and text not in names:
             names.append(text)
             continue
@@ -164,7 +164,7 @@ def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str], a
     return (side if len(columns) == len(side.schema.names) else side.project(columns)), names
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -175,9 +175,9 @@ def _sql_name(kind: pa.DataType) -> str:
 
 
 def _moment(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The timestamp in which two types compare without loss, where one is a timestamp; None where there is none.
+    """Return the timestamp type in which two types compare without loss, if one is a timestamp, or None.
 
-    SQL has none of nanoseconds.  A date and an instant compare in a time zone only.
+    SQL has no timestamps of nanoseconds.  A date and an instant compare in a time zone only.
     """
     if one == other or not (pat.is_timestamp(one) or pat.is_timestamp(other)):
         return None
@@ -191,7 +191,7 @@ def _moment(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The decimal in which two types compare without loss, where one is a decimal; None where there is none."""
+    """Return the decimal type in which two types compare without loss, if one is a decimal, or None."""
     digits = {8: 3, 16: 5, 32: 10, 64: 20}
     if not (pat.is_decimal(one) or pat.is_decimal(other)):
         return None
@@ -224,15 +224,15 @@ def comparable(one: pa.DataType, other: pa.DataType) -> bool:
 
 
 def seen_through(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]]:
-    """What a side is a projection of, that names columns only, and what these are called there."""
+    """Follow projections that only name columns down to their input; return it and the columns' names there."""
     sources = {name: name for name in names}
     while (renamed := side.renames()) is not None:
         side, sources = side.inputs[0], {name: renamed[of] for name, of in sources.items()}
     return side, sources
 
 
-def _arranged(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
-    """A collection whose rows are found by some columns, that has others, too; and what all are called there."""
+def _find_arrangement(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
+    """Find or make a collection that finds rows by ``by`` and has ``columns``; return it and the names of all there."""
     of, sources = seen_through(side, {*by, *columns} or side.schema.names[:1])
     wanted = [sources[name] for name in by]
     if len(set(wanted)) < len(wanted):  # a column that two of the other side's meet has two names here
@@ -253,7 +253,7 @@ def _arranged(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any
 
 
 def _inner(sides: Sides, condition: str | None) -> Any:
-    """The pairs that meet the condition."""
+    """Pair the rows of both sides and keep the pairs that meet the condition."""
     made = pairs_of(sides.left, sides.right, sides.on, sides.names(), sides.whole)
     return made if condition is None else made.filter(condition)
 
@@ -266,21 +266,22 @@ def pairs_of(
     whole: Sequence[int] = (),
     nulls: bool = False,
 ) -> Any:
-    """The inner join of two collections.  ``columns``: its own, as (name, side, name there).
+    """Build the inner join of two collections.  ``columns``: its columns as (name, side, name there).
 
-    ``whole``, ``nulls``: as of `ddflow.operators.join.Join`."""
+    ``whole``, ``nulls``: as in `ddflow.operators.join.Join`.
+    """
     both = []
     for side, of in enumerate((left, right)):
         keys, read = [pair[side] for pair in on], [name for _, at, name in columns if at == side]
-        both.append(_arranged(of, keys, read))
+        both.append(_find_arrangement(of, keys, read))
     (one, ones), (other, others) = both
     at = ones, others
     meets = [(ones[a], others[b]) for a, b in on]
     return operator("join")(one, other, meets, [(name, side, at[side][of]) for name, side, of in columns], whole, nulls)
 
 
-def _matched(sides: Sides, side: int, pairs: Any) -> Any:
-    """The rows of a side that have a partner.  ``pairs``: those that meet a condition, None where there is none."""
+def _keep_matched(sides: Sides, side: int, pairs: Any) -> Any:
+    """Keep the rows of a side that have a partner.  ``pairs``: those that meet a condition, or None without one."""
     of, names = (sides.left, sides.right)[side], list(sides.shown[side])
     if pairs is None:
         partner = (sides.right, sides.left)[side]
@@ -288,12 +289,12 @@ def _matched(sides: Sides, side: int, pairs: Any) -> Any:
         under, sources = seen_through(partner, theirs)
         if not (partner.unique and under.found_by() == tuple(sources[name] for name in theirs)):
             partner = partner.project(list(dict.fromkeys(theirs))).distinct() if theirs else _any_row(partner)
-        return _marked(of, pairs_of(of, partner, list(zip(keys, theirs, strict=True)), _own(of), _only(of, 0)))
+        return _copy_proofs(of, pairs_of(of, partner, list(zip(keys, theirs, strict=True)), _own(of), _only(of, 0)))
     if (of.unique or of.unique_by()) and names == list(of.schema.names):
         columns = with_rests(pairs, dict(zip(names, names, strict=True)), [names] if of.grows else [])
-        return _marked(of, pairs._then("project", *columns).distinct())
+        return _copy_proofs(of, pairs._then("project", *columns).distinct())
     found = pairs.project(names).distinct()
-    return _marked(of, pairs_of(of, found, [(name, name) for name in names], _own(of), _only(of, 0), nulls=True))
+    return _copy_proofs(of, pairs_of(of, found, [(name, name) for name in names], _own(of), _only(of, 0), nulls=True))
 
 
 def _own(of: Any) -> list[tuple[str, int, str]]:
@@ -305,24 +306,25 @@ def _only(of: Any, side: int) -> list[int]:
 
 
 def _any_row(of: Any) -> Any:
-    """A row where there are some."""
+    """Return one row if there are any."""
     return of.project({"any": "true"}).distinct()
 
 
 def _without(of: Any, matched: Any) -> Any:
-    """The rows of a collection without some of them."""
-    return _marked(of, of.concat(matched.negate()))
+    """Remove the matched rows from a collection."""
+    return _copy_proofs(of, of.concat(matched.negate()))
 
 
-def _marked(of: Any, made: Any) -> Any:
-    """Some of a collection's rows, as often as they are there, which therefore are what it is."""
+def _copy_proofs(of: Any, made: Any) -> Any:
+    """Give a selection of whole rows the proven properties of its collection."""
     made.unique, made.positive, made.proven = of.unique, of.positive, of.identified_by()
     return made
 
 
 def _proven(sides: Sides, outer: int) -> tuple[str, ...] | None:
-    """The columns that identify the rows of an outer join: the outer side's, where each meets one row at most, else
-    both sides'.  A row without a partner has a key that no pair has."""
+    """Return the columns that identify the rows of an outer join: the outer side's if each row meets one row at most,
+    else both sides'.  A row without a partner has a key that no pair has.
+    """
     mine, other = ((sides.left, sides.right)[side].unique_by() for side in (outer, 1 - outer))
     names = {(at, of): name for name, at, of in sides.names()} | {(1, name): name for name in sides.merged}
     met = {pair[1 - outer] for pair in sides.on}
@@ -334,17 +336,17 @@ def _proven(sides: Sides, outer: int) -> tuple[str, ...] | None:
     return None
 
 
-def _padded(sides: Sides, side: int, pairs: Any, condition: str | None) -> Any:
-    """The rows of a side that have no partner, with nulls for the other's columns."""
+def _pad_unmatched(sides: Sides, side: int, pairs: Any, condition: str | None) -> Any:
+    """Keep the rows of a side that have no partner, with nulls in the other side's columns."""
     both = [sides.left, sides.right]
-    both[side] = _without(both[side], _matched(sides, side, None if condition is None else pairs))
+    both[side] = _without(both[side], _keep_matched(sides, side, None if condition is None else pairs))
     return operator("pad")(*both, side, sides.names(), sides.merged if side else [], sides.whole)
 
 
 def _positive(side: Any, by: Sequence[str], how: str) -> Any:
-    """A side, none of whose rows may be there less than zero times."""
+    """Refuse rows of a side with a multiplicity below zero."""
     return side if side.positive else side._refusing(list(dict.fromkeys(by)), f"a {how} join")
 
 
-def _shown(of: Any, names: Sequence[str]) -> Any:
+def _show_columns(of: Any, names: Sequence[str]) -> Any:
     return of if list(of.schema.names) == list(names) else of.project(list(names))

@@ -32,7 +32,7 @@ class KeyedFrame:
 
 
 def keyed(rows: Any, spec: Upsert) -> KeyedFrame:
-    """A frame whose rows are upserts, as a table of a query; a bare frame is rows that are appended.
+    """Make a keyed table of a query from a frame whose rows are upserts; rows of a bare frame are appended.
 
     Parameters
     ----------

@@ -42,13 +42,13 @@ class Rest(NamedTuple):
         return self._asdict() | {"path": [*self.path], "without": [*self.without]}
 
     def shown(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
-        """What it passes on, by its name here.  ``ways``: see `origins`."""
+        """Map the names here to the columns that it passes on.  ``ways``: see `origins`."""
         mine = [name for name in ways if _of(self.path, ways[name]) and name not in self.without]
         return {self.now + name[len(self.begin) :]: name for name in mine if name.startswith(self.begin)}
 
 
 def origins(of: Any) -> dict[str, set[Path]]:
-    """The ways to where the columns of a collection come from; several of those that are equal.  O(nodes x columns)."""
+    """Map each column to the ways to its origins; equal columns have several.  O(nodes x columns)."""
     known: dict[Any, dict[str, set[Path]]] = {}
     ahead = [of]
     while ahead:
@@ -73,13 +73,13 @@ def origins(of: Any) -> dict[str, set[Path]]:
 def with_rests(
     of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]
 ) -> tuple[dict[str, str], tuple[Rest, ...]]:
-    """Columns of a projection, by name, without those that `Rest` has, and these.  O(nodes x columns).
+    """Split the columns of a projection into named ones and a `Rest` for each group.  O(nodes x columns).
 
-    ``groups``: names of columns, each of them all that is shown of a part.  A group that is of no one part is named.
+    ``groups``: names of columns, each group all columns shown of a part.  A group of several parts stays named.
     """
     ways, places, given, rests = origins(of), {n: i for i, n in enumerate(of.schema.names)}, dict(columns), list[Any]()
     for group in groups:
-        sources = [_unquoted(columns[name]) for name in group]
+        sources = [_unquote_column(columns[name]) for name in group]
         path = _part([ways.get(each, {()}) for each in sources])
         if path is None:
             continue
@@ -99,7 +99,7 @@ def with_rests(
 
 
 def expanded(of: Any, given: Mapping[str, Any], rests: Sequence[Rest]) -> dict[str, Any]:
-    """All columns of a projection, in their order.  O(nodes x columns)."""
+    """List all columns of a projection, in their order.  O(nodes x columns)."""
     ways, out, named = origins(of) if rests else {}, dict[str, Any](), [*given.items()]
     for at in range(len(named) + 1):
         for rest in rests:
@@ -111,7 +111,7 @@ def expanded(of: Any, given: Mapping[str, Any], rests: Sequence[Rest]) -> dict[s
 
 
 def read_rests(record: Record) -> tuple[Rest, ...]:
-    """Those of a projection that was written.  Raises `CorruptState`."""
+    """Read the rests of a stored projection.  Raises `CorruptState`."""
     made = list[Rest]()
     for each in record.records("rests") if "rests" in record else []:
         path = Record({str(step): way for step, way in enumerate(each.list("path"))}, each.what)
@@ -120,12 +120,12 @@ def read_rests(record: Record) -> tuple[Rest, ...]:
     return tuple(made)
 
 
-def _unquoted(formula: str) -> str:
+def _unquote_column(formula: str) -> str:
     return formula[1:-1].replace("``", "`") if formula.startswith("`") and formula.endswith("`") else formula
 
 
 def _fronts(source: str, name: str) -> tuple[str, str]:
-    """What one of two names has in front of the other."""
+    """Return the prefixes in which two names differ, one of which is empty."""
     if source.endswith(name):
         return source[: len(source) - len(name)], ""
     return "", name[: len(name) - len(source)] if name.endswith(source) else ""
@@ -136,7 +136,7 @@ def _of(path: Path, ways: set[Path]) -> bool:
 
 
 def _part(ways: Sequence[set[Path]]) -> Path | None:
-    """The least part that some columns are of; None where it could be several."""
+    """Find the smallest part that contains some columns; None if several could."""
     for length in range(max(map(len, ways[0])), -1, -1):
         found = {way[:length] for way in ways[0] if len(way) >= length}
         found = {path for path in found if all(_of(path, each) for each in ways)}

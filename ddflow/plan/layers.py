@@ -79,7 +79,7 @@ class _Layers:
                 at.update((each, float(n)) for n, each in enumerate(layer))
 
     def columns(self) -> dict[int, float]:
-        """The middle of each box, left to right."""
+        """Place the middle of each box, left to right."""
         x = dict[int, float]()
         for layer in self.layers:
             right = 0.0
@@ -95,7 +95,7 @@ class _Layers:
         return {each: place - left for each, place in x.items()}
 
     def _apart(self, layer: list[int], wanted: list[float]) -> list[float]:
-        """Places near those wanted, in the same order, without overlap: the mean of packing from either side."""
+        """Move places near the wanted ones, without overlap: the mean of packing from either side."""
         gaps = [(self.widths[one] + self.widths[other]) / 2 + BESIDE for one, other in pairwise(layer)]
         right, left = list(wanted), list(wanted)
         for n, gap in enumerate(gaps):
@@ -110,7 +110,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
 
 
 def laid_out(sizes: Sequence[Size], inputs: Sequence[Sequence[int]]) -> Drawing:
-    """Places of boxes.  ``inputs``: of each box, the numbers of boxes before it.  Pure."""
+    """Lay out boxes.  ``inputs``: for each box the numbers of the boxes before it.  Pure."""
     layers = _Layers(sizes, inputs)
     layers.order()
     x, rows, top = layers.columns(), dict[int, tuple[float, float]](), 0.0

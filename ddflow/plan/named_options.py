@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 
 
 def named_options(made: type[Made]) -> type[Made]:
-    """The same dataclass, which raises `SpecError` for an option that it does not have.  O(options) a call."""
+    """Make a dataclass raise `SpecError` for an option that it does not have.  O(options) a call."""
     init: Any = vars(made)["__init__"]
     kept: Any = made
     known = [each.name for each in fields(kept) if each.init]

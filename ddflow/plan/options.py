@@ -144,7 +144,7 @@ class EngineOptions:
 def opened_with(
     options: Callable[P, EngineOptions],
 ) -> Callable[[Callable[[Owner, EngineOptions], Opened]], Callable[Concatenate[Owner, P], Opened]]:
-    """A method of a plan that takes each of the options by its name, from one that takes them as one object.
+    """Turn a plan's method that takes the options as one object into one that takes each by its name.
 
     Checkers, editors and ``help`` see the options with their types, defaults and text.
     """

@@ -102,7 +102,7 @@ class Aggregate:
         object.__setattr__(self, "type", kind)
 
     def __call__(self, sql: str) -> AppliedAggregate:
-        """The aggregate of an expression, for `Collection.agg`.
+        """Apply the aggregate to an expression, for `Collection.agg`.
 
         Parameters
         ----------

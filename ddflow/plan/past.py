@@ -37,13 +37,13 @@ class PastSchemas(NamedTuple):
 
     @classmethod
     def of(cls, record: PastColumns, what: str) -> PastSchemas:
-        """That of a manifest.  ``what``: where it stands.  O(columns).  Raises `CorruptState`."""
+        """Read the past columns of a manifest.  ``what``: names it in errors.  O(columns).  Raises `CorruptState`."""
         given = record.inputs, record.outputs
         return cls(record.epoch, *({name: schema_of(text, what) for name, text in each.items()} for each in given))
 
 
 def past_columns(plan: Plan, epoch: int) -> PastColumns:
-    """The columns of a plan, as a manifest keeps them.  O(columns)."""
+    """Record the columns of a plan for a manifest.  O(columns)."""
     names = [*plan.outputs, *plan.side_outputs()]
     outputs = {name: plan.updates_schema(name) for name in names}
     return PastColumns(
@@ -56,9 +56,9 @@ def past_columns(plan: Plan, epoch: int) -> PastColumns:
 def carried(
     known: tuple[PastColumns, ...], before: Plan | None, last: int, oldest: int | None
 ) -> tuple[PastColumns, ...]:
-    """The past columns that epochs from ``oldest`` on were given with; none where that is None.  O(columns).
+    """Keep the past columns of epochs from ``oldest`` on; none if that is None.  O(columns).
 
-    ``known``: those of the version before.  ``before``: its plan, where the next one has other columns; ``last``: its
+    ``known``: those of the previous version.  ``before``: its plan, if the next one has other columns; ``last``: its
     epoch.
     """
     if before is not None and [each.epoch for each in known[-1:]] != [last]:
@@ -67,17 +67,17 @@ def carried(
 
 
 def at(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:
-    """Those of an epoch; None where the plan has them still.  ``past``: ascending.  O(those)."""
+    """Find the past columns of an epoch; None if the plan still has them.  ``past``: ascending.  O(``past``)."""
     return next((each for each in past if epoch <= each.epoch), None)
 
 
 def text_of(schema: pa.Schema) -> str:
-    """A schema as text."""
+    """Write a schema as text."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
 def schema_of(text: str, what: str) -> pa.Schema:
-    """The schema of a text.  Raises `CorruptState` for what is none."""
+    """Read the schema of a text.  Raises `CorruptState` for an invalid one."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
     except (binascii.Error, OSError, pa.ArrowException, ValueError) as error:

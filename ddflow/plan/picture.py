@@ -72,20 +72,20 @@ class Box(NamedTuple):
 
 
 def picture(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Picture:
-    """The picture of all outputs, or of one output or input.  O(nodes).  Raises `SpecError` for an unknown name."""
+    """Draw all outputs, or one output or input.  O(nodes).  Raises `SpecError` for an unknown name."""
     boxes = _boxes(plan, named(plan, name), figures or {})
     return Picture(_svg(boxes, laid_out([each.size for each in boxes], [each.of for each in boxes])))
 
 
 def shown_as(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> Explained | Picture:
-    """The text or the picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
+    """Explain a plan as text or as a picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
     if format not in ("text", "svg"):
         raise SpecError(Phrase("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'")
     return explain(plan, name, figures) if format == "text" else picture(plan, name, figures)
 
 
 def html(plan: Plan, figures: Figures | None = None) -> str:
-    """A plan for a notebook: its picture, or its text where it has many collections."""
+    """Render a plan for a notebook: its picture, or its text if it has many collections."""
     if len(plan.nodes) > MOST:
         return explain(plan, None, figures)._repr_html_()
     return f'<div style="overflow: auto">{picture(plan, None, figures)}</div>'
@@ -106,14 +106,16 @@ def _boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) -> lis
         kind: Kind = "input" if entry is not None else "kept" if node.keeps else "operator"
         at[node] = len(boxes)
         of = [at[each] for each in node.inputs]
-        boxes.append(Box(kind, _wrapped(written(node, names)), [line for each in notes for line in _wrapped(each)], of))
+        boxes.append(
+            Box(kind, _wrap_text(written(node, names)), [line for each in notes for line in _wrap_text(each)], of)
+        )
     for name, node in roots.items():
         if names.get(node) != name:
-            boxes.append(Box("output", _wrapped(f"output {name}"), _wrapped(columns_text(node.schema)), [at[node]]))
+            boxes.append(Box("output", _wrap_text(f"output {name}"), _wrap_text(columns_text(node.schema)), [at[node]]))
     return boxes
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap_text(text: str) -> list[str]:
     return textwrap.wrap(printable(text), WIDE)
 
 

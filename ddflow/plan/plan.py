@@ -186,7 +186,7 @@ class Plan(Nodes):
         return self._input(bound)
 
     def sql(self, text: str, **collections: Collection) -> Collection:
-        """The collection that a query says, in Spark's SQL.
+        """Make a collection from a query in Spark's SQL.
 
         Parameters
         ----------
@@ -318,7 +318,7 @@ class Plan(Nodes):
         return next((s.bound.time_type for s in self.inputs.values()), pa.int64())
 
     def side_outputs(self) -> dict[str, tuple[Input, pa.Schema]]:
-        """The outputs that ``stale="mark"`` and ``"side"`` add, and ``on_bad="drop"`` of a format.
+        """List the outputs that ``stale="mark"`` and ``"side"`` add, and ``on_bad="drop"`` of a format.
 
         Returns
         -------
@@ -328,7 +328,7 @@ class Plan(Nodes):
         return {name: (input, schema) for input in self.inputs.values() for name, schema in input.bound.sides.items()}
 
     def updates_schema(self, name: str) -> pa.Schema | None:
-        """The columns of the updates of an output, a side output or an input.
+        """Return the columns of the updates of an output, a side output or an input.
 
         Parameters
         ----------
@@ -347,7 +347,7 @@ class Plan(Nodes):
         return None if schema is None else updates_schema(schema, self.time_type)
 
     def frozen(self) -> Plan:
-        """The plan as it is now: what is added to this flow later is not in it.
+        """Copy the plan, without the collections that are added to this flow later.
 
         Returns
         -------

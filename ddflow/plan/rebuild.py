@@ -83,9 +83,9 @@ _DIFFERENCES: Any = defstruct(
 
 
 def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
-    """The schema and the spec of each input.  ``where``: whose description it is, for messages.
+    """Read the schema and the spec of each input.  ``where``: names the description's owner in messages.
 
-    O(description).  Raises `CorruptState` for what `describe` did not write.
+    O(description).  Raises `CorruptState` for a description that `describe` did not write.
     """
     given = Record(description, f"the plan of {where}").named("inputs")
     return {
@@ -94,7 +94,7 @@ def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Sch
 
 
 def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
-    """What the inputs are bound to, whether their code is there or not.  As `inputs`."""
+    """Bind the inputs, even without the code of their functions.  Costs and errors are those of `inputs`."""
     given = Record(description, f"the plan of {where}").named("inputs")
     out, times = dict[str, Binding](), step_times(description, where)
     for name, (schema, spec) in inputs(description, where).items():
@@ -103,7 +103,7 @@ def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
 
 
 def step_times(description: Mapping[str, Any], where: str) -> pa.DataType:
-    """The type of steps' times.  Raises as `inputs`."""
+    """Read the type of step times.  Raises the errors of `inputs`."""
     whole = Record(description, f"the plan of {where}")
     try:
         kind = parse_type(whole.text("times")) if "times" in whole else INT64
@@ -115,12 +115,12 @@ def step_times(description: Mapping[str, Any], where: str) -> pa.DataType:
 
 
 def time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
-    """The type of times.  As `inputs`."""
+    """Return the type of times.  Costs and errors are those of `inputs`."""
     return next((bound.time_type for bound in bounds(description, where).values()), pa.int64())
 
 
 def _schema(record: Record, name: str, beside: list[Any]) -> pa.Schema:
-    """A schema in Arrow's bytes, beside which its columns stand in words."""
+    """Read a schema from Arrow's bytes and check it against the columns in words."""
     text = record.text(name)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
@@ -133,7 +133,7 @@ def _schema(record: Record, name: str, beside: list[Any]) -> pa.Schema:
 
 
 def _spec_of(input: Record) -> Spec:
-    """The spec of an input, of either kind."""
+    """Read the spec of an input, of either kind."""
     record = input.record("spec")
     if "kind" not in input:
         return _spec(record)
@@ -161,10 +161,10 @@ def _spec(record: Record) -> Upsert:
 
 
 def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
-    """The flow that `describe` described, without its ``consolidate``.  ``where``: for messages.  O(description).
+    """Rebuild the flow of a description, without its ``consolidate``.  ``where``: for messages.  O(description).
 
-    Raises `SpecError` when a formula is not SQL, so that the flow itself is needed; `CorruptState` for what `describe`
-    did not write.
+    Raises `SpecError` if a formula is not SQL, because only the flow itself has its code; `CorruptState` for a
+    description that `describe` did not write.
     """
     whole = Record(description, f"the plan of {where}")
     nodes = whole.named("collections")
@@ -185,7 +185,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
             flow._input(bound_to(name, schema, spec, machine, format, step_times(description, where)))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
-            made[each] = _made(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
+            made[each] = _build_collection(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
         outputs = whole.record("outputs")
         for name in outputs.names():
             flow.output(name, made[outputs.text(name)])
@@ -201,7 +201,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
 
 
 def _machine(input: Record) -> Machine | None:
-    """The machine of an input, if it has one."""
+    """Read the machine of an input, if it has one."""
     if "machine" not in input:
         return None
     given = input.record("machine")
@@ -213,7 +213,7 @@ def _machine(input: Record) -> Machine | None:
 
 
 def _format(input: Record) -> Format | None:
-    """The format of an input, if it has one."""
+    """Read the format of an input, if it has one."""
     if "format" not in input:
         return None
     given = input.record("format")
@@ -239,7 +239,7 @@ def _foreign(given: Any) -> bool:
     return isinstance(given, list) and any(map(_foreign, given))
 
 
-def _made(node: Record, inputs: list[Collection], flow: Plan) -> Collection:
+def _build_collection(node: Record, inputs: list[Collection], flow: Plan) -> Collection:
     verb = node.text("op")
     if verb == Input.verb:
         return flow.inputs[node.text("name")]

@@ -40,47 +40,47 @@ class Record:
         return self.given.get(name) is not None
 
     def names(self) -> list[str]:
-        """The names of its fields."""
+        """List the names of its fields."""
         return list(self.given)
 
     def text(self, name: str, most: int = 1 << 24) -> str:
-        """A text of at most so many characters."""
+        """Read a text of at most ``most`` characters."""
         value = self.given.get(name)
         if not isinstance(value, str) or len(value) > most:
             raise self._wrong(name, value, "a text")
         return value
 
     def whole(self, name: str) -> int:
-        """A whole number."""
+        """Read a whole number."""
         value = self.given.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise self._wrong(name, value, "a whole number")
         return value
 
     def list(self, name: str) -> list[Any]:
-        """A list of anything."""
+        """Read a list of anything."""
         value = self.given.get(name)
         if not isinstance(value, list):
             raise self._wrong(name, value, "a list")
         return value
 
     def texts(self, name: str) -> builtins.list[str]:
-        """A list of texts."""
+        """Read a list of texts."""
         values = self.list(name)
         if not all(isinstance(value, str) for value in values):
             raise self._wrong(name, values, "a list of texts")
         return values
 
     def record(self, name: str) -> Record:
-        """A record within."""
+        """Read a nested record."""
         return Record(self.given.get(name), f"{self.what}, {name[:80]}")
 
     def records(self, name: str) -> builtins.list[Record]:
-        """A list of records."""
+        """Read a list of records."""
         return [Record(each, f"{self.what}, {name}[{i}]") for i, each in enumerate(self.list(name))]
 
     def named(self, name: str) -> Mapping[str, Record]:
-        """Records by name."""
+        """Read records by name."""
         within = self.record(name)
         return {each: within.record(each) for each in within.names()}
 

@@ -19,11 +19,11 @@ def register(kind: Kind) -> Kind:
 
 
 def operators() -> Mapping[str, Any]:
-    """All operators, by verb."""
+    """Load all operators, by verb."""
     importlib.import_module("ddflow.operators")
     return _REGISTERED
 
 
 def operator(verb: str) -> Any:
-    """The class of an operator.  Raises `KeyError` for a verb that none has."""
+    """Find the class of an operator.  Raises `KeyError` for an unknown verb."""
     return operators()[verb]

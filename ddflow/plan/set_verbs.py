@@ -30,7 +30,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
     """What treats collections as multisets."""
 
     def distinct(self) -> Made:
-        """Each row of positive multiplicity, once: a `threshold` of 1.
+        """Keep each row of positive multiplicity, once: a `threshold` of 1.
 
         Asked for twice, it is one collection, with one arrangement.
 
@@ -51,7 +51,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._then("distinct")
 
     def threshold(self, formula: Formula) -> Made:
-        """Each row with another multiplicity: a function of the one it has.
+        """Give each row another multiplicity: a function of the one it has.
 
         Asked for twice, it is one collection, with one arrangement.
 
@@ -90,7 +90,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._then("threshold", formula)
 
     def concat(self, *others: Made) -> Made:
-        """The rows of this and other collections; multiplicities are added.
+        """Combine the rows of this and other collections; multiplicities are added.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._then("concat", *others)
 
     def negate(self) -> Made:
-        """The same rows with multiplicities negated: ``a.concat(b.negate())`` is a without b.
+        """Negate the multiplicities of the rows: ``a.concat(b.negate())`` is a without b.
 
         Returns
         -------
@@ -128,7 +128,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return self._then("negate")
 
     def union(self, *others: Made, all: bool = False) -> Made:
-        """The rows that are in this collection or in another one.
+        """Combine the rows that are in this collection or in another one.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return made
 
     def except_(self, *others: Made, all: bool = False) -> Made:
-        """The rows of this collection that are not in another one.
+        """Keep the rows of this collection that are not in another one.
 
         Parameters
         ----------
@@ -188,14 +188,14 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         return made
 
     def intersect(self, *others: Made, all: bool = False) -> Made:
-        """The rows that are in this collection and in all others.
+        """Keep the rows that are in this collection and in all others.
 
         Parameters
         ----------
         *others : Collection
             As of `union`; one at least.
         all : bool
-            Whether a row is there as often as where it is least often.  By default it is there once.
+            Whether a row keeps its smallest multiplicity.  By default it is there once.
 
         Returns
         -------
@@ -240,7 +240,7 @@ def check_sides(verb: str, sides: Sequence[Any]) -> None:
 
 
 def _sides(verb: str, sides: Sequence[Any], once: bool = False, at_least: bool = True) -> list[Any]:
-    """The operands, each with multiplicities that are not below zero, or with ``once`` each row once."""
+    """Prepare the operands: no multiplicity below zero, or with ``once`` each row once."""
     if at_least and len(sides) < 2:
         raise SpecError(verb, "no other collection is given", f"write a.{verb}(b)")
     check_sides(verb, sides)

@@ -328,7 +328,7 @@ class Upsert:
         return self.tie == "error" or greatest or self.seq is not None
 
     def to_json(self) -> str:
-        """The spec as JSON: fields in their order, defaults left out; `from_json` gives it back."""
+        """Write the spec as JSON: fields in their order, defaults left out; `from_json` reads it."""
         out: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -343,7 +343,7 @@ class Upsert:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The spec that ``to_json`` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON that ``to_json`` wrote.  Raises `SpecError` for anything else."""
         try:
             given = json.loads(text)
             if not isinstance(given, dict):

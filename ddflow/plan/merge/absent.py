@@ -32,7 +32,7 @@ class Absent:
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> Self:
-        """What `told_of` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON that `told_of` wrote.  Raises `SpecError` for anything else."""
         texts = [given.get(name) for name in KEYS]
         if not all(isinstance(each, str) for each in texts):
             raise SpecError("a function from JSON", repr(dict(given)), "give what to_json() wrote")
@@ -43,7 +43,7 @@ class Absent:
 
 
 def name_of(function: Any) -> str:
-    """Its module and qualified name."""
+    """Return a function's module and qualified name."""
     if isinstance(function, Absent):
         return function.name
     inner = getattr(function, "py_func", function)
@@ -52,7 +52,7 @@ def name_of(function: Any) -> str:
 
 
 def told_of(function: Any) -> dict[str, str]:
-    """A function as JSON: its name, who made the digest of its code, the digest.  O(code)."""
+    """Describe a function as JSON: its name, the maker of its digest, the digest of its code.  O(code)."""
     if isinstance(function, Absent):
         return dict(zip(KEYS, (function.name, function.python, function.digest), strict=True))
     digest = digest_of(getattr(function, "py_func", function))

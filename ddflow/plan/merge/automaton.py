@@ -24,7 +24,7 @@ from ddflow.columns.layout import plainly
 from ddflow.errors import CorruptState, SpecError
 from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked
 from ddflow.kernels.fold import Walked
-from ddflow.plan.merge.machine import Machine, _sorted
+from ddflow.plan.merge.machine import Machine, _sort_values
 from ddflow.plan.merge.records import numbers
 
 Codes = np.ndarray[Any, np.dtype[np.int32]]
@@ -76,7 +76,7 @@ class Automaton:
         self.states = _values(listed, self.field.type, "the states of a machine")
         self.symbols = Coder(_values(list(symbols), kind, f"on={machine.on!r} of a machine"))
         self._coder, s, c = Coder(self.states), len(listed), len(symbols)
-        start, stays = [listed.index(each) for each in _sorted(machine.start)], machine.otherwise == "stay"
+        start, stays = [listed.index(each) for each in _sort_values(machine.start)], machine.otherwise == "stay"
         there = {
             (listed.index(state), symbols.index(symbol)): [listed.index(each) for each in to]
             for state, symbol, to in machine.rows
@@ -93,13 +93,14 @@ class Automaton:
         self.start = sum(1 << each for each in start) if self.several else start[0]
 
     def run(self, walked: Walked, action: Any, symbols: pa.Array, held: pa.Array) -> tuple[pa.Array, Any, int, int]:
-        """What keys hold after each of its times, and whether it is anything: m cells, bool[m]; the row that was
-        refused and its state's number, or -1 twice.  ``held``: g cells, null for nothing.  O(p + m).  Raises
-        `CorruptState`.
+        """Compute the cell of each (key, time): m cells, bool[m] for those that hold anything, and a refusal.
+
+        The refusal is the refused row and the number of its state, or -1 twice.  ``held``: g cells, null for none.
+        O(p + m).  Raises `CorruptState`.
         """
         codes, m = self.symbols.of(symbols), walked.key_times.size - 1
         if not self.several:
-            before = self._known(held)
+            before = self._state_numbers(held)
             out = np.full(m, NOTHING, np.int32)
             row, state = one(walked, action, codes, self.table, before, self.start, out)
             there = out != NOTHING
@@ -107,14 +108,14 @@ class Automaton:
             return cells, there, row, state
         words, masks = np.zeros(len(held), np.uint64), np.zeros(m, np.uint64)
         ends = np.concatenate([[0], np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(held), 0)))])
-        packed(ends.astype(np.int64), self._known(held.flatten().field(0)), words)
+        packed(ends.astype(np.int64), self._state_numbers(held.flatten().field(0)), words)
         row, state = many(walked, action, codes, self.table, self.refused, words, np.uint64(self.start), masks)
         counts, spelled = np.empty(m, np.int64), np.empty(int(np.bitwise_count(masks).sum()) if m else 0, np.int32)
         unpacked(masks, counts, spelled)
         return lists(counts, [self.states.take(pa.array(spelled))], [self.field]), counts != 0, row, state
 
-    def _known(self, held: pa.Array) -> Codes:
-        """The numbers of states that are held; NOTHING for null."""
+    def _state_numbers(self, held: pa.Array) -> Codes:
+        """Map the held states to their numbers; NOTHING for null."""
         out = self._coder.of(held)
         strange = out == len(self.states)
         if strange.any():
@@ -125,7 +126,7 @@ class Automaton:
 
 
 def lists(counts: Any, columns: list[pa.Array], fields: list[pa.Field]) -> pa.Array:
-    """Lists of structs, one behind the other; null for those of none.  O(values)."""
+    """Split columns into lists of structs, by their counts; null for an empty list.  O(values)."""
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     values = pa.StructArray.from_arrays(columns, fields=fields)
     none = counts == 0

@@ -76,9 +76,10 @@ class Merging:
     """Makes what keys hold, instead of all that."""
 
     def noted(self, events: pa.RecordBatch, names: list[str], absent: pa.Array | None = None) -> pa.RecordBatch:
-        """Events, and for each whether it had the columns of ``given``; ``names``: those that their batch had.
+        """Add a flag to events for each column of ``given``: whether their batch had it.
 
-        ``absent``: by event, a list of those that it lacks.  O(n)."""
+        ``names``: the columns of the batch.  ``absent``: for each event, a list of missing columns.  O(n).
+        """
         lacking = [] if absent is None else absent.flatten().to_pylist()
         rows = np.asarray(pc.list_parent_indices(absent)) if lacking else np.empty(0, np.int64)
         for name in self.given:
@@ -90,11 +91,11 @@ class Merging:
         return events
 
     def had(self, events: pa.RecordBatch, name: str) -> Flags:
-        """uint8[n]: whether the batch of each event had a column; of size 0 where that does not matter.  O(n)."""
+        """Mark the events whose batch had a column: uint8[n], or size 0 if that does not matter.  O(n)."""
         return flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
     def misordered(self, events: pa.RecordBatch) -> Flags:
-        """uint8[n]: which events do not give exactly one group an order.  O(n) a group."""
+        """Mark the events that do not give exactly one group an order: uint8[n].  O(n) a group."""
         count = np.zeros(events.num_rows, np.uint8)
         for group in self.groups[1:]:
             any_here = np.zeros(events.num_rows, np.uint8)
@@ -107,14 +108,14 @@ class Merging:
 
 
 def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
-    """The columns of events as they are kept: the input's, and what `Merging.noted` adds."""
+    """Return the columns of kept events: the input's, and those that `Merging.noted` adds."""
     for name in merging.given if merging is not None else ():
         schema = schema.append(pa.field(GIVEN + name, pa.bool_(), nullable=False))
     return schema
 
 
 def merged_row(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
-    """The row's columns, in the types that merging gives them: ``dd.collect`` makes lists.  O(columns)."""
+    """Return the row's columns, in the types that merging gives them: ``dd.collect`` makes lists.  O(columns)."""
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     named = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
     out = []
@@ -127,8 +128,7 @@ def merged_row(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
 
 
 def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging | None:
-    """What is to be folded how; None for full rows.  ``row``: the row's columns.  O(columns).
-
+    """Plan how each column is folded; None for full rows.  ``row``: the row's columns.  O(columns).
     Raises `SpecError`, naming the column; `ExpressionError` for a formula.
     """
     if not spec.merges:
@@ -163,7 +163,7 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
     return Merging(
         _groups(schema, spec, columns, cells),
         tuple(columns),
-        _derived(name, spec, row),
+        _compile_derived(name, spec, row),
         merge.function,
         merge.scalar,
         given,
@@ -186,7 +186,7 @@ def _groups(schema: pa.Schema, spec: Upsert, columns: list[Column], cells: bool)
     return tuple(out)
 
 
-def _derived(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.Field, Expression], ...]:
+def _compile_derived(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.Field, Expression], ...]:
     out: list[tuple[pa.Field, Expression]] = []
     for i, (column, text) in enumerate(spec.derived):
         what = f"derive of {column!r} of {name!r}"

@@ -50,10 +50,10 @@ class Chains:
         last = np.append(of[1:] != of[:-1], np.ones(min(of.size, 1), np.bool_))
         self.ends = np.zeros(acting.size, np.bool_)
         self.ends[position[last]] = True
-        self.shown = self._shown(m, of[last], (np.cumsum(self.ends) - 1)[position[last]], begins)
+        self.shown = self._number_ends(m, of[last], (np.cumsum(self.ends) - 1)[position[last]], begins)
 
     @staticmethod
-    def _shown(m: int, ended: Ints, number: Ints, begins: Narrow) -> Ints:
+    def _number_ends(m: int, ended: Ints, number: Ints, begins: Narrow) -> Ints:
         made, since = np.full(m, -1, np.int64), np.full(m, -1, np.int64)
         made[ended], since[ended] = number, ended
         since = np.maximum.accumulate(since) if m else since

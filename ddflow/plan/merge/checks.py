@@ -26,7 +26,7 @@ Refuse = Callable[[str | PhrasePart, str | PhrasePart], NoReturn]
 
 
 def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """``groups=`` as pairs of tuples: order columns, columns.  ``refuse``: raises, told what was found and to do."""
+    """Return ``groups=`` as pairs of tuples: order columns, columns.  ``refuse`` raises the error."""
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(of, columns) for of, columns in given]
     except (TypeError, ValueError):
@@ -39,7 +39,7 @@ def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str
 
 
 def derived(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
-    """``derive=`` as pairs of a column and SQL."""
+    """Return ``derive=`` as pairs of a column and SQL."""
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(name, text) for name, text in given]
     except (TypeError, ValueError):
@@ -54,12 +54,12 @@ def derived(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
 
 
 def listed(value: Any) -> Any:
-    """Tuples as lists, for JSON."""
+    """Turn tuples into lists, for JSON."""
     return [listed(each) for each in value] if isinstance(value, tuple) else value
 
 
 def tupled(value: Any) -> Any:
-    """Lists as tuples, from JSON."""
+    """Turn lists into tuples, from JSON."""
     return tuple(tupled(each) for each in value) if isinstance(value, list) else value
 
 
@@ -92,7 +92,7 @@ def check(spec: Any, refuse: Refuse) -> None:
 
 
 def _names(spec: Any, refuse: Refuse) -> None:
-    """Columns that one option names and another rules out."""
+    """Refuse columns that one option names and another rules out."""
     owner: dict[str, str] = dict.fromkeys(spec.key, "a key column")
     owner |= dict.fromkeys(spec.order_by, "in order_by")
     for option in ("time", "seq"):
@@ -136,7 +136,7 @@ def _names(spec: Any, refuse: Refuse) -> None:
 
 
 def _orders(spec: Any, refuse: Refuse) -> None:
-    """What groups and versions of cells need and exclude."""
+    """Refuse options that contradict groups or versions of cells, and require those that they need."""
     what = Option("groups") if spec.groups else Option("versions", "cell")
     if spec.groups and spec.versions == "cell":
         refuse(
@@ -159,7 +159,7 @@ def _orders(spec: Any, refuse: Refuse) -> None:
 
 
 def _free(spec: Any, refuse: Refuse) -> None:
-    """Under versions of cells any arrival must give the same."""
+    """Refuse strategies whose result depends on arrival, under versions of cells."""
     deletes = spec.delete is not None or spec.where is not None
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     for name, strategy in (*merge.strategies.items(), ("default", merge.default or last_non_null())):
@@ -175,7 +175,7 @@ def _free(spec: Any, refuse: Refuse) -> None:
 
 
 def bound_to_arrival(strategy: Strategy, deletes: bool) -> Strategy | None:
-    """The strategy, or the one of its fields, whose result under versions of cells depends on the order of arrival."""
+    """Return the strategy, or that of a field, whose result depends on arrival under versions of cells."""
     if strategy.name == "fields":
         # A struct is one cell, of one order: only what needs none can go field by field.
         parts = [each for _, each in strategy.parts or ()] + [strategy.default or last_non_null()]
@@ -185,7 +185,7 @@ def bound_to_arrival(strategy: Strategy, deletes: bool) -> Strategy | None:
 
 
 def _expiry(spec: Any, refuse: Refuse) -> None:
-    """What expires by an order needs exactly one."""
+    """Refuse an expiry without exactly one order column."""
     if not isinstance(spec.expiry, Expiry):
         refuse(f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)")
     if spec.holds_back:

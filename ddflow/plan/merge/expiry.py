@@ -90,7 +90,7 @@ class Expiry:
             )
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """Write it as Python code."""
         return f"dd.Expiry({', '.join(f'{name}={value!r}' for name, value in self.to_json().items())})"
 
     @property
@@ -99,7 +99,7 @@ class Expiry:
         return self.ttl is not None and self.on_expire == "forget"
 
     def fits(self, field: pa.Field, asked: str) -> None:
-        """Raise `SpecError` where an order column is no number or time, or a time to live says nothing in its units."""
+        """Raise `SpecError` if the order column is no number or time, or a time to live does not fit its units."""
         kind = field.type
         if not is_word(kind) or pat.is_boolean(kind):
             raise SpecError(
@@ -129,13 +129,13 @@ class Expiry:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as a dict.  `of_json` makes an expiry of it again."""
+        """Return the fields that differ from their defaults, as a dict.  `of_json` reads it."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         return {each.name: given[each.name] for each in fields(self) if given[each.name] != each.default}
 
     @classmethod
     def of_json(cls, given: Any) -> Self:
-        """What `to_json` wrote, as an expiry.  Raises `SpecError` for anything else."""
+        """Read the dict that `to_json` wrote.  Raises `SpecError` for anything else."""
         try:
             return cls(**given)
         except TypeError as error:

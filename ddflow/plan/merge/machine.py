@@ -117,14 +117,14 @@ class Machine:
                 self._refuse(f"the state column {name!r} is {kind}", "use numbers, text, binary, dates, decimals")
         object.__setattr__(self, "state", tuple(kinds.items()))
         if self.states is not None:
-            object.__setattr__(self, "states", _sorted(tuple(self.states)))
+            object.__setattr__(self, "states", _sort_values(tuple(self.states)))
             self._check_states()
 
     def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
         raise SpecError("dd.Machine", found, fix)
 
     def _pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
-        """``{column: value}``, or the pairs of it."""
+        """Return the pairs of ``{column: value}``."""
         try:
             pairs = tuple((name, each) for name, each in (given.items() if isinstance(given, Mapping) else given))
         except (TypeError, ValueError):
@@ -149,8 +149,10 @@ class Machine:
         if not all(isinstance(each, tuple | list) and len(each) == 3 for each in given):
             self._refuse(f"transition= is {given!r:.200}", "give {(state, symbol): state}")
         several = isinstance(self.start, list | set | frozenset | tuple) or any(_many(to) for *_, to in given)
-        rows = sorted(((state, symbol, _sorted(to)) for state, symbol, to in given), key=lambda each: repr(each[:2]))
-        start = _sorted(self.start)
+        rows = sorted(
+            ((state, symbol, _sort_values(to)) for state, symbol, to in given), key=lambda each: repr(each[:2])
+        )
+        start = _sort_values(self.start)
         for each in (*(value for state, symbol, to in rows for value in (state, symbol, *to)), *start):
             if not isinstance(each, str | int):
                 self._refuse(
@@ -198,7 +200,7 @@ class Machine:
                         f"from {state!r} by {symbol!r} it goes to {each!r}, which is none of states=",
                         "name it, or mend the table",
                     )
-        if self.table and (lost := [each for each in _sorted(self.start) if each not in known]):
+        if self.table and (lost := [each for each in _sort_values(self.start) if each not in known]):
             self._refuse(f"start= is {lost[0]!r}, which is none of states=", "start with one of them")
         if not self.table and len(self.schema) != 1:
             self._refuse(f"states= with the columns {self.schema.names}", "leave it out: it is for one column")
@@ -222,12 +224,12 @@ class Machine:
     @property
     def rows(self) -> tuple[tuple[Value, Value, tuple[Value, ...]], ...]:
         """Of a table: state, symbol, the states it goes to."""
-        return tuple((state, symbol, _sorted(to)) for state, symbol, to in cast("Any", self.transition))
+        return tuple((state, symbol, _sort_values(to)) for state, symbol, to in cast("Any", self.transition))
 
     @property
     def all_states(self) -> list[Value]:
         """Of a table: all its states, sorted."""
-        found = {value for state, _, to in self.rows for value in (state, *to)} | set(_sorted(self.start))
+        found = {value for state, _, to in self.rows for value in (state, *to)} | set(_sort_values(self.start))
         return sorted(found | set(cast("Any", self.states) or ()), key=lambda each: (type(each).__name__, each))
 
     @property
@@ -236,21 +238,21 @@ class Machine:
         return pa.schema([pa.field(name, kind) for name, kind in cast("Any", self.state)])
 
     def to_json(self) -> dict[str, Any]:
-        """A table as it is; a function by its name and a digest of its code.  Types are those of `schema`."""
+        """Write a table unchanged, and a function by its name and code digest.  Types are those of `schema`."""
         out: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in ("state", "transition") or value == each.default:
                 continue
-            out[each.name] = value if each.name != "start" or self.table else [_shown(one) for one in value]
+            out[each.name] = value if each.name != "start" or self.table else [_plain_values(one) for one in value]
         out["transition"] = (
             [list(row) for row in cast("Any", self.transition)] if self.table else told_of(self.transition)
         )
-        return cast("dict[str, Any]", _listed(out))
+        return cast("dict[str, Any]", _as_lists(out))
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any], schema: pa.Schema) -> Self:
-        """What `to_json` wrote; a function comes back as one that cannot be called.  Raises `SpecError`."""
+        """Read the JSON that `to_json` wrote; a function comes back without its code.  Raises `SpecError`."""
         rest, transition = dict(given), given.get("transition")
         state = tuple((field.name, field.type) for field in schema)
         try:
@@ -272,7 +274,7 @@ def _many(value: Any) -> bool:
     return isinstance(value, list | set | frozenset | tuple)
 
 
-def _sorted(value: Any) -> tuple[Any, ...]:
+def _sort_values(value: Any) -> tuple[Any, ...]:
     several = tuple(value) if _many(value) else (value,)
     try:
         return tuple(sorted(set(several), key=lambda each: (type(each).__name__, each)))
@@ -280,11 +282,11 @@ def _sorted(value: Any) -> tuple[Any, ...]:
         return several  # to be refused
 
 
-def _shown(values: tuple[tuple[str, Any], ...]) -> list[Any]:
+def _plain_values(values: tuple[tuple[str, Any], ...]) -> list[Any]:
     return [value if isinstance(value, str | int | float | None) else repr(value) for _, value in values]
 
 
-def _listed(value: Any) -> Any:
+def _as_lists(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _listed(each) for name, each in value.items()}
-    return [_listed(each) for each in value] if isinstance(value, tuple | list) else value
+        return {name: _as_lists(each) for name, each in value.items()}
+    return [_as_lists(each) for each in value] if isinstance(value, tuple | list) else value

@@ -82,10 +82,10 @@ class Machined:
     def vector(
         self, chains: Chains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
-        """The values after each of its times, by a function of batches.
+        """Compute the values after each (key, time), by a function of batches.
 
-        ``events``: those of all rounds.  ``held``: a list for each key.  ``key``: an event's, as text.  O(values) and
-        what the function takes, as many calls as the longest chain.  Raises `MergerFailed`, `ListTooLong`,
+        ``events``: those of all rounds.  ``held``: a list for each key.  ``key``: an event's key, as text.  O(values)
+        and the cost of the function, with as many calls as the longest chain.  Raises `MergerFailed`, `ListTooLong`,
         `IllegalTransition`.
         """
         first = held.take(pa.array(chains.keys))
@@ -97,11 +97,11 @@ class Machined:
             n, takes, ends = end - begin, chains.takes[begin:end], chains.ends[begin:end]
             counts = counts[:n]
             owner = np.repeat(np.arange(n), counts)
-            given, of = self._given(takes, counts, owner, values.slice(0, owner.size))
+            given, of = self._function_input(takes, counts, owner, values.slice(0, owner.size))
             at = np.flatnonzero(takes)
             counts = np.zeros(n, np.int64)
             if at.size:
-                values, of = self._called(given, of, picked(events.slice(begin, n), at), secret)
+                values, of = self._call_function(given, of, picked(events.slice(begin, n), at), secret)
                 counts[at] = np.bincount(of, minlength=at.size)
                 if (over := np.flatnonzero(counts > self.machine.limit)).size:
                     self._too_many(key(int(chains.rows[begin + over[0]])), int(counts[over[0]]))
@@ -113,8 +113,10 @@ class Machined:
         new = lists(np.concatenate(sizes), joined(made, self.state).columns, list(self.state))
         return pa.concat_arrays([new, held]).take(pa.array(chains.shown))
 
-    def _given(self, takes: Any, counts: Ints, owner: Ints, values: pa.RecordBatch) -> tuple[pa.RecordBatch, Ints]:
-        """The values that a function is called with, and the event that each is of."""
+    def _function_input(
+        self, takes: Any, counts: Ints, owner: Ints, values: pa.RecordBatch
+    ) -> tuple[pa.RecordBatch, Ints]:
+        """Collect the values for a call of the function, and the event of each value."""
         fresh = np.flatnonzero(takes & (counts == 0))
         new = np.repeat(fresh, self.start.num_rows)
         here = takes[owner]
@@ -124,10 +126,10 @@ class Machined:
         every = joined([values.cast(self.state), self.start], self.state)
         return picked(every, index[order]), (np.cumsum(takes) - 1)[both[order]]
 
-    def _called(
+    def _call_function(
         self, given: pa.RecordBatch, of: Ints, events: pa.RecordBatch, secret: Secret
     ) -> tuple[pa.RecordBatch, Ints]:
-        """What the function makes of some values: sorted by event and value, each once; and the event of each."""
+        """Call the function; return its distinct values, sorted by event and value, and the event of each."""
         full = pa.schema([*self.state, pa.field(EVENT, pa.int64(), nullable=False)])
         values = pa.RecordBatch.from_arrays([*given.columns, pa.array(of, pa.int64())], schema=full)
         batch = called(self.machine.transition, (values, events), full, self.ran)
@@ -154,7 +156,7 @@ class Machined:
 
     @staticmethod
     def normal(values: pa.RecordBatch, owner: Ints, secret: Secret) -> tuple[pa.RecordBatch, Ints]:
-        """Values by owner, those of each sorted and each once.  O(values), where an owner has several a sort."""
+        """Sort the values of each owner and drop repeated ones.  O(values), and a sort if an owner has several."""
         if (owner[1:] > owner[:-1]).all():
             return values, owner
         ranks = dense_ranks(values, value_hashes(values, secret))
@@ -167,8 +169,10 @@ class Machined:
     def scalar(
         self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
-        """The values after each of its times, by a compiled function.  O(events * what it takes).  Raises as
-        `vector`."""
+        """Compute the values after each (key, time), by a compiled function.
+
+        O(events * the cost of the function).  Raises the errors of `vector`.
+        """
         m, limit = walked.key_times.size - 1, self.machine.limit
         counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)
         values = to_records(pa.RecordBatch.from_struct_array(held.flatten()).cast(self.state), self.kind)

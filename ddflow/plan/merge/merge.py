@@ -96,7 +96,7 @@ class Merge:
             )
 
     def __repr__(self) -> str:
-        """As it is written; a function by its name."""
+        """Write it as Python code; a function by its name."""
         given = [f"{self.strategies}"] if self.columns else []
         given += [f"default={self.default}"] if self.default is not None else []
         given += [f"function={name_of(self.function)}"] if self.function is not None else []
@@ -108,7 +108,7 @@ class Merge:
         return dict(self.columns)
 
     def to_json(self) -> Any:
-        """An object; a function by its name and a digest of its code.  `of_json` gives back what has no function."""
+        """Write it as JSON; a function by its name and a digest of its code.  `of_json` reads all but functions."""
         if self.function is not None:
             return told_of(self.function) | ({"scalar": True} if self.scalar else {})
         columns = {name: each.to_json() for name, each in self.strategies.items()}
@@ -117,7 +117,7 @@ class Merge:
 
     @classmethod
     def of_json(cls, given: Any) -> Self:
-        """What `to_json` wrote.  Raises `SpecError` for anything else, and for a function, which no JSON can hold."""
+        """Read the JSON that `to_json` wrote.  Raises `SpecError` for anything else, and for a function."""
         if not isinstance(given, dict) or set(given) - {"columns", "default", "scalar", *KEYS}:
             raise SpecError("a merge from JSON", repr(given), "give what to_json() wrote")
         if "function" in given:

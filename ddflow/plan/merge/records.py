@@ -44,7 +44,7 @@ def _dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def kind_of(schema: pa.Schema, what: str) -> np.dtype[Any]:
-    """The type of records of some columns.  O(columns).  Raises `SpecError` where a column is called like a flag."""
+    """Build the record type of some columns.  O(columns).  Raises `SpecError` if a column has the name of a flag."""
     fields: list[tuple[str, np.dtype[Any]]] = []
     for field in schema:
         if fits(field.type):
@@ -61,14 +61,14 @@ def kind_of(schema: pa.Schema, what: str) -> np.dtype[Any]:
 
 
 def numbers(column: pa.Array) -> np.ndarray[Any, Any]:
-    """The values of a word type as numpy has them, times as integers; what stands under a null is unspecified."""
+    """Return the values of a word type as a numpy array, times as integers; a value under a null is unspecified."""
     if pat.is_boolean(column.type):
         return flags(column).view(np.bool_)
     return view(column, _dtype(column.type))
 
 
 def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
-    """The rows as records.  O(rows) a column."""
+    """Convert rows to records.  O(rows) a column."""
     out = np.zeros(rows.num_rows, kind)
     for name in (kind.names or ())[::2]:
         (column,) = arrays(rows, [name])
@@ -81,14 +81,14 @@ def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
 
 
 def column_of(made: Records, field: pa.Field) -> pa.Array:
-    """One column of records again.  O(records)."""
+    """Convert one column of records back.  O(records)."""
     values, null = np.ascontiguousarray(made[field.name]), made[field.name + NULL]
     out = pa.array(values, mask=null if null.any() else None)
     return out if out.type == field.type else out.view(field.type)
 
 
 def fields_of(kind: np.dtype[Any], fixed: list[str], required: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """What `kernels.scalars` wants to know of records.  ``fixed``: may not change; ``required``: may not be null."""
+    """Describe record fields for `kernels.scalars`.  ``fixed``: may not change; ``required``: may not be null."""
     out = []
     for name in (kind.names or ())[::2]:
         where: Any = kind.fields
@@ -100,8 +100,9 @@ def fields_of(kind: np.dtype[Any], fixed: list[str], required: list[str]) -> np.
 
 
 def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse a function of scalars that numba does not compile for its arguments, or that names a field which they do
-    not have.  ``arguments``: by name, each as the loops give it.  Raises `SpecError`.  It takes what compiling takes.
+    """Refuse a function of scalars that numba cannot compile, or that names a missing field.
+
+    ``arguments``: by name, each in the loops' form.  Raises `SpecError`.  Takes the time of a compilation.
     """
     from ddflow.kernels.scalars import objection
 

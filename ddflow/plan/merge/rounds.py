@@ -33,17 +33,17 @@ from ddflow.plan.merge.chains import Chains
 
 
 def named(function: Any) -> str:
-    """What a function is called, for messages."""
+    """Return a function's name, for messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def picked(batch: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
-    """Some rows of a batch.  O(places) a column."""
+    """Take some rows of a batch.  O(places) a column."""
     return batch.take(pa.array(places))
 
 
 def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """The rows of all parts, in one batch.  O(rows) a column."""
+    """Concatenate the rows of all parts into one batch.  O(rows) a column."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -53,7 +53,7 @@ def joined(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch
 
 
 def called(function: Any, given: Sequence[pa.RecordBatch], schema: pa.Schema, asked: str) -> pa.RecordBatch:
-    """What a function of record batches made, in columns of ``schema``.  Raises `MergerFailed`, ``asked`` in it."""
+    """Call a function of record batches; return its result in columns of ``schema``.  Raises `MergerFailed`."""
     try:
         made = function(*given)
     except Exception as error:
@@ -70,7 +70,7 @@ def called(function: Any, given: Sequence[pa.RecordBatch], schema: pa.Schema, as
 
 
 def failed(asked: str, found: str, remedy: str) -> MergerFailed:
-    """The error of a function that merges."""
+    """Build the error of a function that merges."""
     return MergerFailed(asked, found, f"{remedy}; nothing was changed")
 
 
@@ -87,11 +87,11 @@ class Merger:
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
 
     def run(self, chains: Chains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any) -> pa.RecordBatch:
-        """The rows that each (key, time) ends with, in the order of ``chains.ends``.
+        """Fold the chains; return the last row of each (key, time), in the order of ``chains.ends``.
 
-        ``given``: the events of all rounds.  ``held``, ``live``: of each key that has an event, in the order of
-        ``chains.keys``, its row, whatever where it holds none, and whether it does.  Raises `MergerFailed`.  O(rows)
-        and what the function takes.
+        ``given``: the events of all rounds.  ``held``, ``live``: the row of each key with an event, in the order of
+        ``chains.keys`` (anything if it holds none), and whether it holds one.  Raises `MergerFailed`.  O(rows) and the
+        cost of the function.
         """
         made, state = [], held.cast(self.loose)
         for number in range(len(chains)):
@@ -99,10 +99,10 @@ class Merger:
             n, takes, ends = end - begin, chains.takes[begin:end], chains.ends[begin:end]
             events, both = given.slice(begin, n), takes & live[:n]
             if both.all():
-                state = self._called(state.slice(0, n), events)
+                state = self._call_function(state.slice(0, n), events)
             elif both.any():
                 at = np.flatnonzero(both)
-                merged = self._called(picked(state, at), picked(events, at))
+                merged = self._call_function(picked(state, at), picked(events, at))
                 index = np.where(both, n + np.cumsum(both) - 1, np.arange(n))
                 state = picked(joined([events.cast(self.loose), merged.cast(self.loose)], self.loose), index)
             else:
@@ -111,7 +111,7 @@ class Merger:
             made.append(state if ends.all() else picked(state, np.flatnonzero(ends)))
         return joined(made, self.loose)
 
-    def _called(self, held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
+    def _call_function(self, held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
         held, given = held.cast(self.schema), given.cast(self.schema)
         out = called(self.function, (held, given), self.schema, self.asked)
         if out.num_rows != given.num_rows:

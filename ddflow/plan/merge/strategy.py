@@ -44,7 +44,7 @@ class Strategy:
     default: Strategy | None = None
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """Write it as Python code."""
         given = [] if self.parts is None else [f"{dict(self.parts)}"]
         given += [] if self.separator in (None, ",") else [f"{self.separator!r}"]
         for name in ("limit", "default"):
@@ -52,7 +52,7 @@ class Strategy:
         return f"dd.{self.name}({', '.join(given)})"
 
     def to_json(self) -> Any:
-        """Its name, or an object of what is not as by default.  `of_json` gives it back."""
+        """Write its name, or an object with its non-default options.  `of_json` reads it."""
         every = {
             "limit": self.limit,
             "separator": self.separator,
@@ -64,7 +64,7 @@ class Strategy:
 
     @classmethod
     def of_json(cls, given: Any) -> Strategy:
-        """What `to_json` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON that `to_json` wrote.  Raises `SpecError` for anything else."""
         if isinstance(given, str):
             given = {"name": given}
         if not isinstance(given, dict) or given.get("name") not in MAKERS:
@@ -92,7 +92,7 @@ class Strategy:
         return WORKS[self.name][1]
 
     def unfit(self, kind: pa.DataType) -> list[str]:
-        """Of ``fields``: the fields that are not there, or that their strategy cannot merge."""
+        """List the fields that a struct lacks, or that their strategy cannot merge."""
         there = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
         named = dict(self.parts or ())
         out = [name for name in named if name not in there]
@@ -100,7 +100,7 @@ class Strategy:
         return out + [name for name, of in there.items() if not named.get(name, default).works_on(of)]
 
 
-def _limited(name: str, limit: int | None) -> Strategy:
+def _build_limited(name: str, limit: int | None) -> Strategy:
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise SpecError(f"dd.{name}(limit={limit!r})", "that is no length", "give a whole number, 1 or more")
     return Strategy(name, limit=limit)
@@ -161,17 +161,17 @@ def sum() -> Strategy:
 
 
 def bool_and() -> Strategy:
-    """Whether all cells were true.  A null does not count.  Works on booleans."""
+    """Check whether all cells were true.  A null does not count.  Works on booleans."""
     return Strategy("bool_and")
 
 
 def bool_or() -> Strategy:
-    """Whether one cell was true.  A null does not count.  Works on booleans."""
+    """Check whether one cell was true.  A null does not count.  Works on booleans."""
     return Strategy("bool_or")
 
 
 def append(limit: int | None = None) -> Strategy:
-    """The held list, then the given one.  Works on lists.  (Pinot: APPEND.)
+    """Append the given list to the held one.  Works on lists.  (Pinot: APPEND.)
 
     Parameters
     ----------
@@ -183,22 +183,22 @@ def append(limit: int | None = None) -> Strategy:
     SpecError
         For a limit that is no length.
     """
-    return _limited("append", limit)
+    return _build_limited("append", limit)
 
 
 def union(limit: int | None = None) -> Strategy:
-    """The held list, then the elements of the given one that it lacks, in order of first sight.  Works on lists.
+    """Append the elements of the given list that the held one lacks, in order of first sight.  Works on lists.
 
     Parameters
     ----------
     limit : int, optional
         As in `append`, with the same error.
     """
-    return _limited("union", limit)
+    return _build_limited("union", limit)
 
 
 def collect(limit: int | None = None) -> Strategy:
-    """The list of all values given: the input's column is of a type T, the row's is a list of T.
+    """Collect all given values in a list: the input's column is of a type T, the row's is a list of T.
 
     Works on all types but lists, for which there is `append`.
 
@@ -207,11 +207,11 @@ def collect(limit: int | None = None) -> Strategy:
     limit : int, optional
         As in `append`, with the same error.
     """
-    return _limited("collect", limit)
+    return _build_limited("collect", limit)
 
 
 def join_text(separator: str = ",") -> Strategy:
-    """The held text, ``separator``, the given text.  A null adds nothing.  Works on text.
+    """Join the held and the given text with ``separator``.  A null adds nothing.  Works on text.
 
     Parameters
     ----------
