@@ -204,12 +204,12 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
             How many rows a group shows, 1 to 10,000.
         by : str or sequence of str
             The order, as in ``["amount desc", "at"]``: a column, then ``asc`` or ``desc``, then ``nulls first`` or
-            ``nulls last``.  Without these it ascends; nulls are first ascending and last descending.  Ties are decided
-            by the other columns in their order, ascending.
+            ``nulls last``.  The default is ascending; nulls come first if ascending and last if descending.  The other
+            columns break ties, in their order, ascending.
         partition_by : str or sequence of str
             The group columns, possibly none: bare names, without backticks.
         offset : int
-            How many rows of each group are left out before the first that is shown.
+            How many rows of each group to skip.
         rank_name : str, optional
             The name of a column for the place of a row in its group, an int64 from 1 on.  A row of multiplicity m is
             then m rows.
@@ -222,7 +222,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         Raises
         ------
         SpecError
-            For a missing column, an order that is none, a type without an order, and a number out of range.
+            For a missing column, an invalid order, a type without an order, and a number out of range.
 
         Notes
         -----
@@ -242,9 +242,9 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
     ) -> Made:
         """Make a type-2 history: each row is a version of its key, valid from its order until the next one's.
 
-        A late row is put in its place, and the ends of its neighbours move.  A retraction means that the version never
-        was.  Neighbours that are equal but for ``order_by`` and ``ignore`` are one version, shown as the earliest.
-        Of rows of one key and order the greatest shows.
+        A late row takes its place, and the ends of its neighbours move.  A retraction removes the version from history.
+        Neighbours that differ only in ``order_by`` and ``ignore`` are one version, shown as the earliest.  If rows
+        share a key and an order, the greatest one shows.
 
         Parameters
         ----------
@@ -253,13 +253,13 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         order_by : str or sequence of str
             The columns that versions of a key are ordered by, null first.  Text and binary may only be the last one.
         delete : Tombstone, str, pyarrow.compute.Expression or callable, optional
-            Which rows end the version before and give no row: a `ddflow.tombstone`, whose column is not in the
-            result, or a condition as of `filter`.  Of rows of one key and order they are below all others.
+            The rows that end the previous version and give no row: a `ddflow.tombstone`, whose column is not in the
+            result, or a condition as in `filter`.  Among rows of one key and order they rank below all others.
         ignore : str or sequence of str
             Columns in which neighbours may differ and be one version.
         valid_from, valid_to : str
-            The names of columns for the order of a version, and for that of what ended it, null for nothing: of several
-            order columns the first.
+            The names of the columns for the order of a version, and for the order of the row that ended it, or null.
+            With several order columns, they hold the first.
 
         Returns
         -------
@@ -269,16 +269,16 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         Raises
         ------
         SpecError
-            For a missing column, an order without an order, a name that is taken, an input with one row a key, and
-            one that forgets rows without a retraction.
+            For a missing column, an order column whose type has no order, a name that is taken, an input with one row
+            a key, and an input that forgets rows without a retraction.
         ExpressionError
             For a ``delete`` that does not fit.
 
         Notes
         -----
-        O(log rows) for an update, and O(r log r) for the r rows around it, up to the second version after; of its key,
-        where there are rows on disk.  It holds each row.  A step raises `NegativeMultiplicity` where a row is there
-        less than zero times.
+        O(log rows) for an update, and O(r log r) for the r rows around it, up to the second version after it, or for
+        all rows of its key if some are on disk.  It holds each row.  A step raises `NegativeMultiplicity` if a row has
+        a multiplicity below zero.
         """
         return self._then("versions", key, order_by, delete, ignore, valid_from, valid_to)
 
@@ -288,7 +288,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
         Parameters
         ----------
         key, on_conflict
-            As of `ddflow.ToUpserts`.
+            As in `ddflow.ToUpserts`.
 
         Returns
         -------
@@ -303,7 +303,7 @@ class GroupVerbs(VerbFamily[Made], Generic[Made]):
 
         Notes
         -----
-        The cost is that of `ddflow.ToUpserts`, which holds each row.
+        It costs as much as `ddflow.ToUpserts`, and holds each row.
         """
         return self._then("to_upserts", key, on_conflict)
 

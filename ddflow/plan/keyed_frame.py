@@ -49,7 +49,7 @@ def keyed(rows: Any, spec: Upsert) -> KeyedFrame:
     Raises
     ------
     SpecError
-        For a spec that is none.
+        If the spec is no `Upsert`.
 
     Examples
     --------

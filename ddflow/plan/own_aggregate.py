@@ -107,12 +107,12 @@ class Aggregate:
         Parameters
         ----------
         sql : str
-            What is aggregated: SQL of an integer, a float or a boolean.
+            The expression to aggregate: SQL of an integer, a float or a boolean.
 
         Returns
         -------
         AppliedAggregate
-            Which `Collection.agg` takes in the place of a text.
+            For `Collection.agg`, in place of a text.
         """
         if not isinstance(sql, str):
             raise SpecError("dd.Aggregate", f"it is called with {cut(repr(sql))}", "give SQL, as in mine('amount')")

@@ -193,19 +193,19 @@ class Plan(Nodes):
         text : str
             A query over the inputs, by their names, and over ``collections``.
         **collections : Collection
-            Of this flow, by the names that the query calls them.
+            Collections of this flow, by their names in the query.
 
         Returns
         -------
         Collection
-            Of the columns of the select list.
+            With the columns of the select list.
 
         Raises
         ------
         ExpressionError
-            For what does not parse, for unknown or ambiguous tables and columns, and for what cannot be maintained (an
-            ORDER BY without LIMIT, since a collection has no order, functions that differ from call to call, recursion,
-            windows other than ``row_number() <= k``), with its place.
+            For a query that does not parse, for unknown or ambiguous tables and columns, and for a part that cannot be
+            maintained: an ORDER BY without LIMIT (a collection has no order), functions that differ from call to call,
+            recursion, and windows other than ``row_number() <= k``.  The error names the place.
         SpecError
             For a collection of another flow.
 
@@ -333,12 +333,12 @@ class Plan(Nodes):
         Parameters
         ----------
         name : str
-            Which.
+            The name of an output or an input.
 
         Returns
         -------
         pyarrow.Schema or None
-            None where there is none of that name.
+            None if nothing has that name.
         """
         if name in self.outputs:
             return self.outputs[name].updates_schema(self.time_type)

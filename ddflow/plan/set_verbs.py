@@ -163,7 +163,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Parameters
         ----------
         *others : Collection
-            As of `union`; one at least.
+            As in `union`; one at least.
         all : bool
             Whether multiplicities are subtracted: a row is there ``max(0, a - b)`` times.  By default each row of this
             collection that is in no other one is there once.
@@ -176,7 +176,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Raises
         ------
         SpecError
-            As of `union`, or if no other collection is given.
+            As in `union`, or if no other collection is given.
 
         Notes
         -----
@@ -193,7 +193,7 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Parameters
         ----------
         *others : Collection
-            As of `union`; one at least.
+            As in `union`; one at least.
         all : bool
             Whether a row keeps its smallest multiplicity.  By default it is there once.
 
@@ -205,11 +205,11 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         Raises
         ------
         SpecError
-            As of `except_`.
+            As in `except_`.
 
         Notes
         -----
-        As of `except_`.
+        As in `except_`.
         """
         sides = _sides("intersect", [self, *others], once=not all)
         if all:

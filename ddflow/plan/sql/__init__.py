@@ -39,19 +39,19 @@ class Answer(NamedTuple):
 
 
 def planned(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
-    """The collection of a query.  See `ddflow.plan.plan.Plan.sql`."""
-    return _planned(flow, text, collections, False).of
+    """Build the collection of a query.  See `ddflow.plan.plan.Plan.sql`."""
+    return _plan_query(flow, text, collections, False).of
 
 
 def answered(flow: Any, text: str) -> Answer:
-    """The collection of a query over inputs, and the order that its ORDER BY asks for, also without LIMIT.
+    """Build the collection of a query over inputs, and the order of its ORDER BY, which needs no LIMIT here.
 
-    Raises what `ddflow.plan.plan.Plan.sql` raises; `ExpressionError` where SELECT DISTINCT lacks what orders it.
+    Raises the errors of `ddflow.plan.plan.Plan.sql`; `ExpressionError` if SELECT DISTINCT lacks a column of the order.
     """
-    return _planned(flow, text, {}, True)
+    return _plan_query(flow, text, {}, True)
 
 
-def _planned(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool) -> Answer:
+def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool) -> Answer:
     if not isinstance(text, str):
         raise ExpressionError(ASKED, f"it is given {text!r:.99}", "give a query as text")
     for name, each in collections.items():
@@ -83,7 +83,7 @@ def _planned(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool)
 
 
 def _shown_order(query: ReadQuery) -> list[str]:
-    """The order of a query's rows, all of which its columns show now.  An order without LIMIT leaves the query."""
+    """Return the order of a query's rows, and add its missing columns.  Clear an order without LIMIT."""
     if not isinstance(query, SelectQuery):
         return []
     by = list[str]()
@@ -104,7 +104,7 @@ def _shown_order(query: ReadQuery) -> list[str]:
 
 
 def _inputs(flow: Any, used: Iterable[Any]) -> list[Any]:
-    """The inputs that some collections are made of; all where there are none.  O(nodes)."""
+    """List the inputs of some collections; all inputs if there are none.  O(nodes)."""
     found, ahead = set[Any](), list(used)
     while ahead:
         each = ahead.pop()

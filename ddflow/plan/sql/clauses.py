@@ -100,7 +100,7 @@ def is_aggregate(node: Tree) -> bool:
 
 
 def aggregates(tree: Tree) -> list[Tree]:
-    """The aggregates of a tree that was read, each with its FILTER."""
+    """List the aggregates of a resolved tree, each with its FILTER."""
     out, ahead = list[Tree](), [tree]
     while ahead:
         node = ahead.pop()
@@ -127,11 +127,11 @@ class ClauseReader:
         """Whether what is read is a side of a set operation, whose columns the other side must have, too."""
 
     def query(self, tree: Tree, withs: Any, around: Names | None) -> ReadQuery:
-        """See `QueryReader`."""
+        """Read a query: see `QueryReader`."""
         raise NotImplementedError
 
     def expression(self, tree: Tree, names: Names, withs: Any, first: Aliases | None = None) -> Tree:
-        """What an expression says.  ``first``: names that go before columns, but in aggregates."""
+        """Resolve the names of an expression.  ``first``: names that precede columns, except in aggregates."""
 
         def change(node: Tree) -> Tree | None:
             if isinstance(node, exp.Column):
@@ -156,7 +156,7 @@ class ClauseReader:
         return out
 
     def _subquery(self, node: Tree, names: Names, withs: Any, first: Aliases | None) -> Tree | None:
-        """What stands for a subquery; None for what is none.  Raises for what cannot be."""
+        """Read a subquery as a `Nested`; None for another node.  Raises for an unsupported one."""
         if isinstance(node, CHANGING):
             remedy = "bring the value in as a column or a literal"
             raise refused(node, f"{shown(node)} differs from call to call", remedy)
@@ -186,7 +186,7 @@ class ClauseReader:
         return Nested.numbered(len(self.nested) - 1, operands)
 
     def _check(self, node: Tree) -> None:
-        """Refuse what is no function, or none that can be maintained; names become lower case."""
+        """Refuse an unknown function, or one that cannot be maintained; put its name in lower case."""
         name = CALLED.get(node.name.lower(), node.name.lower())
         node.set("this", name)
         if name in NAMES or (name == "row_number" and isinstance(node.parent, exp.Window)):
@@ -202,14 +202,14 @@ class ClauseReader:
                 raise refused(tree, f"{shown(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT")
 
     def conditions(self, tree: Tree, names: Names, withs: Any, what: str = "ON") -> list[Tree]:
-        """Those of a WHERE or an ON."""
+        """Read the conditions of a WHERE or an ON."""
         read = self.expression(tree, names, withs)
         if aggregates(read) or list(read.find_all(exp.Window)):
             raise refused(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
         return conjuncts(read)
 
     def selected(self, tree: Tree, source: Leaf | Joining | None, names: Names, withs: Any) -> SelectQuery:
-        """A SELECT, but for its FROM."""
+        """Read a SELECT, except its FROM."""
         if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
             raise refused(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
         if not tree.expressions:
@@ -234,7 +234,7 @@ class ClauseReader:
         return out
 
     def _item(self, tree: Tree, out: SelectQuery, names: Names, withs: Any) -> None:
-        """A part of the select list."""
+        """Add a part of the select list to the query."""
         star = tree if isinstance(tree, exp.Star) else tree.this if isinstance(tree, exp.Column) else None
         if isinstance(star, exp.Star):
             if any(star.args.values()):
@@ -258,22 +258,22 @@ class ClauseReader:
         out.items.append(item)
 
     def _groups(self, tree: Tree, out: SelectQuery, names: Names, withs: Any) -> list[Tree]:
-        """Those of GROUP BY: expressions, names of the select list, or its places."""
+        """Read the groups of GROUP BY: expressions, names of the select list, or its places."""
         if tree.args.get("all"):
             return [each for each in out.items if not aggregates(each)]
         groups = list[Tree]()
         for each in tree.expressions:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
                 raise refused(each, f"{shown(each)} is not supported", "write a query for each set, with UNION ALL")
-            made = self._placed(each, out)
+            made = self._item_at(each, out)
             groups.append((self.expression(each, names, withs) if made is None else made).unnest())
             if aggregates(groups[-1]) or list(groups[-1].find_all(Nested, exp.Window)):
                 found = f"GROUP BY {shown(each)} has an aggregate or a subquery"
                 raise refused(each, found, "compute it in a subquery in FROM")
         return groups
 
-    def _placed(self, tree: Tree, out: SelectQuery) -> Tree | None:
-        """The column of the select list that a number stands for; None for anything else."""
+    def _item_at(self, tree: Tree, out: SelectQuery) -> Tree | None:
+        """Return the column of the select list with this number; None for anything else."""
         if not isinstance(tree, exp.Literal) or tree.is_string:
             return None
         if not tree.name.isdecimal() or not 1 <= int(tree.name) <= len(out.items):
@@ -281,7 +281,7 @@ class ClauseReader:
         return out.items[int(tree.name) - 1].copy()
 
     def top(self, tree: Tree, out: SelectQuery, names: Names, withs: Any = None) -> None:
-        """ORDER BY, LIMIT and OFFSET."""
+        """Read ORDER BY, LIMIT and OFFSET."""
         order, limit, offset = (tree.args.get(each) for each in ("order", "limit", "offset"))
         if order is not None and limit is None and tree is not self.sorted:
             remedy = (
@@ -295,7 +295,7 @@ class ClauseReader:
         for each in order.expressions if order is not None else ():
             if isinstance(each.this, exp.Var):
                 raise refused(each, f"ORDER BY {each.this.name} is not supported", _LISTED)
-            made = self._placed(each.this, out)
+            made = self._item_at(each.this, out)
             if made is None:
                 made = self.expression(each.this, names, withs, first)
             out.order.append(Ordering(made.unnest(), way(each)))
@@ -304,7 +304,7 @@ class ClauseReader:
 
 
 def way(ordered: Tree) -> str:
-    """How a part of ORDER BY orders, in words."""
+    """Describe how a part of ORDER BY orders, in words."""
     direction = "desc" if ordered.args.get("desc") else "asc"
     return f"{direction} nulls {'first' if ordered.args.get('nulls_first') else 'last'}"
 
@@ -336,19 +336,19 @@ def _in_aggregate(node: Tree) -> bool:
 
 
 def given(tree: Tree, known: set[str]) -> list[str]:
-    """The clauses that it has beyond those."""
+    """List the clauses of a node beyond the known ones."""
     return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
 
 
 def complete(tree: Tree) -> None:
-    """Raise `ExpressionError` for a clause, anywhere in a query, that is not read.  O(tree)."""
+    """Raise `ExpressionError` for a clause, anywhere in a query, that is not supported.  O(tree)."""
     for node in tree.walk():
         if type(node) in _READ:
             only(node, _READ[type(node)])
 
 
 def only(tree: Tree, known: set[str]) -> None:
-    """Raise `ExpressionError` for a clause beyond the ones that are read."""
+    """Raise `ExpressionError` for a clause beyond the known ones."""
     for key in given(tree, known):
         value = tree.args[key]
         where = value[0] if isinstance(value, list) else value

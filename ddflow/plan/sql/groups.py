@@ -31,7 +31,7 @@ class Grouped(NamedTuple):
     known: dict[str, Tree]
 
     def over(self, tree: Tree, empty: bool = False) -> Tree:
-        """A tree over the groups.  ``empty``: where there may be no row, and a count is zero."""
+        """Rewrite a tree over the groups.  ``empty``: whether there may be no row, so that a count is zero."""
 
         def change(node: Tree) -> Tree | None:
             found = self.known.get(text(node)) if self.known else None
@@ -46,11 +46,11 @@ class Grouped(NamedTuple):
 def grouped(
     steps: Steps, rows: Relation, query: SelectQuery, keys: Sequence[Made], found: Mapping[str, Tree]
 ) -> Grouped:
-    """The groups of some rows.  ``keys``: by which they are grouped too.  ``found``: aggregates, by their text."""
+    """Group some rows.  ``keys``: further group columns.  ``found``: aggregates, by their text."""
     trees = {text(each): each for each in query.groups or ()}
     names = {text(item): name for item, name in zip(query.items, query.columns, strict=True)}
     logicals = {told: each.name if isinstance(each, exp.Column) else steps.number(told) for told, each in trees.items()}
-    groups = [Made(logicals[told], _named(rows, each, names), each) for told, each in trees.items()]
+    groups = [Made(logicals[told], _column_name(rows, each, names), each) for told, each in trees.items()]
     groups += [each for each in keys if each.logical not in {group.logical for group in groups}]
     known = {told: column(each) for told, each in logicals.items()}
     for each in keys:
@@ -76,12 +76,12 @@ def grouped(
     return Grouped(Relation(of, all_names, rows.solid & {each.logical for each in groups}), known)
 
 
-def _named(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
+def _column_name(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
     return rows.name(tree) if isinstance(tree, exp.Column) else names.get(text(tree), shown(tree))
 
 
 def _of_nothing(node: Tree) -> Tree | None:
-    """The value of an aggregate where no row was met; None where that is null."""
+    """Return the value of an aggregate over no rows; None if it is null."""
     while isinstance(node, exp.Filter | exp.IgnoreNulls | exp.RespectNulls):
         node = node.this
     return {"count": number(0), "array_agg": call("array")}.get(node.name if isinstance(node, exp.Anonymous) else "")

@@ -46,7 +46,7 @@ class QueryLowering:
         self._lowered: dict[Any, Relation] = {}
 
     def named(self, query: ReadQuery) -> Any:
-        """The collection of a query, under the names of its columns."""
+        """Build the collection of a query, under the names of its columns."""
         twice = sorted({each for each in query.columns if query.columns.count(each) > 1})
         if twice:
             raise ExpressionError(ASKED, f"several columns are called {twice}", "give each an alias of its own")
@@ -55,27 +55,27 @@ class QueryLowering:
         return self.steps.projected(rows, made, passes=True).of
 
     def asked(self, nested: Tree) -> AskedQuery:
-        """The subquery that a node stands for."""
+        """Return the subquery of a `Nested` node."""
         place: int = nested.asked
         return self._nested[place]
 
     def refs(self, *trees: Tree) -> set[str]:
-        """The logical names that trees ask for, in their subqueries too."""
+        """List the logical names that trees ask for, also in their subqueries."""
         nested = (self.asked(each).query.outer for tree in trees for each in tree.find_all(Nested))
         return names_of(*trees).union(*nested)
 
     def where(self, rows: Relation, tree: Tree) -> Relation:
-        """The rows for which a condition is true."""
+        """Keep the rows for which a condition is true."""
         return self._subqueries.where(rows, tree) if tree.find(Nested) else self.steps.filtered(rows, [tree])
 
     def unit(self) -> Relation:
-        """One row."""
+        """Build a relation of one row."""
         return Relation(self.steps.then(self, ("unit",), lambda: self._constant(["one"], [["1"]])), {})
 
     def query(
         self, query: ReadQuery, carry: Carry = _NOTHING, bounds: Bounds | None = None, exists: bool = False
     ) -> Relation:
-        """Any query.  ``exists``: only whether it has rows is asked for."""
+        """Lower a query.  ``exists``: whether the caller only asks if it has rows."""
         if carry is not _NOTHING:
             return self._query(query, carry, bounds or {}, exists)
         key = query, tuple(sorted((bounds or {}).items())), exists
@@ -87,7 +87,7 @@ class QueryLowering:
         if isinstance(query, SelectQuery):
             return self._select(query, carry, bounds, exists)
         if isinstance(query, SetQuery):
-            return self._set(query, carry)
+            return self._combine_sides(query, carry)
         assert isinstance(query, ValuesQuery)
         rows = self._values(query)
         return rows if carry.domain is None else self.steps.joined(carry.domain, rows, [], "inner")
@@ -104,7 +104,7 @@ class QueryLowering:
         else:
             late = [] if exists and query.simple else query.late()
             rows = self._rows(query, carry, bounds, self.refs(*late, *(each.tree for each in extra)))
-            found = Grouped(rows, {}) if query.groups is None else self._grouped(rows, query, extra)
+            found = Grouped(rows, {}) if query.groups is None else self._group_rows(rows, query, extra)
             rows, over = found.rows, found.over
             for each in query.having:
                 rows = self.where(rows, over(each))
@@ -124,10 +124,10 @@ class QueryLowering:
             orders.append((tree, ordering.way))
         rows, swap = RankedRows(self.steps, query, columns, extra, qualify, orders).rows(rows, bounds)
         columns = [each._replace(tree=swap(each.tree)) for each in columns]
-        return self._finished(query, rows, columns, extra, [(swap(tree), way) for tree, way in orders])
+        return self._finish_select(query, rows, columns, extra, [(swap(tree), way) for tree, way in orders])
 
     def _rows(self, query: SelectQuery, carry: Carry, bounds: Bounds, used: set[str]) -> Relation:
-        """FROM and WHERE."""
+        """Lower FROM and WHERE."""
         where = list(query.where if carry.where is None else carry.where)
         for index, (k, _) in bounds.items():
             if not isinstance(query.items[index].unnest(), exp.Window):
@@ -135,7 +135,7 @@ class QueryLowering:
         extra = [] if carry.domain is None else [Leaf(carry.domain, {each: each for each in carry.domain.names})]
         return self._tables.rows(query.source, extra, where, used)
 
-    def _finished(
+    def _finish_select(
         self,
         query: SelectQuery,
         rows: Relation,
@@ -143,7 +143,7 @@ class QueryLowering:
         extra: Sequence[Made],
         orders: Sequence[tuple[Tree, str]],
     ) -> Relation:
-        """The select list, DISTINCT, and the top."""
+        """Lower the select list, DISTINCT, and the top."""
         by, hidden = list[tuple[str, str]](), list[Made]()
         for tree, direction in orders:
             found = next((each.logical for each in columns if each.tree == tree), None)
@@ -164,17 +164,17 @@ class QueryLowering:
     # Groups.
 
     def whole(self, query: SelectQuery, carry: Carry, keys: Sequence[Made]) -> Grouped:
-        """An aggregate without groups, by ``keys``: no row where there are no rows."""
+        """Aggregate without groups, by ``keys``: without rows there is no result row."""
         used = self.refs(*query.late(), *(each.tree for each in keys))
-        found = self._grouped(self._rows(query, carry, {}, used), query, keys)
+        found = self._group_rows(self._rows(query, carry, {}, used), query, keys)
         if carry.domain is None:
             return found
         # A column of the query around has its value also if there are no rows here.
         outer = {text(column(name)) for name in carry.domain.names}
         return found._replace(known={told: each for told, each in found.known.items() if told not in outer})
 
-    def _grouped(self, rows: Relation, query: SelectQuery, keys: Sequence[Made]) -> Grouped:
-        """The groups, with subqueries in aggregates computed before."""
+    def _group_rows(self, rows: Relation, query: SelectQuery, keys: Sequence[Made]) -> Grouped:
+        """Group the rows, after computing the subqueries within aggregates."""
         found = {text(each): each for tree in query.late() for each in aggregates(tree)}
         for told, each in found.items():
             rows, found[told] = self._subqueries.attached(rows, each)
@@ -183,7 +183,7 @@ class QueryLowering:
     def _of_one_row(
         self, query: SelectQuery, carry: Carry, extra: Sequence[Made]
     ) -> tuple[Relation, Callable[[Tree], Tree]]:
-        """An aggregate without groups: its one row, or one for each row of the domain."""
+        """Aggregate without groups: one row, or one for each row of the domain."""
         outer = self.unit() if carry.domain is None else carry.domain
         keys = [each._replace(logical=f"own {each.logical}") for each in extra]
         found = self.whole(query, carry, keys)
@@ -199,8 +199,8 @@ class QueryLowering:
 
     # Set operations and VALUES.
 
-    def _set(self, query: SetQuery, carry: Carry) -> Relation:
-        """Both sides under the names of the left one, in types that hold both."""
+    def _combine_sides(self, query: SetQuery, carry: Carry) -> Relation:
+        """Combine both sides under the names of the left one, in types that hold both."""
         sides = [self.query(each, carry) for each in (query.left, query.right)]
         logical = [*(str(index) for index in range(len(query.columns))), *(name for name, _ in carry.columns)]
         made: list[list[Made]] = [[], []]
@@ -220,7 +220,7 @@ class QueryLowering:
         return Relation(of, left.names)
 
     def _values(self, query: ValuesQuery) -> Relation:
-        """Rows of constants, each column in the type that holds all."""
+        """Build rows of constants, each column in the common type of its values."""
         one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
         for trees in zip(*query.rows, strict=True):
             kinds = [compile_expression(text(each), one, what=shown(each)).type for each in trees]

@@ -49,42 +49,42 @@ class Names:
         self.outer: set[str] = set()
 
     def add(self, alias: str, names: dict[str, str], named: bool = True) -> None:
-        """A table, with the logical names of its columns.  ``named``: whether a query can name it."""
+        """Add a table, with the logical names of its columns.  ``named``: whether a query can name it."""
         if named:
             self.aliases[alias] = names
         self.visible += [Visible(alias, name, column(logical)) for name, logical in names.items()]
 
     def joined(self, other: Names) -> Names:
-        """This and what another names."""
+        """Combine these names with those of another table."""
         made = Names(self.around, self.hidden)
         made.visible = [*self.visible, *other.visible]
         made.aliases = {**self.aliases, **other.aliases}
         return made
 
     def merge(self, index: int, made: Visible, sides: Sequence[Visible]) -> None:
-        """One column in place of two, by USING.  ``index``: its place, before all that are no keys of this join."""
+        """Merge two columns into one, by USING.  ``index``: its place, before all columns but the join's keys."""
         self.visible = [each for each in self.visible if not any(each is side for side in sides)]
         self.visible.insert(index, made)
 
     def drop(self, other: Names) -> None:
-        """Without the tables and columns of another."""
+        """Remove the tables and columns of another."""
         self.aliases = {alias: names for alias, names in self.aliases.items() if alias not in other.aliases}
         self.visible = [each for each in self.visible if not any(each is gone for gone in other.visible)]
 
     def one(self, name: str, written: Tree) -> Visible:
-        """The column that an unqualified name means here.  Raises `ExpressionError`."""
-        found = _named(name, self.visible)
+        """Find the column that an unqualified name means here.  Raises `ExpressionError`."""
+        found = _find_visible(name, self.visible)
         if len(found) != 1:
             raise self.missing(name, found, written)
         return found[0]
 
     def resolve(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
-        """The tree of a column.  ``first``: names that go before all else.  Raises `ExpressionError`."""
+        """Resolve a column to its tree.  ``first``: names that take precedence.  Raises `ExpressionError`."""
         parts = [part.name for part in tree.parts]
         early = find(parts[0], first or {}) if len(parts) == 1 else None
         if first and early is not None:
             return first[early]()
-        for look in (_qualified, _plain) if len(parts) > 1 else (_plain,):
+        for look in (_find_qualified, _find_plain) if len(parts) > 1 else (_find_plain,):
             here: Names | None = self
             between = list[Names]()
             while here is not None:
@@ -110,13 +110,13 @@ class Names:
         here, beyond = self, False
         while (around := here.around or here.hidden) is not None:
             here, beyond = around, beyond or here.around is None
-            found = len(parts) > 1 and _qualified(here, parts, None)
-            if beyond and (found or _named(parts[0], here.visible)):
+            found = len(parts) > 1 and _find_qualified(here, parts, None)
+            if beyond and (found or _find_visible(parts[0], here.visible)):
                 return True
         return False
 
     def missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
-        """The error for a name that means nothing here, or several columns."""
+        """Build the error for an unknown or ambiguous name."""
         if found:
             could = ", ".join(f"{each.alias}.{each.name}" for each in found)
             return refused(written, f"the column {name!r} could be any of {could}", "write the table's name before it")
@@ -127,7 +127,7 @@ class Names:
         return refused(written, f"there is no column {name!r}", remedy)
 
     def star(self, written: Tree, alias: str | None = None) -> list[Visible]:
-        """What ``*`` or ``alias.*`` stands for."""
+        """List the columns of ``*`` or ``alias.*``."""
         if alias is None:
             return list(self.visible)
         found = find(alias, self.aliases)
@@ -137,28 +137,28 @@ class Names:
 
 
 def find(name: str, among: Iterable[str]) -> str | None:
-    """The one of these names that is meant: as written, or the only one that differs in case."""
+    """Find a name: exactly as written, or the only one that differs in case."""
     known = list(among)
     folded = [each for each in known if each.casefold() == name.casefold()]
     return name if name in known else folded[0] if len(folded) == 1 else None
 
 
-def _qualified(here: Names, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
-    """A column of a table that is named, and the fields that are asked of it."""
+def _find_qualified(here: Names, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
+    """Find a column of a named table, and the fields that follow it."""
     alias = find(parts[0], here.aliases)
     name = None if alias is None else find(parts[1], here.aliases[alias])
     return None if alias is None or name is None else (column(here.aliases[alias][name]), parts[2:])
 
 
-def _plain(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
-    """A column of any table."""
-    found = _named(parts[0], here.visible)
+def _find_plain(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+    """Find a column of any table."""
+    found = _find_visible(parts[0], here.visible)
     if len(found) > 1:
         raise here.missing(parts[0], found, written)
     return (found[0].tree.copy(), parts[1:]) if found else None
 
 
-def _named(name: str, among: Sequence[Visible]) -> list[Visible]:
+def _find_visible(name: str, among: Sequence[Visible]) -> list[Visible]:
     exact = [each for each in among if each.name == name]
     return exact or [each for each in among if each.name.casefold() == name.casefold()]
 

@@ -41,7 +41,7 @@ class Leaf:
     names: dict[str, str]
 
     def logical(self) -> set[str]:
-        """Its logical names."""
+        """Return its logical names."""
         return set(self.names.values())
 
 
@@ -55,7 +55,7 @@ class Joining:
     on: list[Tree]
 
     def logical(self) -> set[str]:
-        """The logical names that may be asked for."""
+        """Return the logical names that it offers."""
         return self.left.logical() | (set() if self.how in ("semi", "anti") else self.right.logical())
 
 
@@ -85,7 +85,7 @@ class SelectQuery(ReadQuery):
         return self.groups is None and self.limit is None and not any(each.find(exp.Window) for each in self.late())
 
     def late(self) -> list[Tree]:
-        """The trees that are computed after WHERE."""
+        """List the trees that are computed after WHERE."""
         return [
             *self.items,
             *(self.groups or ()),
@@ -105,7 +105,7 @@ class SelectQuery(ReadQuery):
         return self.groups == [] and not self.qualify and not self.offset
 
     def reads(self) -> set[str]:
-        """The logical names in its trees but those of FROM."""
+        """Return the logical names in its trees, except those of FROM."""
         return names_of(*self.where, *self.late())
 
 

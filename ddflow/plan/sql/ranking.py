@@ -29,7 +29,7 @@ def ranks(query: SelectQuery, index: int) -> bool:
 
 
 def _below(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
-    """The column of a query in FROM that a column is, where nothing stands between but names."""
+    """Return the column of a query in FROM that a column is, if only renames are between."""
     leaf = query.source
     if not query.simple or not isinstance(leaf, Leaf) or not isinstance(leaf.of, SelectQuery):
         return None
@@ -40,10 +40,10 @@ def _below(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
 
 
 def ranked(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
-    """The least bound that conditions set to a column, and those that are left.  ``rank``: its name or text."""
+    """Find the smallest bound of a column, and the other conditions.  ``rank``: its name or text."""
     most, left = None, list[Tree]()
     for tree in trees:
-        found = _bound(tree, rank)
+        found = _rank_bound(tree, rank)
         if found is None:
             left.append(tree)
             continue
@@ -51,13 +51,13 @@ def ranked(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
         most = k if most is None else min(most, k)
         if not exact:
             left.append(tree)
-    if most is not None and sum(_bound(tree, rank) is not None for tree in trees) > 1:
+    if most is not None and sum(_rank_bound(tree, rank) is not None for tree in trees) > 1:
         left = list(trees)
     return most, left
 
 
-def _bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
-    """The k of ``rank <= k``, and whether the condition says no more."""
+def _rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
+    """Return the k of ``rank <= k``, and whether the condition says no more."""
     if isinstance(tree, exp.Between):
         high = _whole(tree.args["high"])
         return (high, False) if _is(tree.this, rank) and high is not None else None

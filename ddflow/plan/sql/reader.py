@@ -62,26 +62,26 @@ class QueryReader(ClauseReader):
         self._taken: dict[str, int] = {}
 
     def read(self, sql: str, sorted: bool = False) -> ReadQuery:
-        """What a text says.  ``sorted``: whether its own ORDER BY needs no LIMIT.  Raises `ExpressionError`."""
+        """Read the text of a query.  ``sorted``: whether its own ORDER BY needs no LIMIT.  Raises `ExpressionError`."""
         try:
             tree = parse_query(sql)
         except Refusal as refusal:
             raise ExpressionError(ASKED, refusal.found, refusal.fix) from refusal
         for node in tree.find_all(*CHANGING):
-            self._placed_by_text(node, sql)
+            self._note_position(node, sql)
         complete(tree)
         self.sorted = tree if sorted else None
         return self.query(tree, {}, None)
 
-    def _placed_by_text(self, node: Tree, sql: str) -> None:
-        """Note where a name stands that is a function without brackets, which the parser does not."""
+    def _note_position(self, node: Tree, sql: str) -> None:
+        """Note the position of a function without brackets, because the parser does not."""
         word = re.search(rf"\b{re.escape(type(node).sql_names()[0])}\b", sql, re.IGNORECASE)
         if word is not None and "line" not in node.meta:
             line, begin = sql.count("\n", 0, word.start()) + 1, sql.rfind("\n", 0, word.start()) + 1
             node.meta.update(line=line, col=word.end() - begin, start=word.start(), end=word.end() - 1)
 
     def query(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
-        """A query within a query.  ``withs``: those of WITH around it."""
+        """Read a query within a query.  ``withs``: those of WITH around it."""
         withs = self._withs(tree, withs)
         if isinstance(tree, exp.Subquery) and not given(tree, {"this", "with_"}):
             inner = tree.this
@@ -92,7 +92,7 @@ class QueryReader(ClauseReader):
             return self._select(tree, withs, around)
         made: ReadQuery
         if type(tree) in _SETS:
-            made = self._set(tree, withs, around)
+            made = self._read_set(tree, withs, around)
         elif isinstance(tree, exp.Values):
             made = self._values(tree)
         else:
@@ -100,7 +100,7 @@ class QueryReader(ClauseReader):
                 raise refused(tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH")
             only(tree, {"this", "with_", "order", "limit", "offset"})
             made = self.query(tree.this, withs, around)
-        return self._ordered(tree, made)
+        return self._add_order(tree, made)
 
     def _withs(self, tree: Tree, withs: Withs) -> Withs:
         written = tree.args.get("with_")
@@ -112,11 +112,11 @@ class QueryReader(ClauseReader):
         for number, each in enumerate(written.expressions):
             if find(each.alias, [one.alias for one in written.expressions[:number]]):
                 raise refused(each, f"two queries of WITH are called {each.alias!r}", "give each its own name")
-            made[each.alias] = self._renamed(self.query(each.this, made, None), each.args.get("alias"))
+            made[each.alias] = self._rename_columns(self.query(each.this, made, None), each.args.get("alias"))
         return made
 
-    def _renamed(self, query: ReadQuery, alias: Tree | None) -> ReadQuery:
-        """Under the names that stand behind an alias, as in ``t(a, b)``."""
+    def _rename_columns(self, query: ReadQuery, alias: Tree | None) -> ReadQuery:
+        """Rename the columns of a query by the names after its alias, as in ``t(a, b)``."""
         names = [each.name for each in alias.args.get("columns") or ()] if alias is not None else []
         if not names:
             return query
@@ -134,8 +134,8 @@ class QueryReader(ClauseReader):
         prefix = alias if self._taken[alias] == 1 else f"{alias}_{self._taken[alias]}"
         return Leaf(of, {name: f"{prefix}.{name}" for name in columns})
 
-    def _ordered(self, tree: Tree, made: ReadQuery) -> ReadQuery:
-        """With the ORDER BY and LIMIT that stand behind a set operation or VALUES."""
+    def _add_order(self, tree: Tree, made: ReadQuery) -> ReadQuery:
+        """Add the ORDER BY and LIMIT of a set operation or VALUES."""
         if not given(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
             return made
         leaf = self._leaf(made, made.columns, "q")
@@ -145,7 +145,7 @@ class QueryReader(ClauseReader):
         self.top(tree, out, names)
         return out
 
-    def _set(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
+    def _read_set(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
         before, self.in_set = self.in_set, True
         left, right = (self.query(each, withs, around) for each in (tree.this, tree.expression))
         self.in_set = before
@@ -170,7 +170,7 @@ class QueryReader(ClauseReader):
         return self.selected(tree, source, names, withs)
 
     def _from(self, tree: Tree, joins: Sequence[Tree], withs: Withs) -> tuple[Leaf | Joining, Names]:
-        """What stands in FROM, and the names that it gives."""
+        """Read FROM, and collect the names that it gives."""
         source, names = self._relation(tree, withs)
         for join in joins:
             source, names = self._join(source, names, join, withs)
@@ -195,7 +195,7 @@ class QueryReader(ClauseReader):
             found = f"{what} in FROM is not supported"
             raise refused(tree, found, "name an input, a collection, a WITH, or write a subquery")
         if alias is not None and alias.args.get("columns"):
-            of = self._renamed(of if isinstance(of, ReadQuery) else self._all(of), alias)
+            of = self._rename_columns(of if isinstance(of, ReadQuery) else self._all(of), alias)
             columns = of.columns
         leaf = self._leaf(of, list(columns), name or "q")
         names.add(name or f"({self._taken['q']})", leaf.names, bool(name))
@@ -205,7 +205,7 @@ class QueryReader(ClauseReader):
         return source, names
 
     def _all(self, of: Any) -> ReadQuery:
-        """``select * from`` a collection."""
+        """Build ``select * from`` a collection."""
         leaf = self._leaf(of, list(self.columns_of(of)), "q")
         return SelectQuery(list(leaf.names), set(), [column(each) for each in leaf.names.values()], leaf)
 
@@ -246,7 +246,7 @@ class QueryReader(ClauseReader):
 
 
 def _using(how: str, left: Visible, right: Visible) -> Tree:
-    """The column that USING makes of two."""
+    """Build the one column that USING makes of two."""
     if how == "full":
         return call("coalesce", left.tree, right.tree)
     return (right if how == "right" else left).tree.copy()

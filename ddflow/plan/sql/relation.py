@@ -55,7 +55,7 @@ class Relation:
 
     @classmethod
     def of_collection(cls, of: Any, names: Mapping[str, str]) -> Relation:
-        """What stands in FROM.  ``names``: logical names by columns."""
+        """Build the relation of a collection in FROM.  ``names``: logical names by columns."""
         solid = {names[each] for each in of.solid() if each in names}
         return cls(of, {logical: name for name, logical in names.items()}, solid)
 
@@ -64,14 +64,14 @@ class Relation:
         return not (isinstance(tree, exp.Literal) or (isinstance(tree, exp.Column) and tree.name in self.solid))
 
     def name(self, tree: Tree) -> str:
-        """The column that a tree is, by its logical name.  Raises `ExpressionError` where the rows lack it."""
+        """Find the column of a logical name.  Raises `ExpressionError` if the rows lack it."""
         if tree.name not in self.names:
             found = f"the column {tree.name!r} is neither grouped by nor in an aggregate"
             raise refused(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
         return self.names[tree.name]
 
     def sql(self, tree: Tree) -> str:
-        """A tree as SQL over its collection."""
+        """Write a tree as SQL over its collection."""
 
         def change(node: Tree) -> Tree | None:
             if not isinstance(node, exp.Column):
@@ -91,7 +91,7 @@ class Relation:
             return False  # where it is compiled, the message is better
 
     def type(self, tree: Tree) -> pa.DataType:
-        """The type of a tree over it."""
+        """Return the type of a tree over it."""
         if isinstance(tree, exp.Column):
             schema: pa.Schema = self.of.schema
             return schema.field(self.name(tree)).type
@@ -111,19 +111,19 @@ class Steps:
         self._numbers = 0
 
     def number(self, name: str) -> str:
-        """A logical name that nothing else has."""
+        """Return a new logical name, unique in the query."""
         self._numbers += 1
         return f"{name} {self._numbers}"
 
     def then(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
-        """What a verb gives; ``told``: says which verb, of what else."""
+        """Make a collection once and keep it; ``told``: identifies the verb and its arguments."""
         key = (id(of), *told)
         if key not in self._made:
             self._made[key] = of, make()  # with what it is of, whose id must stay its own
         return self._made[key][1]
 
     def filtered(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
-        """The rows for which all conditions are true."""
+        """Keep the rows for which all conditions are true."""
         if not trees:
             return rows
         condition = rows.sql(all_of(trees))
@@ -131,21 +131,22 @@ class Steps:
         return Relation(of, rows.names, rows.solid)
 
     def _project(self, of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]) -> Any:
-        """A projection.  ``groups``: names of its columns that are a star's."""
+        """Project to columns.  ``groups``: the columns that a star shows."""
         given, rests = with_rests(of, columns, groups) if groups else (columns, ())
         return self.then(of, ("project", *given.items(), *rests), lambda: of._then("project", given, rests))
 
-    def _starred(self, names: Mapping[str, str], order: Iterable[str]) -> list[list[str]]:
-        """The columns of each star that is shown whole.  ``names``: by logical names; ``order``: of the columns."""
+    def _star_columns(self, names: Mapping[str, str], order: Iterable[str]) -> list[list[str]]:
+        """List the columns of each complete star.  ``names``: by logical names; ``order``: of the columns."""
         whole = [{names[each] for each in star} for star in self.stars if star <= names.keys()]
         return [[name for name in order if name in star] for star in whole]
 
     def projected(
         self, rows: Relation, columns: Sequence[Made], stars: Sequence[Sequence[str]] = (), passes: bool = False
     ) -> Relation:
-        """Other columns, in this order.  ``stars``: logical names among them of all columns of a table.
+        """Project to other columns, in this order.  ``stars``: logical names of all columns of a table.
 
-        ``passes``: whether columns that the rows get later are passed where these are all that there are."""
+        ``passes``: whether an unchanged selection of all columns passes on columns that the rows get later.
+        """
         names, made, solid = dict[str, str](), dict[str, str](), set[str]()
         for each in columns:
             if each.logical not in names:
@@ -158,7 +159,7 @@ class Steps:
         return Relation(self._project(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid)
 
     def narrowed(self, rows: Relation, used: Iterable[str]) -> Relation:
-        """Without the columns that nobody asks for, also of those that the rows get later."""
+        """Drop the columns that no later step reads, also those that the rows get later."""
         wanted = set(used)
         kept = {logical: name for logical, name in rows.names.items() if logical in wanted}
         columns = [name for name in rows.of.schema.names if name in kept.values()]
@@ -167,10 +168,10 @@ class Steps:
         if same or not columns:
             return rows
         shown = dict(zip(columns, columns, strict=True))
-        return Relation(self._project(rows.of, shown, self._starred(kept, columns)), kept, rows.solid)
+        return Relation(self._project(rows.of, shown, self._star_columns(kept, columns)), kept, rows.solid)
 
     def distinct(self, rows: Relation) -> Relation:
-        """Each row once."""
+        """Keep each row once."""
         return Relation(self.then(rows.of, ("distinct",), rows.of.distinct), rows.names, rows.solid)
 
     def joined(
@@ -182,7 +183,7 @@ class Steps:
         condition: Sequence[Tree] = (),
         used: set[str] | None = None,
     ) -> Relation:
-        """The join of two.  ``used``: the logical names that are asked for later, where not all are."""
+        """Join two relations.  ``used``: the logical names that later steps read, by default all."""
         keys, condition = list(keys), list(condition)
         read = names_of(*(each for pair in keys for each in pair), *condition)
         wanted = read | (set(left.names) | set(right.names) if used is None else used)
@@ -191,7 +192,7 @@ class Steps:
             right = self.narrowed(right, read)
         elif not arranged(right, [other for _, other in keys]):
             right = self.narrowed(right, wanted)
-        shared = set() if how == "full" else self._shared(left, right, keys, how, used)
+        shared = set() if how == "full" else self._shared_keys(left, right, keys, how, used)
         left, right = self._apart(left, right, keys, shared, wanted)
         keys.sort(key=lambda pair: _key(left, pair[0]) not in shared or _key(left, pair[0]) != _key(right, pair[1]))
         on, rest = self._on(left, right, keys)
@@ -210,12 +211,12 @@ class Steps:
         solid = {"inner": left.solid | right.solid, "left": left.solid, "right": right.solid}.get(how, frozenset())
         return Relation(of, names, solid)
 
-    def _shared(
+    def _shared_keys(
         self, left: Relation, right: Relation, keys: Sequence[Pair], how: str, used: set[str] | None
     ) -> set[str]:
-        """The columns that are keys of one name and type on both sides, which are one column in the result.
+        """Return the key columns of one name and type on both sides; the result has each of them once.
 
-        In a left or right join only where the other side's, which may be null, is not asked for.
+        In a left or right join only if no later step reads the other side's column, which may be null.
         """
         out = set()
         for one, other in keys:
@@ -231,33 +232,32 @@ class Steps:
     def _apart(
         self, left: Relation, right: Relation, keys: Sequence[Pair], shared: set[str], wanted: set[str]
     ) -> tuple[Relation, Relation]:
-        """Both, with columns of one name but the ``shared`` ones renamed on one side, which is without those that are
-        not ``wanted``."""
+        """Rename equal names on one side, except ``shared`` ones, and drop its columns that are not ``wanted``."""
         taken = {name for name in left.of.schema.names if name in right.of.schema.names} - shared
         if not taken:
             return left, right
         if arranged(right, [other for _, other in keys]) and not arranged(left, [one for one, _ in keys]):
-            return self._renamed(left, taken, shared, right, wanted), right
-        return left, self._renamed(right, taken, shared, left, wanted)
+            return self._rename_columns(left, taken, shared, right, wanted), right
+        return left, self._rename_columns(right, taken, shared, left, wanted)
 
-    def _renamed(
+    def _rename_columns(
         self, rows: Relation, taken: set[str], shared: set[str], other: Relation, wanted: set[str]
     ) -> Relation:
         kept = {each: name for each, name in rows.names.items() if each in wanted} or rows.names
         logical = {name: each for each, name in reversed(kept.items())}
         order = [name for name in rows.of.schema.names if name in logical]
         # All of a star's, because of those that its table gets any may be taken.
-        renamed = taken.union(*self._starred(kept, order)) - shared
+        renamed = taken.union(*self._star_columns(kept, order)) - shared
         columns, names = dict[str, str](), dict[str, str]()
         for name in order:
             new = fresh(logical[name], {**columns, **dict.fromkeys(other.of.schema.names)})
             names[name] = new if name in renamed else name
             columns[names[name]] = quoted(name)
         known = {each: names[name] for each, name in kept.items()}
-        return Relation(self._project(rows.of, columns, self._starred(known, columns)), known, rows.solid)
+        return Relation(self._project(rows.of, columns, self._star_columns(known, columns)), known, rows.solid)
 
     def _on(self, left: Relation, right: Relation, keys: Sequence[Pair]) -> tuple[dict[str, str], list[Tree]]:
-        """The keys, in types that compare; and those that a mapping cannot hold, as conditions."""
+        """Build the keys, in types that compare; return keys that a mapping cannot hold as conditions."""
         on, rest = dict[str, str](), list[Tree]()
         for one, other in keys:
             a, b = _comparing(left, one, right, other)
@@ -274,7 +274,7 @@ def _key(rows: Relation, tree: Tree) -> str:
 
 
 def _comparing(left: Relation, one: Tree, right: Relation, other: Tree) -> Pair:
-    """Both with Spark's casts, where their types differ."""
+    """Cast both with Spark's rules if their types differ."""
     kinds = [working(left.type(one)), working(right.type(other))]
     if kinds[0] == kinds[1] or all(map(is_integer, kinds)):
         return one, other
@@ -286,7 +286,7 @@ def _comparing(left: Relation, one: Tree, right: Relation, other: Tree) -> Pair:
 
 
 def as_type(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
-    """A tree of one type in another."""
+    """Cast a tree to another type if it differs."""
     return tree if kind == wanted else cast(tree, sql_name(wanted))
 
 
@@ -299,7 +299,7 @@ def arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
 
 
 def fresh(name: str, taken: Iterable[str]) -> str:
-    """The name, or another that is free."""
+    """Return the name, or a free one with a number."""
     found, n, known = name, 1, set(taken)
     while found in known:
         n += 1

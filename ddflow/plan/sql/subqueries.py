@@ -84,7 +84,7 @@ class Subqueries:
         self.lower, self.steps, self.tables = lower, steps, tables
 
     def where(self, rows: Relation, tree: Tree) -> Relation:
-        """The rows for which a condition with subqueries is true."""
+        """Keep the rows for which a condition with subqueries is true."""
         tree = tree.unnest()
         inner = tree.this.unnest() if isinstance(tree, exp.Not) else tree
         if isinstance(inner, Nested):
@@ -100,7 +100,7 @@ class Subqueries:
         return isinstance(tree, _REJECTS) and _passes(tree)
 
     def attached(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
-        """The rows with columns for the subqueries of a tree, and the tree over these."""
+        """Join columns for the subqueries of a tree to the rows, and rewrite the tree over them."""
         made: dict[int, Tree] = {}
         for each in list(tree.find_all(Nested)):
             asked = self.lower.asked(each)
@@ -109,16 +109,16 @@ class Subqueries:
             elif _single(asked.query):
                 rows, value = self._of_one(rows, each, asked)
             else:
-                rows, value = self._marked(rows, each, asked)
+                rows, value = self._lower_as_value(rows, each, asked)
             made[each.asked] = exp.Paren(this=value)
         return rows, replaced(tree, lambda node: made[node.asked] if isinstance(node, Nested) else None)
 
     # Conditions: semi and anti joins.
 
     def _filtering(self, rows: Relation, nested: Tree, asked: AskedQuery, anti: bool) -> Relation:
-        """EXISTS and IN, or not."""
+        """Lower EXISTS and IN as conditions, or their negation."""
         rows, operands = self._operands(rows, nested)
-        met = self._met(rows, asked, plain=True)
+        met = self._prepare_join(rows, asked, plain=True)
         other, pairs = self._match_constants(met.rows, operands)
         out = self.steps.joined(rows, other, [*met.keys, *pairs], "anti" if anti else "semi", met.condition)
         if not anti or asked.kind == "exists":
@@ -135,7 +135,7 @@ class Subqueries:
         return out
 
     def _few(self, rows: Relation, met: Met) -> Relation:
-        """Of many rows that are met alike, one."""
+        """Keep one of many rows that the join meets alike."""
         read = names_of(*(other for _, other in met.keys), *met.condition) & set(rows.names)
         if not read:
             return self.steps.distinct(self.steps.projected(rows, [Made("any", "any", number(1))]))
@@ -149,17 +149,17 @@ class Subqueries:
         return rows, operands
 
     def _match_constants(self, rows: Relation, operands: Sequence[Tree]) -> tuple[Relation, list[Pair]]:
-        """The rows of a subquery that IN may find, and its pairs.  A constant is no key: it chooses rows before."""
+        """Return the rows that IN may find, and its pairs.  A constant is no key: it filters the rows before."""
         pairs = [(each, column(str(index))) for index, each in enumerate(operands)]
         fixed = [exp.EQ(this=bracketed(one.copy()), expression=other) for one, other in pairs if not names_of(one)]
         return self.steps.filtered(rows, fixed), [pair for pair in pairs if names_of(pair[0])]
 
     # Elsewhere: marks.
 
-    def _marked(self, rows: Relation, nested: Tree, asked: AskedQuery) -> tuple[Relation, Tree]:
-        """EXISTS and IN as values."""
+    def _lower_as_value(self, rows: Relation, nested: Tree, asked: AskedQuery) -> tuple[Relation, Tree]:
+        """Lower EXISTS and IN as values."""
         rows, operands = self._operands(rows, nested)
-        met = self._met(rows, asked)
+        met = self._prepare_join(rows, asked)
         if asked.kind == "exists":
             rows, found = self._mark(rows, met.rows, met.keys)
             return rows, found
@@ -175,7 +175,7 @@ class Subqueries:
         return rows, _case([(found, exp.true()), (either, exp.null())], exp.false())
 
     def _mark(self, rows: Relation, other: Relation, keys: Sequence[Pair]) -> tuple[Relation, Tree]:
-        """The rows, and a condition that says whether a row of the other was met."""
+        """Join a mark to the rows; return them and a condition that is true if a row of the other side was met."""
         mark = self.steps.number("mark")
         columns = [Made(self.steps.number("key"), shown(each), each) for _, each in keys]
         made = self.steps.projected(other, [*columns, Made(mark, "met", exp.true())])
@@ -189,7 +189,7 @@ class Subqueries:
         query = asked.query
         if isinstance(query, SelectQuery) and query.single:
             return self._aggregate(rows, query, query.items[0], rejects)
-        met = self._met(rows, asked)
+        met = self._prepare_join(rows, asked)
         keys = [
             Made(self.steps.number("key"), met.rows.names.get(each.name, shown(each)), each) for _, each in met.keys
         ]
@@ -221,7 +221,7 @@ class Subqueries:
         return Relation(of, {each: its for each, its in rows.names.items() if each != count}, rows.solid)
 
     def _of_one(self, rows: Relation, nested: Tree, asked: AskedQuery) -> tuple[Relation, Tree]:
-        """EXISTS and IN of a query that has one row, or none by its HAVING."""
+        """Lower EXISTS and IN of a query with one row, or none because of its HAVING."""
         query = asked.query
         assert isinstance(query, SelectQuery)
         rows, operands = self._operands(rows, nested)
@@ -234,7 +234,7 @@ class Subqueries:
         return rows, exp.EQ(this=bracketed(operands[0].copy()), expression=exp.Paren(this=value))
 
     def _aggregate(self, rows: Relation, query: SelectQuery, item: Tree, rejects: bool) -> tuple[Relation, Tree]:
-        """A value of an aggregate without groups."""
+        """Compute a value of an aggregate without groups."""
         carry, outers = self._carry_columns(rows, query)
         keys = [Made(self.steps.number("key"), shown(tree), tree) for _, tree in carry.columns]
         found = self.lower.whole(query, carry, keys)
@@ -251,13 +251,13 @@ class Subqueries:
 
     # What is asked of the outer query, as keys.
 
-    def _met(self, rows: Relation, asked: AskedQuery, plain: bool = False) -> Met:
-        """A subquery with what joins it.  ``plain``: conditions of both will do, as for semi and anti joins."""
+    def _prepare_join(self, rows: Relation, asked: AskedQuery, plain: bool = False) -> Met:
+        """Lower a subquery with its join keys.  ``plain``: whether conditions of both sides are allowed."""
         query = asked.query
         if not query.outer:
             return Met(self.lower.query(query, exists=asked.kind == "exists"), [], [])
         if plain and isinstance(query, SelectQuery) and query.simple and not query.offset:
-            split = self._split(query)
+            split = self._split_where(query)
             late = [] if asked.kind == "exists" else query.items
             if split is not None and not self.lower.refs(*late) & query.outer:
                 keys, own, both = split
@@ -277,9 +277,11 @@ class Subqueries:
         pairs = [(outer, column(name)) for outer, (name, _) in zip(outers, carry.columns, strict=True)]
         return Met(made, self.null_safe(rows, pairs) if carry.domain is not None else pairs, [])
 
-    def _split(self, query: SelectQuery) -> tuple[list[Pair], list[Tree], list[Tree]] | None:
-        """Equalities with the outer query, conditions of its own, and other conditions of both; None where it asks
-        for the outer query deeper."""
+    def _split_where(self, query: SelectQuery) -> tuple[list[Pair], list[Tree], list[Tree]] | None:
+        """Split conditions into equalities with the outer query, conditions of its own, and other conditions of both.
+
+        Returns None if a nested query asks for the outer query.
+        """
         keys, own, both = list[Pair](), list[Tree](), list[Tree]()
         inner = query.source.logical() if query.source is not None else set[str]()
         for each in query.where:
@@ -296,12 +298,12 @@ class Subqueries:
         return keys, own, both
 
     def _carry_columns(self, rows: Relation, query: ReadQuery) -> tuple[Carry, list[Tree]]:
-        """What a subquery carries, and for each of these columns the tree of the outer query that it equals."""
+        """Return the columns that a subquery carries, and the outer query's tree that equals each."""
         if not query.outer:
             return Carry(), []
         select = query if isinstance(query, SelectQuery) and (query.single or query.groups != []) else None
         if select is not None and not self.lower.refs(*select.late()) & query.outer:
-            split = self._split(select)
+            split = self._split_where(select)
             if split is not None and not split[2]:
                 keys, own, _ = split
                 return Carry([(self.steps.number("key"), each) for _, each in keys], own), [one for one, _ in keys]
@@ -314,7 +316,7 @@ class Subqueries:
 
     @staticmethod
     def null_safe(rows: Relation, pairs: Sequence[Pair]) -> list[Pair]:
-        """Pairs that are equal where both are null."""
+        """Extend pairs so that a null equals a null."""
         out = list[Pair]()
         for outer, inner in pairs:
             if not rows.nullable(outer):
@@ -336,7 +338,7 @@ def _single(query: ReadQuery) -> bool:
 
 
 def _some(kind: pa.DataType) -> Tree:
-    """Some value of a type."""
+    """Return some value of a type."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
         return exp.Literal(this="", is_string=True)
     if pa.types.is_boolean(kind):

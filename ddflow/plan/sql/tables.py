@@ -40,7 +40,7 @@ class Tables:
         self.lower, self.steps = lower, steps
 
     def rows(self, source: Leaf | Joining | None, extra: Sequence[Leaf], where: list[Tree], used: set[str]) -> Relation:
-        """What FROM and WHERE give.  ``extra``: tables before the others.  ``used``: the names asked for later."""
+        """Lower FROM and WHERE.  ``extra``: tables before the others.  ``used``: the names that later steps read."""
         parts: list[Leaf | Joining] = list(extra)
         pool = list(where)
         if source is not None:
@@ -49,7 +49,7 @@ class Tables:
         guarded = next((place for place, each in enumerate(pool) if self._late(each)), len(pool))
         late = [each for each in pool[guarded:] if self._late(each) or self.can_fail(each, parts)]
         pool = [each for each in pool if each not in late]
-        made = self._assembled(parts, pool, used | self.lower.refs(*late)) if parts else self.lower.unit()
+        made = self._assemble_parts(parts, pool, used | self.lower.refs(*late)) if parts else self.lower.unit()
         if not parts:
             made = self.steps.filtered(made, pool)
         for each in late:
@@ -60,7 +60,7 @@ class Tables:
         """Whether it has a subquery that knows the query around it."""
         return any(self.lower.asked(each).query.outer for each in tree.find_all(Nested))
 
-    def _assembled(self, parts: Sequence[Leaf | Joining], pool: list[Tree], used: set[str]) -> Relation:
+    def _assemble_parts(self, parts: Sequence[Leaf | Joining], pool: list[Tree], used: set[str]) -> Relation:
         last, ahead = list[Tree](), list[Relation]()
         if len(parts) > 1 or isinstance(parts[0], Joining):
             last = [each for each in pool if self.can_fail(each, parts)]
@@ -82,8 +82,8 @@ class Tables:
             made = self.steps.joined(made, other, [pair for pair, _ in keys], "inner", used=needed)
             ready = [each for each in pool if self.lower.refs(each) <= set(made.names)]
             pool = [each for each in pool if each not in ready]
-            made = self._filtered(made, ready)
-        return self.steps.narrowed(self._filtered(made, [*pool, *last]), used)
+            made = self._filter_rows(made, ready)
+        return self.steps.narrowed(self._filter_rows(made, [*pool, *last]), used)
 
     def can_fail(self, tree: Tree, parts: Sequence[Leaf | Joining]) -> bool:
         """Whether a condition on some tables may fail for a row."""
@@ -94,7 +94,7 @@ class Tables:
         return any(rows.can_fail(replaced(each, _as_null)) for each in every)
 
     def _fields(self, part: Leaf | Joining) -> list[pa.Field]:
-        """The columns of tables, under their logical names."""
+        """List the columns of tables, under their logical names."""
         if isinstance(part, Joining):
             return [*self._fields(part.left), *self._fields(part.right)]
         if isinstance(part.of, ReadQuery):
@@ -112,7 +112,7 @@ class Tables:
         found = self.lower.refs(tree)
         return bool(found) and found <= names
 
-    def _filtered(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
+    def _filter_rows(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
         nested = next((place for place, each in enumerate(trees) if each.find(Nested) is not None), len(trees))
         ahead = [
             *trees[:nested],
@@ -125,12 +125,12 @@ class Tables:
         return rows
 
     def _keys(self, left: Relation, right: Relation, pool: Sequence[Tree]) -> list[tuple[Pair, Tree]]:
-        """The equalities between two, each with its condition."""
+        """List the equalities between two relations, each with its condition."""
         found = ((self.pair(each, set(left.names), set(right.names)), each) for each in pool)
         return [(pair, each) for pair, each in found if pair is not None]
 
     def pair(self, tree: Tree, left: set[str], right: set[str]) -> Pair | None:
-        """The two sides of an equality between what has these names and what has those; None for another."""
+        """Return both sides of an equality between left and right names; None for another condition."""
         if not isinstance(tree, exp.EQ) or tree.find(Nested) is not None:
             return None
         one, other = tree.this.unnest(), tree.expression.unnest()
@@ -161,17 +161,17 @@ class Tables:
         first = low if keeps == "left" else inside
         second = inside if keeps == "left" else low
         left, right = self._side(part.left, first, below), self._side(part.right, second, below)
-        return self._filtered(self.steps.joined(left, right, keys, part.how, rest, needed), high)
+        return self._filter_rows(self.steps.joined(left, right, keys, part.how, rest, needed), high)
 
     def _side(self, part: Leaf | Joining, own: list[Tree], used: set[str]) -> Relation:
         parts, on = _flat(part)
-        return self._assembled(parts, [*on, *own], used)
+        return self._assemble_parts(parts, [*on, *own], used)
 
     def _leaf(self, leaf: Leaf, own: list[Tree], used: set[str]) -> Relation:
         if isinstance(leaf.of, Relation):
-            return self._filtered(leaf.of, own)
+            return self._filter_rows(leaf.of, own)
         if not isinstance(leaf.of, ReadQuery):
-            return self._filtered(Relation.of_collection(leaf.of, leaf.names), own)
+            return self._filter_rows(Relation.of_collection(leaf.of, leaf.names), own)
         query, bounds = leaf.of, {}
         for index, name in enumerate(query.columns):
             logical = leaf.names[name]
@@ -182,16 +182,16 @@ class Tables:
         made = self.lower.query(query, bounds=bounds)
         known = {str(index): leaf.names[name] for index, name in enumerate(query.columns)}
         names = {known[each]: name for each, name in made.names.items()}
-        return self._filtered(Relation(made.of, names, {known[each] for each in made.solid if each in known}), own)
+        return self._filter_rows(Relation(made.of, names, {known[each] for each in made.solid if each in known}), own)
 
 
 def _as_null(tree: Tree) -> Tree | None:
-    """Null for a subquery."""
+    """Return null in place of a subquery."""
     return exp.null() if isinstance(tree, Nested) else None
 
 
 def _flat(source: Leaf | Joining) -> tuple[list[Leaf | Joining], list[Tree]]:
-    """The parts of inner joins, and their conditions."""
+    """List the parts of nested inner joins, and their conditions."""
     parts, on, ahead = list[Leaf | Joining](), list[Tree](), [source]
     while ahead:
         each = ahead.pop()

@@ -38,7 +38,7 @@ def top(
     offset: int = 0,
     rank: str | None = None,
 ) -> Relation:
-    """The first k rows of each part.  ``by``: logical names, each with its way."""
+    """Keep the first k rows of each part.  ``by``: logical names, each with its way."""
     order = [f"{quoted(rows.names[each])} {direction}" for each, direction in by]
     order = order or [f"{quoted(rows.of.schema.names[0])} asc nulls first"]
     told = ("top", k, *order, None, *partition, None, offset, rank)
@@ -68,7 +68,7 @@ class RankedRows:
         self.qualify, self.orders = list(qualify), orders
 
     def rows(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
-        """The rows, and what puts the rank's column in place of its window.  Columns nobody asks for go."""
+        """Keep the rows up to the rank; return them and a function that replaces the window by the rank's column."""
         trees = [*(each.tree for each in self.columns), *self.qualify, *(tree for tree, _ in self.orders)]
         windows = {text(each): each for tree in trees for each in tree.find_all(exp.Window)}
         if not windows:
@@ -99,7 +99,7 @@ class RankedRows:
         return self.steps.filtered(rows, [swap(each) for each in left]), swap
 
     def _first(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
-        """The first k rows of each partition; ``asked``: with their rank."""
+        """Keep the first k rows of each partition; ``asked``: with their rank."""
         given = window.args.get("order")
         if given is None or window.args.get("spec") is not None:
             remedy = "write row_number() over (partition by ... order by ...)"
@@ -124,5 +124,5 @@ class RankedRows:
 
 
 def _without(tree: Tree, told: str) -> Tree:
-    """A tree without a window, whose columns it does not ask for itself."""
+    """Replace the window in a tree by null, so that only columns outside it count."""
     return replaced(tree, lambda node: exp.null() if text(node) == told else None)

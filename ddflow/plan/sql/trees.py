@@ -36,7 +36,7 @@ class Nested(exp.Anonymous):
 
     @classmethod
     def numbered(cls, index: int, operands: Iterable[Tree]) -> Nested:
-        """The subquery of a number."""
+        """Build the node of a subquery by its number."""
         return cls(this="subquery", expressions=[number(index), *operands])
 
     @property
@@ -51,12 +51,12 @@ class Nested(exp.Anonymous):
 
 
 def refused(tree: Tree, found: str, remedy: str) -> ExpressionError:
-    """The error for a part of a query, with its place."""
+    """Build the error for a part of a query, with its place."""
     return ExpressionError(ASKED, f"{found}{place(tree)}", remedy)
 
 
 def place(tree: Tree) -> str:
-    """Where a part of a query stands, or what it is a part of, as far as tokens say."""
+    """Describe the place of a part of a query, or of its parent, as far as tokens tell."""
     if tree is None:
         return ""
     found = [node.meta for node in tree.walk() if "line" in node.meta]
@@ -67,54 +67,54 @@ def place(tree: Tree) -> str:
 
 
 def text(tree: Tree) -> str:
-    """A tree as SQL."""
+    """Write a tree as SQL."""
     return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))
 
 
 def shown(tree: Tree) -> str:
-    """A tree in a message, or as a name."""
+    """Write a tree for a message, or as a name."""
     return cut(text(tree).replace("`", ""), 80)
 
 
 def quoted(name: str) -> str:
-    """A column's name in SQL."""
+    """Quote a column's name for SQL if it needs quotes."""
     if _PLAIN.fullmatch(name) and name.upper() not in _WORDS:
         return name
     return f"`{name.replace('`', '``')}`"
 
 
 def column(logical: str) -> Tree:
-    """A column of a tree that was read."""
+    """Build a column of a resolved tree."""
     return exp.Column(this=exp.Identifier(this=logical, quoted=True))
 
 
 def number(value: int) -> Tree:
-    """A literal."""
+    """Build a literal."""
     return exp.Literal(this=str(value), is_string=False)
 
 
 def call(name: str, *arguments: Tree) -> Tree:
-    """A call of a function."""
+    """Build a call of a function."""
     return exp.Anonymous(this=name, expressions=[each.copy() for each in arguments])
 
 
 def cast(tree: Tree, kind: str) -> Tree:
-    """A tree in a type of SQL."""
+    """Build a cast to a type of SQL."""
     return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
 
 
 def columns_of(tree: Tree) -> Iterator[Tree]:
-    """Its columns, O(tree)."""
+    """Yield its columns.  O(tree)."""
     return (node for node in tree.dfs() if isinstance(node, exp.Column))
 
 
 def names_of(*trees: Tree) -> set[str]:
-    """The logical names of the columns in trees; of a subquery, none."""
+    """Return the logical names of the columns in trees, without those in subqueries."""
     return {each.name for tree in trees for each in columns_of(tree)}
 
 
 def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
-    """A copy, in which ``change`` gave the new node for each, or None to leave it.  New nodes are not gone through."""
+    """Copy a tree and replace each node for which ``change`` returns a new one.  New nodes are not visited."""
     holder = exp.Paren(this=tree.copy())
     ahead = [holder.this]
     while ahead:
@@ -128,21 +128,21 @@ def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
 
 
 def conjuncts(tree: Tree | None) -> list[Tree]:
-    """The conditions that must all hold.  What all branches of an OR have in common is taken out of it.  O(tree)."""
+    """Split a condition at its ANDs, and factor common conditions out of each OR.  O(tree)."""
     out, ahead = list[Tree](), [] if tree is None else [tree]
     while ahead:
         node = ahead.pop().unnest()
         if isinstance(node, exp.And):
             ahead += [node.expression, node.this]
         elif isinstance(node, exp.Or):
-            out += _factored(node)
+            out += _factor_out(node)
         else:
             out.append(node)
     return out
 
 
-def _factored(tree: Tree) -> list[Tree]:
-    """(a and b) or (a and c) is a and (b or c)."""
+def _factor_out(tree: Tree) -> list[Tree]:
+    """Split (a and b) or (a and c) into a and (b or c)."""
     branches, ahead = list[Tree](), [tree]
     while ahead:
         node = ahead.pop().unnest()
@@ -162,16 +162,16 @@ def _factored(tree: Tree) -> list[Tree]:
 
 
 def all_of(trees: Iterable[Tree]) -> Tree:
-    """The conjunction of some."""
-    return _chained(exp.And, trees)
+    """Combine conditions with AND."""
+    return _chain_trees(exp.And, trees)
 
 
 def any_of(trees: Iterable[Tree]) -> Tree:
-    """The disjunction of some."""
-    return _chained(exp.Or, trees)
+    """Combine conditions with OR."""
+    return _chain_trees(exp.Or, trees)
 
 
-def _chained(kind: Any, trees: Iterable[Tree]) -> Tree:
+def _chain_trees(kind: Any, trees: Iterable[Tree]) -> Tree:
     parts = [each.copy() for each in trees]
     if len(parts) > 1:
         parts = [bracketed(each) for each in parts]
@@ -179,6 +179,6 @@ def _chained(kind: Any, trees: Iterable[Tree]) -> Tree:
 
 
 def bracketed(tree: Tree) -> Tree:
-    """In parentheses, where it may be taken apart without."""
+    """Put a tree in parentheses if it could be taken apart without."""
     whole = isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Anonymous | exp.Window)
     return tree if whole else exp.Paren(this=tree)

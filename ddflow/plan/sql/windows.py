@@ -25,7 +25,7 @@ _BY_PLACE: Final = "row_number() <= k can; compute others over the rows that are
 
 
 def instead(window: Tree) -> str:
-    """What to do about a window, for the remedy of an error.  O(query)."""
+    """Suggest SQL that replaces a window, for the remedy of an error.  O(query)."""
     query, named = window.find_ancestor(exp.Select), dict[str, Tree]()
 
     def change(node: Tree) -> Tree | None:
@@ -43,7 +43,7 @@ def instead(window: Tree) -> str:
 
 
 def _alone(window: Tree) -> str:
-    """What is written for a window over a table."""
+    """Write SQL that replaces a window over a table."""
     name, order = window.this.name.lower(), window.args.get("order")
     parts = [f"{_of(each, _INNER)} <=> {_of(each, _OUTER)}" for each in window.args.get("partition_by") or ()]
     by = order.expressions if order is not None else []
@@ -51,20 +51,20 @@ def _alone(window: Tree) -> str:
         return _BY_PLACE
     if name in ("rank", "dense_rank") and by and (name == "rank" or len(by) == 1):
         counted = "*" if name == "rank" else f"distinct {_of(by[0].this, _INNER)}"
-        return _written(f"1 + (select count({counted})", [*parts, _before(by)])
+        return _write_subquery(f"1 + (select count({counted})", [*parts, _before(by)])
     if name in NAMES and len(by) < 2:
         upto = [_before(by, "=")] if by else []
-        return _written(f"(select {_of(window.this, _INNER)}", [*parts, *upto])
+        return _write_subquery(f"(select {_of(window.this, _INNER)}", [*parts, *upto])
     return _BY_PLACE
 
 
-def _written(begin: str, conditions: list[str]) -> str:
+def _write_subquery(begin: str, conditions: list[str]) -> str:
     where = f" where {' and '.join(conditions)}" if conditions else ""
     return f"write {begin} from {_OUTER} {_INNER}{where}), with {_OUTER} for the table"
 
 
 def _before(order: list[Tree], equal: str = "") -> str:
-    """Whether a row stands before another, or is equal, in an order."""
+    """Write the condition that a row comes before another in an order, or equals it."""
     ways = list[str]()
     for place, each in enumerate(order):
         same = [f"{_of(one.this, _INNER)} = {_of(one.this, _OUTER)}" for one in order[:place]]
@@ -74,7 +74,7 @@ def _before(order: list[Tree], equal: str = "") -> str:
 
 
 def _of(tree: Tree, table: str) -> str:
-    """An expression over the columns of a table."""
+    """Write an expression over the columns of a table."""
 
     def change(node: Tree) -> Tree | None:
         if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
