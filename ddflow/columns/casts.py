@@ -118,7 +118,7 @@ def exact(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     if not may_cast(array.type, kind):
         return None
     try:
-        return _nested(array, kind) if pat.is_nested(kind) else _flat(array, kind)
+        return _cast_nested(array, kind) if pat.is_nested(kind) else _cast_flat(array, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
 
@@ -155,7 +155,7 @@ def fitting(source: pa.DataType, target: pa.DataType) -> pa.DataType:
     return source
 
 
-def _flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+def _cast_flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     source = array.type
     if pat.is_floating(kind) and not pat.is_decimal(source):
         return _returning(array, array.cast(kind, safe=False))
@@ -192,7 +192,7 @@ def _of_scale(array: pa.Array, scale: int) -> bool:
     return bool(np.all(np.isfinite(values) & (~np.isfinite(scaled) | (scaled == np.floor(scaled)))))
 
 
-def _nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     gone, n = array.is_null(), len(array)
     if pat.is_struct(kind):
         there = dict(zip((field.name for field in array.type), array.flatten(), strict=True))

@@ -201,7 +201,7 @@ class RowHashes:
         high = np.empty(n, np.uint64)
         if self.word is None:
             low = np.empty(n, np.uint64)
-            kernels.finish(self._absorbed(columns, n), high, low)
+            kernels.finish(self._absorb_columns(columns, n), high, low)
             return high, low
         given, present = self.word(columns[0]), ALL_VALID
         if columns[0].null_count:
@@ -230,12 +230,12 @@ class RowHashes:
             if columns[0].null_count:
                 high[validity(columns[0]) == 0] = self.secret[0] ^ np.uint64(0x9E3779B97F4A7C15)
         elif columns:
-            kernels.finish(self._absorbed(columns, n), high, NONE)
+            kernels.finish(self._absorb_columns(columns, n), high, NONE)
         else:
             high[:] = 0
         return high
 
-    def _absorbed(self, columns: Sequence[pa.Array], n: int) -> Words:
+    def _absorb_columns(self, columns: Sequence[pa.Array], n: int) -> Words:
         state = np.empty((n, 4), np.uint64)
         kernels.start(*self.secret, state)
         for absorb, column in zip(self.absorb, columns, strict=True):

@@ -47,10 +47,10 @@ def split_qualified(text: str) -> tuple[str | None, str]:
     """
     found = re.fullmatch(rf'(?:({_QUOTED}|[^"]+)\.)?({_QUOTED}|[^."]*)', text)
     schema, name = text.rpartition(".")[::2] if found is None else found.groups()
-    return _unquoted(schema) if schema else None, _unquoted(name)
+    return _unquote(schema) if schema else None, _unquote(name)
 
 
-def _unquoted(name: str) -> str:
+def _unquote(name: str) -> str:
     return name[1:-1].replace('""', '"') if re.fullmatch(_QUOTED, name) else name
 
 

@@ -120,15 +120,15 @@ def _with_arguments(given: str, lower: str) -> pa.DataType:
     if match := _FIXED.fullmatch(lower):
         return pa.binary(int(match[1]))
     if (match := _FIXED_LIST.fullmatch(given)) is not None:
-        return pa.list_(parse_type(_unnamed(match[1])), int(match[2]))
+        return pa.list_(parse_type(_strip_field_name(match[1])), int(match[2]))
     name, _, rest = given.partition("<")
     if rest.endswith(">"):
-        inner = _split(rest[:-1])
+        inner = _split_at_commas(rest[:-1])
         match name.strip().lower():
             case "list" | "array" if len(inner) == 1:
-                return pa.list_(parse_type(_unnamed(inner[0])))
+                return pa.list_(parse_type(_strip_field_name(inner[0])))
             case "large_list" if len(inner) == 1:
-                return pa.large_list(parse_type(_unnamed(inner[0])))
+                return pa.large_list(parse_type(_strip_field_name(inner[0])))
             case "map" if len(inner) == 2:
                 return pa.map_(parse_type(inner[0]), parse_type(inner[1]))
             case "struct" if inner:
@@ -143,7 +143,7 @@ def _with_arguments(given: str, lower: str) -> pa.DataType:
     )
 
 
-def _unnamed(text: str) -> str:
+def _strip_field_name(text: str) -> str:
     """Arrow writes ``list<item: string>``; the name says nothing."""
     return text.split(":", 1)[1] if re.match(r"\s*\w+\s*:", text) else text
 
@@ -155,10 +155,10 @@ def _field(text: str) -> tuple[str, pa.DataType]:
     return name.strip(), parse_type(kind)
 
 
-def _split(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     """Parts between commas that are in no bracket.
 
-    >>> _split("a=decimal(3,1),b=list<int>")
+    >>> _split_at_commas("a=decimal(3,1),b=list<int>")
     ['a=decimal(3,1)', 'b=list<int>']
     """
     parts, depth, start = [], 0, 0
@@ -173,7 +173,7 @@ def _split(text: str) -> list[str]:
 def parse_types(texts: Iterable[str]) -> dict[str, pa.DataType]:
     """Parse ``column=type`` texts, separated by commas, to types by column.  Raises `SpecError`."""
     out: dict[str, pa.DataType] = {}
-    for part in (part for text in texts for part in _split(text)):
+    for part in (part for text in texts for part in _split_at_commas(text)):
         column, equals, kind = part.partition("=")
         column = column.strip()
         if not equals or not column:

@@ -45,7 +45,7 @@ def widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
         return "rewrite" if _is_text(new) or (pat.is_time(new) and _finer(old, new)) else None
     if pat.is_boolean(old) or old == pa.uuid():
         return "rewrite" if _is_text(new) else None
-    return _nested(old, new)
+    return _find_nested_widening(old, new)
 
 
 def _keeps_hashes(old: pa.DataType, new: pa.DataType) -> bool:
@@ -67,7 +67,7 @@ def _finer(old: pa.DataType, new: pa.DataType) -> bool:
     return UNITS.index(old.unit) < UNITS.index(new.unit)
 
 
-def _nested(old: pa.DataType, new: pa.DataType) -> Widening | None:
+def _find_nested_widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
     """Find the widening of lists and structs, part by part."""
     if old.id != new.id or not (pat.is_list(old) or pat.is_large_list(old) or pat.is_struct(old)):
         return None

@@ -95,7 +95,7 @@ class Agg(GroupOperator):
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:
         """Render the groups and the aggregates as text."""
-        texts = [f"{each.text('name')}={_written(each)}" for each in record.records("aggregates")]
+        texts = [f"{each.text('name')}={_render_aggregate(each)}" for each in record.records("aggregates")]
         return ", ".join([f"by={record.texts('by')}", *texts])
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
@@ -117,7 +117,7 @@ def _aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
     return OwnAggregate(name, given, schema) if own else aggregate_of(name, given, schema)
 
 
-def _written(record: Record) -> str:
+def _render_aggregate(record: Record) -> str:
     sql = repr(record.text("sql"))
     return f"{record.text('python')}({sql})" if "python" in record else sql
 
@@ -165,13 +165,13 @@ class RunningAggregate(Running):
 
         Raises `AggregateOverflow`, and what arguments raise.
         """
-        step = self._stepped(inputs[0])
+        step = self._group_updates(inputs[0])
         held = gather(self.arranged.pool(), step.prior.reference[step.folding.lived], self.state)
-        states = self._folded(step, arrays(held))
+        states = self._fold_parts(step, arrays(held))
         out = self._updates(step, states)
         return out, self._change(step, states, since)
 
-    def _stepped(self, updates: Updates) -> GroupedStep:
+    def _group_updates(self, updates: Updates) -> GroupedStep:
         """Group the updates of a step by identity, and cut each group into cells."""
         n, arena = updates.diffs.size, self.arena
         columns = arrays(updates.rows, self.groups.names)
@@ -196,7 +196,7 @@ class RunningAggregate(Running):
         of = np.repeat(np.arange(m), np.diff(firsts))
         return GroupedStep(updates, by, prior, Folding(cells, updates.diffs, lived, m, of, None), ranks[:c], before)
 
-    def _folded(self, step: GroupedStep, held: Sequence[pa.Array]) -> list[pa.Array]:
+    def _fold_parts(self, step: GroupedStep, held: Sequence[pa.Array]) -> list[pa.Array]:
         """Fold each part, and return its states as a column: the prior ones of groups, then one after each cell."""
         rows = step.updates.rows
         read = set[str]().union(*(each.columns or () for each in self.arguments.values()))
@@ -214,7 +214,7 @@ class RunningAggregate(Running):
             out.append(pa.concat_arrays([before, after]))
         return out
 
-    def _made(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array], tuple[int, str] | None]:
+    def _compute_results(self, states: Sequence[pa.Array]) -> tuple[Any, list[pa.Array], tuple[int, str] | None]:
         """Which states have rows, their results, and the first one beyond its type: its place, and its text."""
         kept = dict(zip(self.parts, states, strict=True))
         there, out = kept[ROWS].to_numpy() != 0, []
@@ -227,7 +227,7 @@ class RunningAggregate(Running):
 
     def _updates(self, step: GroupedStep, states: Sequence[pa.Array]) -> Updates:
         """Compute the updates of the output, in the order of times."""
-        there, results, refused = self._made(states)
+        there, results, refused = self._compute_results(states)
         lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
             raise self._overflow(step, refused[0] - lived, refused[1])
@@ -304,7 +304,7 @@ class RunningAggregate(Running):
         ]
         shown, was = (pa.schema([*each.shown][len(self.groups) :]) for each in (self, narrow))
         if shown != was:
-            there, results, _ = narrow._made(states)
+            there, results, _ = narrow._compute_results(states)
             filled(pa.Table.from_arrays(results, schema=was).filter(pa.array(there)), shown)
         parts = zip(self.parts.values(), states, narrow.parts.values(), strict=True)
         states = [part.widened(state, its) for part, state, its in parts]
@@ -313,7 +313,7 @@ class RunningAggregate(Running):
 
     def held(self, arranged: pa.Table) -> Updates:
         """See `Readable.held`: the results of groups that have rows."""
-        there, results, _ = self._made(arrays(arranged, self.state.names))
+        there, results, _ = self._compute_results(arrays(arranged, self.state.names))
         columns = [*arrays(arranged, self.groups.names), *results]
         return once_each(pa.Table.from_arrays(columns, schema=self.shown)).picked(np.flatnonzero(there))
 

@@ -22,9 +22,9 @@ class Concat(SameRows):
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(self._added)
+        return Linear(self._concat_inputs)
 
-    def _added(self, *inputs: Updates) -> Updates:
+    def _concat_inputs(self, *inputs: Updates) -> Updates:
         """All updates.  The inputs may differ in what may be null."""
         some = [each for each in inputs if each.diffs.size] or inputs[:1]
         if len(some) > 1:

@@ -77,7 +77,7 @@ def first_rows(
     many = np.full(heads.size, most, np.int64)
     while True:
         found = rows.look(folded.by.high[heads], folded.by.low[heads], many, ways.tied, words=True, back=back)
-        merged, held, ties, place, ends = _merged(step, found, many, ways.tied, back)
+        merged, held, ties, place, ends = _merge_step(step, found, many, ways.tied, back)
         mine = np.add.reduceat((place >= 0) & (step.prior > 0), heads, dtype=np.int64) if m else heads
         there = np.diff(found.begins)
         few = (there >= many) & (there - mine < most) & (many < most + touched)
@@ -99,7 +99,7 @@ def first_rows(
     return FirstRows(merged, held, ends, place)
 
 
-def _merged(
+def _merge_step(
     step: StepRows, found: RowsByGroup, many: Ints, tied: int, back: bool
 ) -> tuple[Ints, Ints, Flags, Ints, Ints]:
     """Merge the rows of the step into the found ones: references, multiplicities, ties, places, ends of groups."""

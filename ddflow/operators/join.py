@@ -230,22 +230,24 @@ class RunningJoin(Running):
 
     def __init__(self, node: Join, context: Context) -> None:
         self.node, self.sides, self.secret, self.arena = node, context.inputs, context.secret, Arena()
-        loose = [[of.schema.field(name).with_nullable(True) for name in by or ()] for of, by in self._keyed(node)]
+        loose = [
+            [of.schema.field(name).with_nullable(True) for name in by or ()] for of, by in self._inputs_with_keys(node)
+        ]
         self.key_hashes = [RowHashes(pa.schema(fields), context.secret) for fields in loose]
         self.wanted = [column for column in node.columns if column[0] in context.wanted]
 
     @staticmethod
-    def _keyed(node: Join) -> list[tuple[Collection, Columns | None]]:
+    def _inputs_with_keys(node: Join) -> list[tuple[Collection, Columns | None]]:
         return list(zip(node.inputs, node.exchange(), strict=True))
 
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, None]:
         """See `Running.compute`.  O(n + pairs), and a look-up a key.  Raises `CountOverflow`."""
         pools = [stepped_pool(side.arranged.slots.pool, each) for side, each in zip(self.sides, inputs, strict=True)]
-        (left, right), high, low = self._met(inputs)
-        held = [self._held(self.sides[side], other, high, low) for side, other in ((0, right), (1, left))]
+        (left, right), high, low = self._group_updates(inputs)
+        held = [self._look_up_groups(self.sides[side], other, high, low) for side, other in ((0, right), (1, left))]
         every = [
             self._pairs(left, held[1].begins, held[1].references, held[1].values, few()),
-            self._turned(self._pairs(right, held[0].begins, held[0].references, held[0].values, few())),
+            self._swap_sides(self._pairs(right, held[0].begins, held[0].references, held[0].values, few())),
             self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
         ]
         # Pairs cancel each other only where both sides of a group change.
@@ -255,7 +257,7 @@ class RunningJoin(Running):
     def read(self, inputs: Sequence[Updates], as_of: int | None, columns: Sequence[Chosen] | None = None) -> Updates:
         """See `Running.read`.  ``columns``: by default all."""
         pools = [RowPool(each.rows.schema, [Rows(each.rows.select(each.rows.schema.names))]) for each in inputs]
-        (left, right), _, _ = self._met(inputs)
+        (left, right), _, _ = self._group_updates(inputs)
         made = self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
         return self._updates([made], pools, inputs[0].times, self.node.columns if columns is None else columns)
 
@@ -263,7 +265,7 @@ class RunningJoin(Running):
         """See `Running.from_nothing`."""
         return self.read(inputs, None, self.wanted)
 
-    def _met(self, inputs: Sequence[Updates]) -> tuple[list[MetUpdates], Words, Words]:
+    def _group_updates(self, inputs: Sequence[Updates]) -> tuple[list[MetUpdates], Words, Words]:
         """Group the updates of both sides, and return the words of the groups, ascending."""
         words, some = [], []
         for keys, each in zip(self.key_hashes, inputs, strict=True):
@@ -291,7 +293,7 @@ class RunningJoin(Running):
             made.append(MetUpdates(updates, own.take(places), begins, rows.take(places)))
         return made, by.high.copy(), by.low.copy()
 
-    def _held(self, side: Readable, other: MetUpdates, high: Words, low: Words) -> RowsByGroup:
+    def _look_up_groups(self, side: Readable, other: MetUpdates, high: Words, low: Words) -> RowsByGroup:
         """Look up the rows that a side held before the step, of the groups that the other side updates."""
         which = np.flatnonzero(np.diff(other.begins))
         found = side.look(high.take(which), low.take(which))
@@ -313,7 +315,7 @@ class RunningJoin(Running):
         return Pairs(out[0], mine.places.take(out[1]), out[2], out[3], mine.number.take(out[1]))
 
     @staticmethod
-    def _turned(pairs: Pairs) -> Pairs:
+    def _swap_sides(pairs: Pairs) -> Pairs:
         """Swap the left and the right of pairs."""
         return pairs._replace(left=pairs.right, right=pairs.left)
 
@@ -333,13 +335,13 @@ class RunningJoin(Running):
         pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
         if both is not None and (shared := both[pairs.groups]).any():
             some = pairs.at(np.flatnonzero(shared))
-            ranks, kept, diffs = netted(self._shown(some, pools, times, columns), self.secret)
+            ranks, kept, diffs = netted(self._view_pairs(some, pools, times, columns), self.secret)
             left = pairs.at(np.flatnonzero(~shared)), some.at(kept)._replace(ranks=ranks, diffs=diffs)
             pairs = Pairs.together(left)
             pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
-        return self._shown(pairs, pools, times, columns)
+        return self._view_pairs(pairs, pools, times, columns)
 
-    def _shown(self, pairs: Pairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]) -> Updates:
+    def _view_pairs(self, pairs: Pairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]) -> Updates:
         """Pairs as updates: nothing is gathered."""
         sides = [
             View(pool, references, of.schema)

@@ -164,7 +164,7 @@ class RunningLookup(OrderedRows):
         left, right = inputs
         folded = self.fold(left, since)
         refuse_negative(folded, left, self.node.verb)
-        given = self._given(folded, left, right)
+        given = self._find_given_rows(folded, left, right)
         change = self._with_found(folded, left, given)
         ranks, rows, diffs = folded.ranks[given.order], folded.rows[given.order], given.diffs
         shown = np.arange(diffs.size)
@@ -202,7 +202,7 @@ class RunningLookup(OrderedRows):
         *mine, times = super()._columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
-    def _given(self, folded: Folded, left: Updates, right: Updates) -> GivenRows:
+    def _find_given_rows(self, folded: Folded, left: Updates, right: Updates) -> GivenRows:
         """Return the values for each change: stored ones, or values looked up if the change adds a new row."""
         c = folded.numbers.size
         order = np.empty(c, np.int64)
@@ -219,7 +219,7 @@ class RunningLookup(OrderedRows):
         asked = came[there]
         by, which = folded.by, numbers[asked]
         given = order[asked]
-        found = self._found(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
+        found = self._find_on_right(by.high[which], by.low[which], folded.ranks[given], right, left, folded.rows[given])
         # What the row was given last: where it came, else what is kept.
         latest = np.maximum.accumulate(np.where(before == 0, np.arange(c), -1))
         begun = np.flatnonzero(first)[np.cumsum(first) - 1] if c else ints()
@@ -234,7 +234,9 @@ class RunningLookup(OrderedRows):
         every = pa.concat_tables([table, found, nothing]).combine_chunks()
         return GivenRows(order, counts - before, every.take(pa.array(place)))
 
-    def _found(self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints) -> pa.Table:
+    def _find_on_right(
+        self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints
+    ) -> pa.Table:
         """Look up keys, ascending, on the right at the times of some ranks.  ``rows``: of the left, for an error."""
         n, heads = high.size, starts(high, low)
         group, size = np.cumsum(heads) - 1, int(heads.sum())
@@ -247,7 +249,7 @@ class RunningLookup(OrderedRows):
         begins = np.searchsorted(theirs[changes], np.arange(size + 1))
         pool = stepped_pool(self.sides[1].arranged.slots.pool, right)
         references = np.concatenate([held.references, changes])
-        numbers = self._numbered(pool, references, held.begins, begins)
+        numbers = self._number_equal_rows(pool, references, held.begins, begins)
         cut, sorting = held.references.size, np.lexsort((ranks, group))
         told = right.ranks[changes], right.diffs[changes], numbers[cut:]
         found = np.empty(n, np.int64)
@@ -267,7 +269,7 @@ class RunningLookup(OrderedRows):
         columns = [column.take(places) for column in gathered(pool, references[found[at]], fields)]
         return pa.Table.from_arrays([*columns, pa.array(found >= 0)], schema=self.kept)
 
-    def _numbered(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
+    def _number_equal_rows(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
         """Of rows held and then of changes, the first place of an equal row; ``held``, ``changes``: begins by group."""
         out = np.arange(references.size)
         mixed = np.repeat(np.diff(changes) > 0, np.diff(held))

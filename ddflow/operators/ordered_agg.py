@@ -146,11 +146,11 @@ class RunningOrderedAgg(OrderedGroups):
         refuse_negative(folded, updates, f"agg of {', '.join(name for name, _, _ in self.results)}")
         pool = self.arranged.pool(folded.change.batch.rows)
         try:
-            return self._moved(folded, updates, pool), folded.change
+            return self._compute_updates(folded, updates, pool), folded.change
         finally:
             pool.put(0, None)
 
-    def _moved(self, folded: Folded, updates: Updates, pool: RowPool) -> Updates:
+    def _compute_updates(self, folded: Folded, updates: Updates, pool: RowPool) -> Updates:
         """Compute the updates of the output."""
         by = folded.by
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)

@@ -118,7 +118,7 @@ class OrderedRows(SteppedRows):
         arena.reset()
         high, low = self.whole.identities(columns, n)
         number, first = numbered(high, low, arena)
-        by, order = self._sorted(table, high, low, first, n)
+        by, order = self._sort_distinct(table, high, low, first, n)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena, order=order)
         m, empty = first.size, arena.room(n)
         counts: Ints = empty(m, np.int64)
@@ -167,7 +167,7 @@ class OrderedRows(SteppedRows):
         mine = [high.reshape(-1, 1), low.reshape(-1, 1)]
         return np.hstack(mine if words is None else [words, *mine]).view(np.int64)
 
-    def _sorted(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
+    def _sort_distinct(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
         """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
         words = self._words(table, high, low)
         # By one word this is three times as fast as by several, within groups.

@@ -107,14 +107,14 @@ class Padding(Linear):
     """``wanted``: the columns that are read in a step; a read makes all."""
 
     def __init__(self, node: Pad, wanted: Sequence[pa.Field]) -> None:
-        super().__init__(lambda *inputs: self._padded(inputs[node.side], wanted))
+        super().__init__(lambda *inputs: self._pad_rows(inputs[node.side], wanted))
         self.node, self.own = node, node._own()
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """See `Running.read`."""
-        return self._padded(inputs[self.node.side], list(self.node.schema))
+        return self._pad_rows(inputs[self.node.side], list(self.node.schema))
 
-    def _padded(self, of: Updates, fields: Sequence[pa.Field]) -> Updates:
+    def _pad_rows(self, of: Updates, fields: Sequence[pa.Field]) -> Updates:
         """Add null columns to the rows.  O(n)."""
         n, own = of.diffs.size, self.own
         columns = [of.rows.column(own[f.name]) if f.name in own else pa.nulls(n, f.type) for f in fields]

@@ -49,7 +49,7 @@ class Threshold(SameRows):
     verb, keeps = "threshold", True
 
     def __init__(self, of: Collection, formula: Formula) -> None:
-        self.formula = _compiled(formula)
+        self.formula = _compile_threshold(formula)
         refuse_forgetting(self.verb, "they would be counted again", of)
         check_names([*of.schema.names, TIMES], self.verb)
         super().__init__(of.flow, of.schema, [of], True)
@@ -122,7 +122,7 @@ def _once(batch: pa.RecordBatch) -> Ints:
     return once
 
 
-def _compiled(formula: Formula) -> Expression:
+def _compile_threshold(formula: Formula) -> Expression:
     """Compile the function of a threshold.  Raises `ExpressionError` unless it gives integers, and 0 for 0."""
     made = compile_expression(formula, GIVEN, what="threshold")
     if not pat.is_integer(made.type):

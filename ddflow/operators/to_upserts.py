@@ -139,7 +139,7 @@ class RunningToUpserts(OrderedRows):
         if rows.num_rows:
             keys = sort(*identities(rows.select(self.by), self.secret))
             hashes = value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
-            told.held_rows.hold(rows, keys, hashes, found.values, told._ranked)
+            told.held_rows.hold(rows, keys, hashes, found.values, told._rank_candidates)
         return told.resolve(updates)[0], self.fold(updates, since).change
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:

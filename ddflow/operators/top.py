@@ -189,11 +189,11 @@ class RunningTop(OrderedGroups):
         refuse_negative(folded, updates, "top")
         pool = self.arranged.pool(folded.change.batch.rows)
         try:
-            return self._moved(folded, updates.times, pool), folded.change
+            return self._compute_updates(folded, updates.times, pool), folded.change
         finally:
             pool.put(0, None)
 
-    def _moved(self, folded: Folded, times: Ints, pool: RowPool) -> Updates:
+    def _compute_updates(self, folded: Folded, times: Ints, pool: RowPool) -> Updates:
         """Compute the updates of the output."""
         by, changes = folded.by, folded.numbers.size
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
@@ -216,7 +216,7 @@ class RunningTop(OrderedGroups):
             room = n
         ranks, rows, diffs, places = (each[:n] for each in out)
         order = retracting_first(ranks, diffs, times.size)
-        shown = self._gathered(pool, found.references[rows[order]], self.wanted, places[order])
+        shown = self._gather_output(pool, found.references[rows[order]], self.wanted, places[order])
         return Updates(shown, ranks[order], diffs[order], times)
 
     def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
@@ -236,12 +236,12 @@ class RunningTop(OrderedGroups):
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
         if self.rank_name is None:
             some = np.flatnonzero(shown)
-            return once_each(self._gathered(pool, references[some], self.row, some))._replace(diffs=shown[some])
+            return once_each(self._gather_output(pool, references[some], self.row, some))._replace(diffs=shown[some])
         rows = np.repeat(np.arange(shown.size), shown)
         places = begin[rows] + np.arange(rows.size) - (np.cumsum(shown) - shown)[rows]
-        return once_each(self._gathered(pool, references[rows], self.row, places))
+        return once_each(self._gather_output(pool, references[rows], self.row, places))
 
-    def _gathered(self, pool: RowPool, references: Ints, row: pa.Schema, places: Ints) -> pa.Table:
+    def _gather_output(self, pool: RowPool, references: Ints, row: pa.Schema, places: Ints) -> pa.Table:
         """Rows of the output.  ``row``: the columns wanted.  ``places``: counted from 0."""
         columns = gathered(pool, references, row)
         if self.rank_name is None:

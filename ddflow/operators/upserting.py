@@ -190,7 +190,7 @@ class ToUpserts:
         hashes = value_hashes(rows.table.select(self.schema.beside.names), self.secret).view(np.int64)
         keys = self.held_rows.seek(by, self.arena)
         found, pool = self.held_rows.candidates(keys, by, hashes, self.arena), self.held_rows.pool.beside(rows)
-        found, upserts, shown = self._settled(found, pool, by, ranks, diffs, times)
+        found, upserts, shown = self._settle_keys(found, pool, by, ranks, diffs, times)
         rows_shown = self.schema.rows(upserts, shown, pool)
         made = Updates(rows_shown, ranks[upserts], np.ones(upserts.size, np.int64), times)
         return made, self.held_rows.change(found, pool, by, keys)
@@ -219,7 +219,7 @@ class ToUpserts:
                 "give all updates of a time in one step, and steps in order",
             )
 
-    def _ranked(self, found: Candidates, pool: RowPool) -> Candidates:
+    def _rank_candidates(self, found: Candidates, pool: RowPool) -> Candidates:
         """Sort each key's candidates by their rows, ascending.
 
         Columns without an order decide last, by a hash that is the same in every process.
@@ -237,7 +237,7 @@ class ToUpserts:
             found.first, found.cell[order], found.row[order], found.counts[order], found.hashed[order], place[found.of]
         )
 
-    def _settled(
+    def _settle_keys(
         self, found: Candidates, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[Candidates, Ints, Any]:
         """Compute the candidates with their new counts, the first update of each upsert, and the row that it shows.
@@ -252,7 +252,7 @@ class ToUpserts:
             return kernels.settle(*given, found.of, found.first, unique, count, net, heap, entered, row, shown)
 
         if self.on_conflict == "all":
-            return self._listed(self._ranked(found, pool), pool, by, ranks, diffs, times)
+            return self._list_all_rows(self._rank_candidates(found, pool), pool, by, ranks, diffs, times)
         m, arena = found.cell.size, self.arena
         net, heap, entered = arena.empty(m, np.int64), arena.empty(m + n, np.int64), arena.empty(n, np.int32)
         row, shown = arena.empty(n, np.int64), arena.empty(n, np.int64)
@@ -260,7 +260,7 @@ class ToUpserts:
         # Where no key holds two rows none must be compared, whatever the rule is; and mostly none does.
         written, why, where, place = settle(True)
         if why == kernels.SEVERAL and self.on_conflict == "greatest":
-            found = self._ranked(found, pool)
+            found = self._rank_candidates(found, pool)
             count = found.counts.copy()
             written, why, where, place = settle(False)
         found = found._replace(counts=count)
@@ -273,7 +273,7 @@ class ToUpserts:
         at[live] = self.held_rows.references(found, shown.take(live))
         return found, row, at
 
-    def _listed(
+    def _list_all_rows(
         self, found: Candidates, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[Candidates, Ints, tuple[Ints, Ints, Ints]]:
         n, m, room = diffs.size, found.cell.size, 0

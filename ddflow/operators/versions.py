@@ -282,7 +282,7 @@ class RunningVersions(OrderedGroups):
             raise BadMessage(f"messages for {self.placed!r}", found, remedy)
         folded = self.fold(updates, since)
         refuse_negative(folded, updates, "versions")
-        return self._moved(folded, updates), folded.change
+        return self._compute_updates(folded, updates), folded.change
 
     def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
         """See `OrderedGroups._show_groups`.  Only rows that are shown, or tie with others, are gathered."""
@@ -305,7 +305,7 @@ class RunningVersions(OrderedGroups):
         words = super()._words(rows, high, low)
         return np.ascontiguousarray(np.insert(words, words.shape[1] - 2, content.view(np.int64), axis=1))
 
-    def _moved(self, folded: Folded, updates: Updates) -> Updates:
+    def _compute_updates(self, folded: Folded, updates: Updates) -> Updates:
         """Compute the updates of the output."""
         touched, first, number = np.unique(folded.numbers, return_index=True, return_inverse=True)
         mine, by = folded.rows[first], folded.by

@@ -148,13 +148,13 @@ class Arrangement:
             self.slots.pool.put(0, None)
         if changes:
             self.index.room(entries)
-            run = Run(Description(lower, upper, NEVER), self._taken(changes))
+            run = Run(Description(lower, upper, NEVER), self._add_batches(changes))
             (self.spine if changes[0].batch.mapped is None else self.on_disk).append(run)
-        self.spine.plan(self.index.used if self.lapse is None else self._needed, not self.lower)
+        self.spine.plan(self.index.used if self.lapse is None else self._needed_versions, not self.lower)
         # A flush goes on in `spill`: the disk may refuse it, and nothing can be refused any more here.
         self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=False)
 
-    def _taken(self, changes: list[Change]) -> list[Part]:
+    def _add_batches(self, changes: list[Change]) -> list[Part]:
         """Give the batches of some changes their slots, and the index what is in memory."""
         parts: list[Part] = []
         writes: list[Write] = []
@@ -201,7 +201,7 @@ class Arrangement:
         return 0 if self.lapse is None else min(self.lapse.here, self.tombstones)
 
     @property
-    def _needed(self) -> int:
+    def _needed_versions(self) -> int:
         """Versions that a merge of all would leave, about."""
         return self.keys + self.tombstones - self.lapsed
 
@@ -229,7 +229,7 @@ class Arrangement:
             self.spine.keeps = True
             self.spine.items[:] = [RunMerge(self.spine.loose(), not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
-        self.on_disk.plan(self._needed, True, target)
+        self.on_disk.plan(self._needed_versions, True, target)
         self.on_disk.work(paid, self.slots, None, self.since, settled)
         self._paid_on_disk = self.written
 

@@ -188,8 +188,8 @@ class _Items:
     def item(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
         """Build a run, or a merge under way."""
         if isinstance(record, RunRecord):
-            return self._run(record)
-        inputs, output = [self._run(each) for each in record.inputs], self._run(record.output)
+            return self._load_run(record)
+        inputs, output = [self._load_run(each) for each in record.inputs], self._load_run(record.output)
         low, high = output.description.lower, output.description.upper
         if (inputs[0].description.lower, inputs[-1].description.upper) != (low, high):
             raise _wrong(self.what, "a merge speaks of other times than its inputs")
@@ -199,7 +199,7 @@ class _Items:
         merge.output, merge.first, merge.credit = output, record.first, record.credit
         return merge
 
-    def _run(self, record: RunRecord) -> Run:
+    def _load_run(self, record: RunRecord) -> Run:
         parts: list[Part] = []
         if record.begin and not record.batches:
             raise _wrong(self.what, f"a run without batches begins at row {record.begin:,}")

@@ -74,11 +74,11 @@ def group_rows(
     room, of, found = np.minimum(limits, ALL // MORE) + AHEAD, np.arange(high.size), list[tuple[Ints, ...]]()
     while of.size:
         prefix = high[of], low[of] if low.size else low, None if order is None else order[of]
-        layers = [_resident(arranged, index.group(*prefix, room[of], live=False, back=back), room[of])]
+        layers = [_read_index_layer(arranged, index.group(*prefix, room[of], live=False, back=back), room[of])]
         for part, (first, last) in zip(parts, ranges, strict=True):
-            layers.append(_stored(arranged.slots[part.slot], part.slot, first[of], last[of], room[of], back))
+            layers.append(_read_batch_layer(arranged.slots[part.slot], part.slot, first[of], last[of], room[of], back))
         every = Layer(*(np.concatenate(each) for each in zip(*layers, strict=True)))
-        newest = _known(every, layers, back)
+        newest = _find_newest(every, layers, back)
         kept = _first(every, newest, limits[of], index.words if tied is None else tied)
         sizes, there = (np.bincount(every.group[rows], minlength=of.size) for rows in (kept, newest))
         done = (sizes < there) | ~np.any([layer.left for layer in layers], axis=0)
@@ -104,7 +104,7 @@ def rows_around(arranged: Arrangement, high: Words, low: Words, order: Ints) -> 
     return group_rows(arranged, high[first], low[first], words=True), np.cumsum(first) - 1
 
 
-def _resident(arranged: Arrangement, found: RowsByGroup, room: Ints) -> Layer:
+def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> Layer:
     """Return the index's entries of the groups, deletions too."""
     sizes = np.diff(found.begins)
     there = np.flatnonzero((found.references >> SLOT) & SLOTS)
@@ -125,7 +125,7 @@ def identified(arranged: Arrangement, references: Ints) -> tuple[Words, Words, I
     return high, low, order
 
 
-def _stored(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: bool) -> Layer:
+def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: bool) -> Layer:
     """Read the last versions among the first rows of ranges of a batch on disk; ``back``: from the end."""
     sizes = np.minimum(last - first, room)
     begin = last - sizes if back else first
@@ -134,14 +134,14 @@ def _stored(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: 
     ending = ends(*columns)
     rows, group = rows[ending], np.repeat(np.arange(sizes.size), sizes)[ending]
     if back:
-        turned = _turned(group)
+        turned = _reverse_groups(group)
         rows, ending = rows[turned], np.flatnonzero(ending)[turned]
     values, live = batch.value[rows].view(np.int64), batch.live[rows].astype(np.uint64)
     high, low, order = (each[ending] for each in columns)
     return Layer(rows | slot << SLOT, values, live, high, low, order, group, last - first > room)
 
 
-def _known(every: Layer, layers: Sequence[Layer], back: bool) -> Ints:
+def _find_newest(every: Layer, layers: Sequence[Layer], back: bool) -> Ints:
     """Find the newest versions across layers, in order, if they live.
 
     If a layer was left early, the last version that was read of a group may have a later one. So the result ends before
@@ -162,10 +162,10 @@ def _known(every: Layer, layers: Sequence[Layer], back: bool) -> Ints:
     newest = by.permutation.take(by.starts[:-1])
     keep = (every.live.take(newest) != 0) & (number[newest] < bound[every.group[newest]])
     rows: Ints = newest[keep]
-    return rows[_turned(every.group[rows])] if back else rows
+    return rows[_reverse_groups(every.group[rows])] if back else rows
 
 
-def _turned(group: Ints) -> Ints:
+def _reverse_groups(group: Ints) -> Ints:
     """Reverse the rows of each ascending group."""
     turned: Ints = group.size - 1 - np.argsort(group[::-1], kind="stable")
     return turned

@@ -116,17 +116,17 @@ class Held:
     def _redirect(self, part: Part, floor: Ints) -> None:
         """Point entries that point at what is gone at a merge's output."""
         for last in lasts(self.arranged.slots[part.slot], part):
-            places, lost = self._lost(part.slot, last, floor)
+            places, lost = self._find_lost_entries(part.slot, last, floor)
             self.arranged.index.redirect(places[lost], last[lost] | part.slot << SLOT)
 
     def _clear(self, part: Part, floor: Ints) -> None:
         """Let entries that still point at what is gone point at nothing."""
         for last in lasts(self.arranged.slots[part.slot], part) if part.end > part.begin else ():
-            places, lost = self._lost(part.slot, last, floor)
+            places, lost = self._find_lost_entries(part.slot, last, floor)
             if lost.any():
                 self.arranged.index.drop_tombstones(places[lost])
 
-    def _lost(self, slot: int, rows: Ints, floor: Ints) -> tuple[Ints, Any]:
+    def _find_lost_entries(self, slot: int, rows: Ints, floor: Ints) -> tuple[Ints, Any]:
         """Where the index has the keys of some rows, and bool[m]: which of these entries point at what is gone."""
         batch = self.arranged.slots[slot]
         prior = self.arranged.index.seek(batch.high, batch.low, rows.astype(np.int32), order=batch.more)

@@ -234,7 +234,7 @@ class Index:
         if need > held:
             if self.tombstones or not self.keeps:
                 # What is let go now leaves room: else a table of ever new keys would grow for ever.
-                need = self._slots(int((self.table[:, kernels.REF] & self._kept != 0).sum()), more)
+                need = self._slots(int((self.table[:, kernels.REF] & self._kept_bits != 0).sum()), more)
             few = need <= held // 2
             self._rebuild(held if few else max(need, held + held // 2))
 
@@ -243,7 +243,7 @@ class Index:
         return max(int((used + more) / LOAD), int((used + self.parted + more) / CROWDED))
 
     @property
-    def _kept(self) -> np.uint64:
+    def _kept_bits(self) -> np.uint64:
         """Bits of which a reference has one, unless it is of a deleted key that need not be known."""
         return np.uint64(LIVE | (SLOTS << SLOT if self.keeps else 0))
 
@@ -253,7 +253,7 @@ class Index:
         There is room by count; where it runs out all the same, identities crowd the end, and more spare slots help
         where more capacity would not.
         """
-        keep, shards = self._kept, self.threads.size if homes >= self.shared else 1
+        keep, shards = self._kept_bits, self.threads.size if homes >= self.shared else 1
         capacity, bounds = -(-homes // shards), [-(-IDENTITIES * i // shards) for i in range(shards + 1)]
         while True:
             # Fresh memory is zeros already: to clear it again would go through all of it once more.

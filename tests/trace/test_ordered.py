@@ -172,7 +172,7 @@ def test_from_an_inventory(steps: list[dict[Identity, int]], indexed: bool) -> N
 
 def test_of_a_large_group_on_disk_only_the_first_rows_are_read(tmp_path: Path) -> None:
     beside, read = Beside(fresh()), list[int]()
-    stored = of_groups._stored
+    stored = of_groups._read_batch_layer
 
     def counted(*given: Any) -> Any:
         layer = stored(*given)
@@ -185,7 +185,7 @@ def test_of_a_large_group_on_disk_only_the_first_rows_are_read(tmp_path: Path) -
             beside.arranged.spill(store, 0)
         beside.step({(7, 3, i): 0 for i in range(100)})
         beside.arranged.spill(store, 0)
-        with patch.object(of_groups, "_stored", counted):
+        with patch.object(of_groups, "_read_batch_layer", counted):
             found = group_rows(beside.arranged, np.array([7], np.uint64), most=3)
         assert identified(beside.arranged, found.references)[2].ravel().tolist() == [100, 101, 102]
     assert sum(read) < 2_000

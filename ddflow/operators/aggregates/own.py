@@ -60,21 +60,21 @@ class OwnPart(StatePart):
         kind = (pa.float64(), np.dtype(np.float64)) if self.double else (pa.int64(), INT64)
         words = view(values.cast(kind[0]), kind[1])
         states = before, before.view(np.float64), out, out.view(np.float64)
-        self._called(self.loops.fold, rows, starts, firsts, validity(values), words, folding.diffs, *states)
+        self._run_loop(self.loops.fold, rows, starts, firsts, validity(values), words, folding.diffs, *states)
         return pa.Array.from_buffers(self.kind, starts.size - 1, [None, pa.py_buffer(out)])
 
     def results(self, states: pa.Array, wanted: Any) -> Any:
         """Compute the results of the states that `wanted` marks."""
         words, kind = self.numbers(states), self.aggregate.type
         out = np.zeros(wanted.size, np.float64 if pat.is_floating(kind) else np.int64)
-        self._called(self.loops.results, words, words.view(np.float64), wanted.view(np.uint8), out)
+        self._run_loop(self.loops.results, words, words.view(np.float64), wanted.view(np.uint8), out)
         return out
 
     def something(self, states: pa.Array) -> Any:
         """See `StatePart.something`."""
         return (self.numbers(states) != self.zero).any(axis=1)
 
-    def _called(self, loop: Any, *given: Any) -> None:
+    def _run_loop(self, loop: Any, *given: Any) -> None:
         try:
             loop(*given)
         except Exception as error:

@@ -63,9 +63,9 @@ class Events(NamedTuple):
     def in_order(self) -> Events:
         """Sort the events by time, arrival kept within a time.  O(n), or O(n log n) if they were not sorted."""
         order = by_time(self.times)
-        return self if order is None else self._picked(order)
+        return self if order is None else self._take_rows(order)
 
-    def _picked(self, order: Ints) -> Events:
+    def _take_rows(self, order: Ints) -> Events:
         times = self.times[order]
         original = times if self.original is self.times else self.original[order]
         return Events(self.rows.take(pa.array(order)), times, original, self.arrival[order])
@@ -103,7 +103,7 @@ def joined(parts: list[Events]) -> Events:
         order = np.argsort(arrival)
         if (then := by_time(times[order])) is not None:
             order = order[then]
-    return both if order is None else both._picked(order)
+    return both if order is None else both._take_rows(order)
 
 
 def _in_sequence(events: Events, order: Ints | None) -> bool:

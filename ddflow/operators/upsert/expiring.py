@@ -108,7 +108,9 @@ class Expiring:
             key, live = horizons.keys(batch.order[part.begin : part.end]), batch.live[part.begin : part.end] != 0
             useless += int((~live & (key < tombstones)).sum()) if part.slot in lower else 0
             if self._until is not None:
-                found.append(_picked(batch, part.begin + np.flatnonzero(live & (key < self._until)), key, part.begin))
+                found.append(
+                    _take_versions(batch, part.begin + np.flatnonzero(live & (key < self._until)), key, part.begin)
+                )
         self.arranged.useless(useless)
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
 
@@ -154,7 +156,7 @@ class Expiring:
         for number in range(cuts.size + 1):
             begin, end = np.searchsorted(where, [number, number + 1])
             forgotten = self._deleting(high[begin:end], low[begin:end], time) if begin < end else None
-            part = events if events is None or not cuts.size else _taken(events, np.flatnonzero(of == number))
+            part = events if events is None or not cuts.size else _take_events(events, np.flatnonzero(of == number))
             if part is not None and part.times.size:
                 yield part if forgotten is None else _with(part, forgotten)
             elif forgotten is not None:
@@ -218,7 +220,7 @@ class Expiring:
             key = self.horizons.keys(batch.order)
             at = np.flatnonzero((batch.live != 0) & (key < until))
             if at.size:
-                self._fresh.append(_picked(batch, at, key, 0))
+                self._fresh.append(_take_versions(batch, at, key, 0))
         self.forgotten += seen.forgotten
         self.arranged.useless(seen.useless, more=True)
         if seen.greatest is not None:
@@ -229,12 +231,12 @@ def _beyond(horizon: int | None, until: int | None) -> bool:
     return horizon is not None and (until is None or horizon > until)
 
 
-def _picked(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words, Words]:
+def _take_versions(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words, Words]:
     """Take the orders and identities of some versions; ``key``: the orders of the versions from ``begin`` on."""
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
 
 
-def _taken(events: Events, rows: Ints) -> Events:
+def _take_events(events: Events, rows: Ints) -> Events:
     return Events(events.rows.take(pa.array(rows)), events.times[rows], events.original[rows], events.arrival[rows])
 
 

@@ -87,10 +87,10 @@ class Parts(NamedTuple):
         np.cumsum(ends[self.stops] - first, out=offsets[1:])
         if offsets[-1] == ends[-1] and (first == offsets[:-1])[offsets[1:] > offsets[:-1]].all():
             return offsets, None
-        return offsets, _spelled(first, offsets)
+        return offsets, _expand_ranges(first, offsets)
 
 
-def _spelled(first: Ints, ends: Ints) -> Ints:
+def _expand_ranges(first: Ints, ends: Ints) -> Ints:
     out = np.empty(int(ends[-1]), np.int64)
     spelled(first, ends, out)
     return out
@@ -114,7 +114,7 @@ def grown(
     first, sizes = _elements(column, held, strategy.name == "collect")
     ends = np.zeros(parts.parts.size + 1, np.int64)
     np.cumsum(sizes[parts.parts], out=ends[1:])
-    elements = _spelled(first[parts.parts], ends)
+    elements = _expand_ranges(first[parts.parts], ends)
     children = _both(column if strategy.name == "collect" else column.values, held.values, name)
     if strategy.name == "union":
         kept = np.empty(elements.size, np.uint8)
@@ -125,7 +125,7 @@ def grown(
         ends = before[ends]
         elements = elements[kept.view(bool)]
     if strategy.limit is not None:
-        _limited(strategy, parts, ends, len(column), name, key)
+        _check_limit(strategy, parts, ends, len(column), name, key)
     offsets, places = parts.ranges(ends)
     wide = pat.is_large_list(kind)
     if not wide and offsets[-1] > MOST:
@@ -134,7 +134,7 @@ def grown(
             f"they have {int(offsets[-1]):,} elements, 32-bit offsets reach {MOST:,}",
             "take smaller steps, or declare the column a large_list",
         )
-    values = _taken(children, elements if places is None else elements[places], name)
+    values = _take_values(children, elements if places is None else elements[places], name)
     starts = pa.array(offsets if wide else offsets.astype(np.int32))
     gone = parts.empty
     made = pa.LargeListArray if wide else pa.ListArray
@@ -159,7 +159,7 @@ def _offsets(column: pa.Array) -> Ints:
     return np.frombuffer(column.buffers()[1], f"i{wide}", len(column) + 1, column.offset * wide).astype(np.int64)
 
 
-def _limited(strategy: Strategy, parts: Parts, ends: Ints, rows: int, name: str, key: Callable[[int], str]) -> None:
+def _check_limit(strategy: Strategy, parts: Parts, ends: Ints, rows: int, name: str, key: Callable[[int], str]) -> None:
     """Refuse the first stretch that outgrows the limit.  One that was held so long and got nothing is as it was."""
     starts, limit = parts.stretches, strategy.limit
     assert limit is not None
@@ -192,7 +192,7 @@ def joined(separator: str, kind: pa.DataType, parts: Parts, column: pa.Array, he
     if not pat.is_large_string(kind) and total > MOST:
         _too_large(name, f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB")
     wide = pa.large_string()
-    texts = _taken(_both(column.cast(wide), held.cast(wide), name), listed, name)
+    texts = _take_values(_both(column.cast(wide), held.cast(wide), name), listed, name)
     out = pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), texts), pa.scalar(separator, wide))
     if parts.empty.any():
         out = pc.if_else(pa.array(parts.empty), pa.scalar(None, wide), out)
@@ -205,7 +205,7 @@ def _both(column: pa.Array, held: pa.Array, name: str) -> pa.Array:
     return _arrow(name, pa.concat_arrays, [column, held])
 
 
-def _taken(values: pa.Array, places: Ints, name: str) -> pa.Array:
+def _take_values(values: pa.Array, places: Ints, name: str) -> pa.Array:
     return _arrow(name, values.take, pa.array(places))
 
 

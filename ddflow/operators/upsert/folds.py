@@ -89,8 +89,8 @@ def fold(
     g), plus the result for lists and texts, plus a sort for `max` and `min` of text.
     """
     if strategy.name in RULES:
-        return _chosen(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
-    return _made(strategy, kind, walked, action, column, _values(held, kind), secret, named, name)
+        return _choose_cells(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
+    return _make_cells(strategy, kind, walked, action, column, _values(held, kind), secret, named, name)
 
 
 def _values(held: Cells, kind: pa.DataType) -> pa.Array:
@@ -100,7 +100,9 @@ def _values(held: Cells, kind: pa.DataType) -> pa.Array:
     return held.values()
 
 
-def _chosen(strategy: Strategy, walked: Walked, action: Flags, column: pa.Array, counts: Flags, held: Cells) -> Ints:
+def _choose_cells(
+    strategy: Strategy, walked: Walked, action: Flags, column: pa.Array, counts: Flags, held: Cells
+) -> Ints:
     """Return references to the chosen cells.  ``counts``: marks the events of ``last`` and ``first``, null or not."""
     name, rule = strategy.name, RULES[strategy.name]
     references, words, before = held.references, NO_WORDS, NO_WORDS
@@ -135,7 +137,7 @@ def ranked(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
     return ranks[: len(column)].copy(), ranks[len(column) :].copy()
 
 
-def _made(
+def _make_cells(
     strategy: Strategy,
     kind: pa.DataType,
     walked: Walked,
@@ -168,7 +170,7 @@ def _group(walked: Walked, part: int, rows: int) -> int:
     return int(np.searchsorted(walked.keys, key_time, "right")) - 1
 
 
-def _given(values: pa.Array) -> pa.Array:
+def _return_values(values: pa.Array) -> pa.Array:
     return values
 
 
@@ -197,11 +199,13 @@ def _fields(
         field = kind.field(i)
         each = named_fields.get(field.name, default)
         if each.name in RULES:
-            chosen = _chosen(each, walked, action, given, counts, Cells(references, partial(_given, before)))
+            chosen = _choose_cells(
+                each, walked, action, given, counts, Cells(references, partial(_return_values, before))
+            )
             children.append(pa.concat_arrays([given, before]).take(pa.array(chosen, mask=chosen == NOTHING)))
         else:
             children.append(
-                _made(each, field.type, walked, action, given, before, secret, named, f"{name}.{field.name}")
+                _make_cells(each, field.type, walked, action, given, before, secret, named, f"{name}.{field.name}")
             )
     gone = shown == NOTHING
     bits = pa.py_buffer(np.packbits(~gone, bitorder="little")) if gone.any() else None

@@ -101,7 +101,7 @@ class Horizons:
             return np.zeros(order.shape[0], np.bool_)
         out = np.ones(order.shape[0], np.bool_)
         for part in self.parts if parts is None else parts:
-            word, null = self._split(order, part)
+            word, null = self._split_nulls(order, part)
             out &= (word < horizon) | null
         return out
 
@@ -118,7 +118,7 @@ class Horizons:
 
     def most(self, own: Ints) -> int | None:
         """Return the word of the greatest order of some events; None if none of them is a point in time."""
-        word, aside = self._split(own, 0)
+        word, aside = self._split_nulls(own, 0)
         if self.floats:
             least, greatest = column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]
             aside = aside | (word <= least) | (word >= greatest)
@@ -126,10 +126,10 @@ class Horizons:
         return int(word.max()) if word.size else None
 
     def _key(self, order: Ints, part: int) -> Ints:
-        word, null = self._split(order, part)
+        word, null = self._split_nulls(order, part)
         return np.where(null, LEAST, word)
 
-    def _split(self, order: Ints, part: int) -> tuple[Ints, Bools]:
+    def _split_nulls(self, order: Ints, part: int) -> tuple[Ints, Bools]:
         """Of order words int64[m, w]: the words that decide, and which are null, or were never set."""
         word = order[:, part + self.flagged]
         if self.flagged:

@@ -158,7 +158,7 @@ class MergedRows(Walking):
             gone = self.gone.take(self.steps.permutation) != 0
             action = np.where(gone if part == 1 else ~gone, action, SKIP)
         if not self.merging.cells and group:
-            action = self._raised(group)
+            action = self._mark_order_setters(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
         if self.merging.cells and part > 1 and self._kinds()[part - 2] != walk_cells.LATEST:
             follows[action == CLEAR] = CLEAR  # where the first or every event counts, a delete leaves no order
@@ -175,7 +175,7 @@ class MergedRows(Walking):
         choose(walked, follows, counts, none, start, np.ones(start.size, np.uint8), none, LATEST, out)
         return out
 
-    def _raised(self, group: int) -> Flags:
+    def _mark_order_setters(self, group: int) -> Flags:
         """uint8[n], by place: TAKE for the events whose order is the one that a group runs by after their time."""
         steps, span = self.steps, slice(int(self.order.spans[group, 0]), int(self.order.spans[group, 2]))
         runs = np.repeat(self.taken.running[:, span], np.diff(steps.key_times), axis=0)

@@ -136,15 +136,15 @@ class Order:
         n = events.num_rows
         if self.ranks_base:
             names = [f.name for f in self.fields]
-            ranks = self._ranked(events, names, prior, [f"_order_{x}" for x in names], secret)
+            ranks = self._rank_orders(events, names, prior, [f"_order_{x}" for x in names], secret)
             order[:, self.base - 1], prior_order[:, self.base - 1] = ranks[:n], ranks[n:]
         if self.ranks_rows:
             names = [f.name for f in self.rows]
-            ranks = self._ranked(events, names, prior, names, secret) + 1
+            ranks = self._rank_orders(events, names, prior, names, secret) + 1
             order[:, self.base] = np.where(gone == 0, ranks[:n], 0)
             prior_order[:, self.base] = np.where(lives != 0, ranks[n:], 0)
 
-    def _ranked(
+    def _rank_orders(
         self, events: pa.RecordBatch, names: list[str], prior: pa.Table | None, prior_names: list[str], secret: Secret
     ) -> Ints:
         table = pa.table([events.column(x) for x in names], names=[str(i) for i in range(len(names))])

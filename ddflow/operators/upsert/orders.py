@@ -70,14 +70,14 @@ class MergeOrders:
                 self._sources.append(("time", 1, False))
             for field in group.order:
                 first = self.width
-                self._put(field, number, bool(field.nullable), flagged=not number)
+                self._add_column(field, number, bool(field.nullable), flagged=not number)
                 fields.append((number, first, self.width, int(field.nullable)))
                 self._at[field.name] = first, self.width, field
             base = self.width
             if self.tie == GREATEST and not cells and (number or self.ordered):
                 self._sources.append(("gone", 1, True))
                 for field in group.compared:
-                    self._put(field, number, True, tie=True)
+                    self._add_column(field, number, True, tie=True)
             if self.seq is not None and (number or self.ordered):
                 self._sources.append(("seq", 1, True))
             spans.append((begin, base, self.width))
@@ -91,7 +91,9 @@ class MergeOrders:
         """Words of an event."""
         return sum(max(words, 1) for _, words, _ in self._sources)
 
-    def _put(self, field: pa.Field, group: int, nullable: bool, tie: bool = False, flagged: bool = False) -> None:
+    def _add_column(
+        self, field: pa.Field, group: int, nullable: bool, tie: bool = False, flagged: bool = False
+    ) -> None:
         """One more column: its words, or the place of a rank."""
         # What was never set is the least word: where a value or null may be that, too, a flag tells them apart.
         may_be_least = nullable or (is_word(field.type) and needs_flag(field.with_nullable(True)))

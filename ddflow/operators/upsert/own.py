@@ -52,14 +52,14 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     """
     if of.merging.scalar:
         return _scalar(of)
-    fixed = _fixed(of)
+    fixed = _fixed_columns(of)
     derived = {field.name for field, _ in of.merging.derived}
     schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in of.upsert.bound.row_schema])
     chains = Chains(of.steps, of.action[0])
     count = int(chains.offsets[1]) if len(chains) else 0
     keys = chains.keys[:count]
-    held = _held(of, schema, keys)
-    given = picked(_given(of, schema), chains.rows)
+    held = _gather_held_rows(of, schema, keys)
+    given = picked(_build_event_rows(of, schema), chains.rows)
     assert of.merging.function is not None
     made = Merger(of.merging.function, of.upsert.bound.name, schema, fixed, of.upsert.secret).run(
         chains, given, held, of.cells[keys] != NOTHING
@@ -68,26 +68,26 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     still = np.flatnonzero(chains.shown >= ends)
     if still.size:
         # Moments in which nothing was folded show what their key holds.
-        rest = _held(of, schema, chains.shown[still] - ends)
+        rest = _gather_held_rows(of, schema, chains.shown[still] - ends)
         chains.shown[still] = ends + np.arange(still.size)
         made = joined([made, rest], made.schema)
     return {each.name: made.column(each.name).take(pa.array(chains.shown)) for each in of.merging.columns}
 
 
-def _fixed(of: Walking) -> list[str]:
+def _fixed_columns(of: Walking) -> list[str]:
     """List the columns that no function may change: those of the key, and the order columns of the row."""
     names = [*of.upsert.bound.spec.key, *(field.name for field in of.merging.groups[0].order)]
     return [name for name in of.upsert.bound.row_schema.names if name in names]
 
 
-def _held(of: Walking, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
+def _gather_held_rows(of: Walking, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
     """Gather the rows that some keys hold; null for keys that hold none."""
     derived = {field.name for field, _ in of.merging.derived}
     found = [pa.nulls(keys.size, f.type) if f.name in derived else of.gathered(of.cells[keys], f) for f in schema]
     return pa.RecordBatch.from_arrays(found, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _given(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
+def _build_event_rows(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
     """Build the rows of the events."""
     rows, derived = of.events.rows, {field.name for field, _ in of.merging.derived}
     orders = {field.name: field for field in of.merging.groups[0].order}
@@ -148,10 +148,10 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
     derived = {field.name for field, _ in of.merging.derived}
     asked = f"the merger {named(function)} of {bound.name!r}"
     schema = pa.schema([field for field in bound.row_schema if field.name not in derived and fits(field.type)])
-    kind, fixed = kind_of(schema, asked), _fixed(of)
+    kind, fixed = kind_of(schema, asked), _fixed_columns(of)
     live = (of.cells != NOTHING).view(np.uint8).copy()
-    held = to_records(_held(of, schema, np.arange(live.size)), kind)
-    given, made = to_records(_given(of, schema), kind), np.zeros(of.places.size, kind)
+    held = to_records(_gather_held_rows(of, schema, np.arange(live.size)), kind)
+    given, made = to_records(_build_event_rows(of, schema), kind), np.zeros(of.places.size, kind)
     required = [field.name for field in schema if not field.nullable]
     try:
         code, row = merger(function, kind)(

@@ -233,7 +233,7 @@ class Resolution:
         both = zip(self.resolved.spans, self.resolved.done, strict=True)
         return self.upsert.threads.each(self._change, [(*span, *done[1::2], done[4]) for span, done in both])
 
-    def _stored(self, out: Outcomes) -> list[Column]:
+    def _build_stored_columns(self, out: Outcomes) -> list[Column]:
         """Build the rows of versions: words from their hashes if these can be reversed, the rest by reference."""
         state, words = self.upsert, dict[str, Column]()
         if out.row.size >= SMALL:
@@ -252,7 +252,7 @@ class Resolution:
         out, whole = self.resolved.out, len(self.resolved.spans) == 1 and versions == self.resolved.out.high.size
         out = out if whole else out.span(at, at + versions, begin, end)
         order, shape = self.upsert.order, self.pool.shape
-        columns = self._stored(out)
+        columns = self._build_stored_columns(out)
         for field in order.hidden:
             columns.append(self.weighed.hidden(field.name).take(pa.array(out.event)))
         rows = Rows.of(columns, shape, versions)
