@@ -34,7 +34,7 @@ FEW: Final = 3
 
 
 def is_path(given: Any) -> bool:
-    """Whether rows are given by where they are."""
+    """Return whether rows are given as a path."""
     return isinstance(given, str | os.PathLike)
 
 
@@ -63,9 +63,10 @@ def at_path(given: Any, error: DdflowError) -> DdflowError:
 
 @contextmanager
 def at_spots(spots: Sequence[tuple[Spot, int]]) -> Iterator[None]:
-    """Errors about the rows of a call name their file.  ``spots``: where each batch stands, and its rows, in order.
+    """Make errors about the rows of a call name their file.  O(batches) for an error.
 
-    O(batches), where it fails.  What is of no rows, such as a full disk, names none.
+    ``spots``: the place and the rows of each batch, in order.  An error about no row, such as a full disk, names no
+    file.
     """
     try:
         yield
@@ -82,7 +83,7 @@ def at_spots(spots: Sequence[tuple[Spot, int]]) -> Iterator[None]:
 
 
 def named(files: Sequence[str]) -> str:
-    """Files as text: of more than a few the first and the last.
+    """List files for messages: only the first and the last if there are more than a few.
 
     >>> named(["a.csv", "b.csv"]), named(["1.csv", "2.csv", "3.csv", "4.csv"])
     ('a.csv, b.csv', '1.csv ... 4.csv (4 files)')

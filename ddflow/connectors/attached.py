@@ -94,22 +94,22 @@ class OpenSource(ABC):
     def keyed(  # noqa: B027 - most know no keys
         self, keys: Mapping[str, Sequence[str]], whole: Collection[str]
     ) -> None:
-        """By input, the key by which its rows are replaced; an input that folds its rows otherwise is left out.
+        """Note, by input, the key that replaces its rows; inputs that fold their rows otherwise are left out.
 
-        ``whole``: those of them that may be given all that they hold.  Called once, ahead of the first poll.  Raises
-        `UnreadableInput` where the source tells rows apart by others.
+        ``whole``: the inputs that may get their full contents at once.  Called once, before the first poll.  Raises
+        `UnreadableInput` if the source identifies rows by other columns.
         """
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:  # noqa: B027 - most learn of columns from rows
-        """By input, columns that the flow declares and the state does not have yet.
+        """Note, by input, the columns that the flow declares and the state does not have yet.
 
-        Called once, ahead of the first poll.  Raises `UnreadableInput` for one that a table does not have.
+        Called once, before the first poll.  Raises `UnreadableInput` for a column that a table does not have.
         """
 
     def note_guesses(self, columns: Mapping[str, Collection[str]]) -> None:  # noqa: B027 - most sources have types
-        """By input, columns that a run took in and the flow does not declare: their types are not wishes to convert.
+        """Note, by input, the columns that a run added without a declaration.
 
-        Called once, ahead of the first poll.
+        Their types are guesses, so the source converts no values for them. Called once, before the first poll.
         """
 
     @property
@@ -119,7 +119,7 @@ class OpenSource(ABC):
 
     @abstractmethod
     def lag(self) -> int | None:
-        """How much it knows to be there and has not given, in the source's ``unit``; None where it does not know."""
+        """Return how much is known but not read yet, in the source's ``unit``; None if unknown."""
 
     @property
     def waits(self) -> bool:
@@ -168,7 +168,7 @@ class Source(ABC):
         return (name,)
 
     def needs(self) -> None:  # noqa: B027 - most need no library
-        """Raise `MissingExtra` where a library that it needs is not installed.  Nothing is connected."""
+        """Raise `MissingExtra` if a library that it needs is not installed.  Connects to nothing."""
 
     @abstractmethod
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
@@ -243,41 +243,41 @@ class OpenSink(ABC):
 
     @abstractmethod
     def missing(self) -> bool:
-        """Whether there is no table, though there may be a record of one."""
+        """Return whether there is no table, though there may be a record of one."""
 
     def holds(self) -> None:  # noqa: B027 - some hold whatever there is
         """Raise `SinkRefused` for columns that no such table can hold.  Nothing is made."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make the table where there is none, and add columns that are new.  Raises `SinkRefused` for another shape.
+        """Create the table if it is missing, and add new columns.  Raises `SinkRefused` for another shape.
 
-        A table that is made has no record: one of a table that was dropped goes first.
+        A new table has no record: the record of a dropped table is removed first.
         """
 
     @abstractmethod
     def occupied(self) -> bool:
-        """Whether the table has rows."""
+        """Return whether the table has rows."""
 
     @abstractmethod
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Take an epoch, in one transaction with ``now``.  Nothing happens where it has ``now`` already.
+        """Write an epoch, in one transaction with ``now``.  Do nothing if the target has ``now`` already.
 
-        ``before``: what it must have said until then; ``now`` itself for a difference that belongs to the same epoch.
-        Raises `SinkFailed`, after which it may have happened, `SinkAhead` where it says something else, and
-        `SinkRefused` where the table is gone.
+        ``before``: the record that it must have until then; ``now`` itself for a difference in the same epoch. Raises
+        `SinkFailed`, after which the epoch may be written, `SinkAhead` for another record, and `SinkRefused` if the
+        table is missing.
         """
 
     def staging(self) -> Staging | None:
-        """How many may add rows to it; None where an epoch must be given whole.  Raises `SinkFailed`."""
+        """Return how several writers may add rows; None if one call must write an epoch.  Raises `SinkFailed`."""
         return None
 
     def cancel(self) -> None:  # noqa: B027 - some cannot
-        """Let a `write` that goes on raise `SinkFailed`, where the target can.  Called from another thread."""
+        """Make a running `write` raise `SinkFailed`, if the target can.  Called from another thread."""
 
     @abstractmethod
     def read(self) -> pa.Table:
-        """All rows of the table, in the columns of its shape."""
+        """Read all rows of the table, in the columns of its shape."""
 
     def close(self) -> None:  # noqa: B027 - most keep nothing
         """Let go of connections.  Twice is harmless."""
@@ -296,7 +296,7 @@ class TableSink(ABC):
         """Where that is, table included, as manifests and messages name it; never with credentials."""
 
     def needs(self) -> None:  # noqa: B027 - most need no library
-        """Raise `MissingExtra` where a library that it needs is not installed.  Nothing is connected."""
+        """Raise `MissingExtra` if a library that it needs is not installed.  Connects to nothing."""
 
     @abstractmethod
     def open(self, shape: TableShape) -> OpenSink:

@@ -103,7 +103,7 @@ def rows_of(written: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def texts_of(rows: pa.Table) -> pa.Array:
-    """Rows as JSON texts.  O(bytes)."""
+    """Format rows as JSON texts.  O(bytes)."""
     batches = rows.to_batches(max_chunksize=_AT_ONCE)
     return pa.concat_arrays([pa.array([], pa.string()), *(json_objects(batch, strict=True) for batch in batches)])
 

@@ -81,7 +81,7 @@ def _column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) ->
 
 
 def own_type(kind: pa.DataType) -> pa.DataType | None:
-    """Bytes have no length there."""
+    """Return the stored type of fixed-size bytes, which have no length in Delta Lake; None for others."""
     return pa.binary() if pat.is_fixed_size_binary(kind) else None
 
 
@@ -107,7 +107,7 @@ class DeltaSink(TableSink):
         library()
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Nothing is read yet."""
+        """Return the table; reads nothing yet."""
         return DeltaLakeTable(self, shape)
 
 
@@ -127,12 +127,12 @@ class DeltaLakeTable(OpenSink):
             return None if table is None else self._record(table)
 
     def missing(self) -> bool:
-        """Whether there is no log."""
+        """Return whether there is no log."""
         with self._talking("ask"):
             return self._table() is None
 
     def occupied(self) -> bool:
-        """Whether there is a row."""
+        """Return whether there is a row."""
         with self._talking("ask"):
             table = self._table()
             return table is not None and table.count() > 0
@@ -171,7 +171,7 @@ class DeltaLakeTable(OpenSink):
             of.write_deltalake(table, changes.rows.cast(self.schema), mode=mode, commit_properties=told)
 
     def staging(self) -> Staging | None:
-        """Files of its own, where no option of the table asks more of a writer."""
+        """Return a writer of separate files; None if the table's options ask more of a writer."""
         with self._talking("ask"):
             if (table := self._table()) is None:
                 return None  # what is written then says so
@@ -214,7 +214,7 @@ class DeltaLakeTable(OpenSink):
         )
 
     def read(self) -> pa.Table:
-        """All rows."""
+        """Read all rows."""
         with self._talking("read"):
             table = self._table()
             assert table is not None, "it was prepared"

@@ -158,7 +158,7 @@ class FeedReader(OpenSource):
         return not self.of.follow and self.rows is None and self.at >= self.until
 
     def lag(self) -> int | None:
-        """Count the versions that are not read yet, one that is being copied included."""
+        """Count the versions that are not read yet; one in mid-copy counts too."""
         behind: int = self.until - self.at
         return max(behind, 0) + (self.rows is not None)
 
@@ -286,7 +286,7 @@ class FeedReader(OpenSource):
         return self._fitting(one_batch(rows.take(pa.array(order))))
 
     def _fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows in the types that are declared, where the table's are wider, or were narrower.
+        """Cast rows to the declared types if the table's types are, or were, others.
 
         Raises `SchemaMismatch` for a value that does not fit.
         """

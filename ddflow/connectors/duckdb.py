@@ -105,7 +105,7 @@ class DuckDBSink(TableSink):
 
 @cache
 def _type_of(kind: pa.DataType) -> str | None:
-    """As `DuckDBTable.type_of`.  Some 20 ms, once a type and process: a database in memory is asked."""
+    """See `DuckDBTable.type_of`.  Asks a database in memory: some 20 ms, once for each type in a process."""
     duckdb, empty = driver(), pa.table({"a": pa.array([], kind)})
     try:
         with duckdb.connect() as connection:
@@ -139,11 +139,11 @@ class DuckDBTable(SqlTable):
                 self.connection.close()
 
     def type_of(self, kind: pa.DataType) -> str | None:
-        """As DuckDB itself takes Arrow's, where they come back."""
+        """Return DuckDB's type for Arrow's, if values survive the way back."""
         return _type_of(kind)
 
     def columns(self, table: str) -> dict[str, str]:
-        """As its catalog says."""
+        """Read the columns from the catalog."""
         found = self.execute(
             "select column_name, data_type from duckdb_columns() where schema_name = current_schema() and "
             "database_name = current_database() and table_name = ? order by column_index",
@@ -164,7 +164,7 @@ class DuckDBTable(SqlTable):
         self._with(keys, f"delete from {quoted(table)} t using {_GIVEN} where {same}")
 
     def read(self) -> pa.Table:
-        """All rows."""
+        """Read all rows."""
         with self.talking("read"):
             names = self._names(self.shape.schema.names)
             found: pa.Table = self.connection.sql(f"select {names} from {quoted(self.table)}").to_arrow_table()

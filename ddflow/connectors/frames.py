@@ -45,9 +45,9 @@ Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 
 
 def to_table(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> pa.Table:
-    """Rows as one table.  Copies nothing that is Arrow already; O(batches), and O(rows) for Python's values.
+    """Convert rows to one table.  Raises as `arrow`.
 
-    As `arrow`.
+    Copies nothing that is Arrow already; O(batches), and O(rows) for Python's values.
     """
     rows = arrow(given, what, schema, guessed)
     if isinstance(rows, pa.RecordBatchReader):
@@ -56,11 +56,11 @@ def to_table(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] 
 
 
 def arrow(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> Rows:
-    """Rows as a table, a batch, or a reader of batches, where they need not be in memory whole.
+    """Convert rows to a table, a batch, or a reader of batches if they need not be in memory at once.
 
-    ``schema``: the declared columns; no columns where nothing is declared.  ``guessed``: those of them that no flow
-    declares; text of files is not converted to these.  Raises `NotArrow` for what holds no rows,
-    `SchemaMismatch` when the batches of a sequence or the lengths of columns differ, and what reading a file raises.
+    ``schema``: the declared columns; empty if nothing is declared.  ``guessed``: the columns among them that no flow
+    declares; text of files is not converted to these.  Raises `NotArrow` for an object that holds no rows,
+    `SchemaMismatch` if the batches of a sequence or the lengths of columns differ, and the errors of reading a file.
     """
     if isinstance(given, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return given
@@ -101,7 +101,7 @@ def arrow(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = (
 
 
 def is_rows(given: Any) -> bool:
-    """Whether something is rows by itself, and no sequence of parts.  O(1)."""
+    """Return whether something is rows by itself, and no sequence of parts.  O(1)."""
     attributes = ("__arrow_c_stream__", "__arrow_c_array__", "collect_schema", "scanner")
     return isinstance(given, str | os.PathLike | Mapping) or any(hasattr(given, each) for each in attributes)
 
@@ -204,7 +204,7 @@ def _column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
 
 
 def _odd(values: Any) -> str | None:
-    """Which value is of another type than those before it."""
+    """Describe the first value of another type than the values before it."""
     first: Any = None
     for row, value in enumerate(values):
         first = value if first is None else first
@@ -214,7 +214,7 @@ def _odd(values: Any) -> str | None:
 
 
 def _times(values: Any, array: Any, asked: str) -> Any:
-    """``array``, or one that lost no time of day.  Raises `NotArrow` for times of which some have no zone."""
+    """Return ``array``, rebuilt if it lost times of day.  Raises `NotArrow` if only some times have a zone."""
     if isinstance(values, list | tuple) and (pat.is_date(array.type) or pat.is_timestamp(array.type)):
         moments = [value for value in values if isinstance(value, datetime.datetime)]
         if len({value.tzinfo is None for value in moments}) > 1:

@@ -49,7 +49,7 @@ _CREATED: Final = {"write.metadata.delete-after-commit.enabled": "true"}
 
 
 def own_type(kind: pa.DataType) -> pa.DataType | None:
-    """Iceberg has no integers below 32 bits, and has times of day, bytes of a length, UUIDs and maps."""
+    """Return Iceberg's type for small integers, times of day, fixed-size bytes and UUIDs; None for others."""
     if pat.is_integer(kind) and kind.bit_width < 32:
         return pa.int32()
     if pat.is_time(kind):
@@ -74,7 +74,7 @@ class IcebergSink(TableSink):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Those of the catalog that are given."""
+        """Properties of the catalog that were given."""
         return {} if isinstance(self.catalog, str) else dict(self.catalog)
 
     @property
@@ -93,7 +93,7 @@ class IcebergSink(TableSink):
         library()
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Nothing is read yet."""
+        """Return the table; reads nothing yet."""
         return IcebergTable(self, shape)
 
 
@@ -121,12 +121,12 @@ class IcebergTable(OpenSink):
             return None if table is None else _record(table)
 
     def missing(self) -> bool:
-        """Whether the catalog has no such table."""
+        """Return whether the catalog has no such table."""
         with self._talking("ask"):
             return self._table() is None
 
     def occupied(self) -> bool:
-        """Whether there is a row."""
+        """Return whether there is a row."""
         with self._talking("ask"):
             table = self._table()
             return table is not None and any(task.file.record_count for task in table.scan().plan_files())
@@ -165,7 +165,7 @@ class IcebergTable(OpenSink):
         self._commit(change, now, before)
 
     def staging(self) -> Staging | None:
-        """Files of its own, where the table has no partitions."""
+        """Return a writer of separate files; None if the table has partitions."""
         with self._talking("ask"):
             if (table := self._table()) is None:
                 return None  # what is written then says so
@@ -186,7 +186,7 @@ class IcebergTable(OpenSink):
         self._commit(change, now, before)
 
     def _commit(self, change: Callable[[Any, Any], None], now: TargetRecord, before: TargetRecord | None) -> None:
-        """One snapshot with the record, if it is not there."""
+        """Commit one snapshot with the record, unless the table has it."""
         with self._talking("write"):
             if (table := self._table()) is None:
                 raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
@@ -203,7 +203,7 @@ class IcebergTable(OpenSink):
             begun.commit_transaction()
 
     def read(self) -> pa.Table:
-        """All rows."""
+        """Read all rows."""
         with self._talking("read"):
             table = self._table()
             assert table is not None, "it was prepared"

@@ -41,14 +41,14 @@ class InPlaceTable(SqlTable):
 
     @abstractmethod
     def matches(self, keys: pa.Table) -> Sequence[Match]:
-        """How keys are found, each by one of them; they are those of the rows that are given."""
+        """Return the ways to find the given keys; each key is found in one way."""
 
     @abstractmethod
     def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """Values of the driver in the type that they were written from."""
+        """Convert values of the driver to the type that they were written from."""
 
     def read(self) -> pa.Table:
-        """All rows."""
+        """Read all rows."""
         schema = self.shape.schema
         with self.talking("read"):
             found = self.execute(f"select {', '.join(map(quoted, schema.names))} from {quoted(self.table)}")
@@ -57,7 +57,7 @@ class InPlaceTable(SqlTable):
         return pa.table(arrays, schema=schema)
 
     def pointed_at(self) -> bool:
-        """Whether foreign keys point at the table's rows."""
+        """Return whether foreign keys point at the table's rows."""
         return False
 
     def count(self, text: str) -> int:

@@ -39,7 +39,7 @@ QUIET: Final = {"log_level": 0, "socket.keepalive.enable": True}
 
 
 def library() -> Any:
-    """confluent-kafka.  Raises `MissingExtra`."""
+    """Import confluent-kafka.  Raises `MissingExtra`."""
     return import_extra("speak to Kafka", "kafka", "confluent_kafka")
 
 
@@ -77,7 +77,7 @@ class KafkaTopic(Source):
         return ", ".join(f"offset {offset} of partition {each}" for each, offset in position["offsets"].items())
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Those of its tables."""
+        """Return the inputs of its tables."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
 
     def needs(self) -> None:
@@ -85,7 +85,7 @@ class KafkaTopic(Source):
         library()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
-        """Connect, and look whether what follows the position is there."""
+        """Connect, and check that the messages after the position are still available."""
         return TopicReader(self, next(iter(inputs)), position, watched=True)
 
 
@@ -121,7 +121,7 @@ class TopicReader(OpenSource):
 
     @property
     def ended(self) -> bool:
-        """Whether all was read that was there when it was opened."""
+        """Whether it read everything up to the end at its opening."""
         return not self.of.follow and all(self.at[each] >= until for each, until in self.until.items())
 
     def lag(self) -> int | None:
@@ -137,7 +137,7 @@ class TopicReader(OpenSource):
         return behind
 
     def poll(self, room: int) -> Polled | None:
-        """Messages of all partitions, those of each in their order."""
+        """Return messages of all partitions, in order within each."""
         came, size, before = list[Any](), 0, dict(self.at)
         with self._talking():
             if self.of.follow and monotonic() - self._looked > LOOK:
@@ -168,7 +168,7 @@ class TopicReader(OpenSource):
                 self.consumer.commit(offsets=told, asynchronous=True)
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connections."""
         self.consumer.close()
         self._ids = None
 
@@ -177,7 +177,7 @@ class TopicReader(OpenSource):
         self._down |= error.code() == library().KafkaError._ALL_BROKERS_DOWN
 
     def _fetch_topic(self, wait: float) -> Any:
-        """Fetch the topic from the brokers, and check that it is the one that was read."""
+        """Fetch the topic from the brokers, and check that it is still the same topic."""
         topic, self._down = self.of.topic, False
         cluster = self.consumer.list_topics(topic, timeout=wait)
         self.origin = same(self.asked, self.origin, TopicOrigin(cluster.cluster_id or ""))
@@ -198,7 +198,7 @@ class TopicReader(OpenSource):
         return [each for each in came if each.error() is None] if wrong else came
 
     def _batch(self, good: Sequence[Any]) -> pa.RecordBatch | None:
-        """Messages as columns, without a line of Python for each; None where there are none."""
+        """Convert messages to columns, without a Python loop over them; None if there are none."""
         if not good:
             return None
         of, n = library().Message, len(good)

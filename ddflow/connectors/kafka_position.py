@@ -73,7 +73,7 @@ class TopicIds:
         self._client: Any = None
 
     def of(self, topic: str) -> str:
-        """Its id; "" where that is not known.  One request."""
+        """Return the id of a topic; "" if it is unknown.  One request."""
         if self._silent:
             return ""
         library: Any = importlib.import_module("confluent_kafka")

@@ -67,7 +67,7 @@ class RangeReader(TopicReader):
         super().__init__(of, of.topic, remembered({partition: first}, TopicOrigin()))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of them.  O(messages).  Raises `SourceFailed`, `SourceChanged`."""
+        """Yield all messages.  O(messages).  Raises `SourceFailed`, `SourceChanged`."""
         heard = monotonic()
         while self.at[self.partition] < self.end:
             before = self.at[self.partition]

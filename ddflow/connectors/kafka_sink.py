@@ -98,19 +98,19 @@ class TopicWriter(OpenSink):
             return TargetRecord(**record)
 
     def missing(self) -> bool:
-        """Whether there is no such topic."""
+        """Return whether there is no such topic."""
         with self._talking("ask"):
             return self.admin.list_topics(self.of.topic, timeout=WAIT).topics[self.of.topic].error is not None
 
     @cached_property
     def admin(self) -> Any:
-        """A client that makes no topic by asking for it, as the one that writes does where a broker lets it."""
+        """Client that never creates a topic: the writing one does so by a request, if a broker allows it."""
         of: Any = importlib.import_module("confluent_kafka.admin")
         settings = {name: value for name, value in self.settings.items() if name != "partitioner"}
         return of.AdminClient(settings | {"allow.auto.create.topics": False})
 
     def occupied(self) -> bool:
-        """Whether it has a message."""
+        """Return whether it has a message."""
         with self._talking("ask"):
             return any(True for _ in self._all(self.of.topic))
 
@@ -166,7 +166,7 @@ class TopicWriter(OpenSink):
         self.__dict__.pop("admin", None)
 
     def _messages(self, changes: TableChanges) -> Iterator[tuple[str | None, str | None]]:
-        """Keys and values."""
+        """Yield keys and values."""
         if self.of.mode == "debezium":
             columns = (changes.rows.column(name).to_pylist() for name in MESSAGES.names)
             yield from zip(*columns, strict=True)
@@ -204,7 +204,7 @@ class TopicWriter(OpenSink):
             raise
 
     def _all(self, topic: str) -> Iterator[Any]:
-        """All committed messages of a topic; none where there is no such topic."""
+        """Yield all committed messages of a topic; none if it does not exist."""
         offsets = KafkaTopic(self.of.servers, topic, "earliest", False, self.of.config)
         try:
             reader = TopicReader(offsets, topic, None)

@@ -118,7 +118,7 @@ class LandedFiles(Source):
         return ", and ".join([*parts, *([f"row {at[3]:,} of {at[0]}"] if at else [])]) or "no file"
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Those of its tables."""
+        """Return the inputs of its tables."""
         return (name,) if self.tables is None else tuple(dict.fromkeys(self.tables.values()))
 
     def needs(self) -> None:
@@ -157,7 +157,7 @@ class FollowedFiles(OpenSource):
 
     @property
     def ended(self) -> bool:
-        """Whether all was taken that was there."""
+        """Whether it read all files of its first look."""
         return not self.of.follow and not self._first and self._at is None and not self._ready
 
     def lag(self) -> int | None:
@@ -165,7 +165,7 @@ class FollowedFiles(OpenSource):
         return None if self._first else len(self._ready) + (self._at is not None)
 
     def poll(self, room: int) -> Polled | None:
-        """Batches of as many files as there is room for."""
+        """Return batches of as many files as there is room for."""
         if self._at is None and not self._ready and not self.ended:
             self._look()
         if self.of.full:

@@ -63,7 +63,7 @@ class Landing(ABC):
 
     @abstractmethod
     def stamp(self, file: str) -> Stamp:
-        """How a file looks now.  Raises `FileNotFoundError`, `SourceFailed`."""
+        """Return the current stamp of a file.  Raises `FileNotFoundError`, `SourceFailed`."""
 
     @abstractmethod
     def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
@@ -80,7 +80,7 @@ class Landing(ABC):
         return os.path.relpath(os.path.join("/", other.folder, file), os.path.join("/", self.folder))
 
     def needs(self) -> None:  # noqa: B027 - a folder needs no library
-        """Raise `MissingExtra` where a library is not installed."""
+        """Raise `MissingExtra` if a library is not installed."""
 
     def stream(self, file: str, stamp: Stamp) -> pa.NativeFile:
         """Open a file and decompress it by its first bytes, whatever its name."""
@@ -118,7 +118,7 @@ class FolderLanding(Landing):
         return there
 
     def stamp(self, file: str) -> Stamp:
-        """As the file system says."""
+        """Read the stamp from the file system."""
         stat = os.stat(self._path(file))
         return Stamp(stat.st_size, stat.st_mtime_ns)
 
@@ -171,7 +171,7 @@ class BucketLanding(Landing):
         return {"/".join(name): _stamp(each) for each, name in names if matches(pattern, name)}
 
     def stamp(self, file: str) -> Stamp:
-        """As the bucket says."""
+        """Read the stamp from the bucket."""
         try:
             return _stamp(self._bucket.look(self._key(file)))
         except StorageFailed as error:
@@ -203,12 +203,12 @@ class BucketLanding(Landing):
 
 
 def _stamp(found: Any) -> Stamp:
-    """Of an object: a listing and an answer to HEAD agree in whole seconds."""
+    """Return the stamp of an object in whole seconds, in which a listing and an answer to HEAD agree."""
     return Stamp(found.length, int(found.written) * 10**9)
 
 
 def matches(pattern: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether the parts of a name match those of a pattern.  O(parts), for each ``**`` as many times."""
+    """Return whether the parts of a name match a pattern.  O(parts), for each ``**`` as many times."""
     if not pattern:
         return not names
     if pattern[0] == "**":

@@ -123,7 +123,7 @@ def folded(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
 
 
 def with_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.Table:
-    """Upserts as one table: its rows with ``_deleted``, true for keys whose rows are gone, null beside.  O(n)."""
+    """Convert upserts to one table with ``_deleted``; deleted rows only have their key.  O(n)."""
     assert made.gone is not None
     n = made.rows.num_rows
     keys = pa.concat_tables([made.rows.select(list(key)), made.gone.select(list(key))])
@@ -138,7 +138,7 @@ def with_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.T
 
 
 def among(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
-    """Which rows are equal to one of some keys, null to null.  Both have the same columns.  O(n log keys)."""
+    """Mark the rows that equal some key; null equals null.  Both have the same columns.  O(n log keys)."""
     (high, low), (of, beside) = (identities(each.combine_chunks(), secret) for each in (rows, keys))
     found = np.isin(high, of)
     if low.size and beside.size:
@@ -156,7 +156,7 @@ def netted(updates: pa.Table, secret: Secret) -> pa.Table:
 
 
 def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges:
-    """Upserts of `ddflow.Collection.to_upserts`: of each key the last one counts."""
+    """Keep the last upsert of each key, from `ddflow.Collection.to_upserts`."""
     back = upserts.take(pa.array(np.arange(upserts.num_rows)[::-1])).combine_chunks()
     numbers = _number_keys(back.select(list(key)), secret)
     last = back.take(pa.array(np.unique(numbers, return_index=True)[1][::-1]))

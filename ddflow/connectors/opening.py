@@ -15,7 +15,7 @@ from ddflow.storage.protocol import Store
 
 
 def check_target(given: Any) -> None:
-    """Raise `StateRefused` for what is no target, before anything is opened.  O(length)."""
+    """Raise `StateRefused` for an invalid target, before anything is opened.  O(length)."""
     address.folder(given, "write outputs to")
 
 

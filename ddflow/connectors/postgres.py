@@ -274,7 +274,7 @@ class PostgresTable(InPlaceTable):
         super().prepare()
 
     def execute(self, text: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """See `SqlTable.execute`.  No name that a user gives stands in a statement with values."""
+        """See `SqlTable.execute`.  A statement with values never contains a user's name."""
         found = (
             self.connection.execute(text.replace("?", "%s"), list(given)) if given else self.connection.execute(text)
         )
@@ -302,7 +302,7 @@ class PostgresTable(InPlaceTable):
         return column_type(kind)
 
     def columns(self, table: str) -> dict[str, str]:
-        """As its catalog says."""
+        """Read the columns from the catalog."""
         found = self.execute(
             "select attname, format_type(atttypid, atttypmod) from pg_attribute "
             "where attrelid = to_regclass(?) and attnum > 0 and not attisdropped order by attnum",
@@ -322,7 +322,7 @@ class PostgresTable(InPlaceTable):
                 copy.write(out.getvalue())
 
     def delete(self, table: str, keys: pa.Table) -> None:
-        """Delete the rows of keys, which a statement is given as arrays: so it is planned for as many as there are."""
+        """Delete the rows of keys.  Keys are arrays, so the plan fits their number."""
         null = pa.array([False] * keys.num_rows)
         for column in keys.columns:
             null = pc.or_(null, pc.is_null(column))
@@ -341,11 +341,11 @@ class PostgresTable(InPlaceTable):
                 self.connection.execute(text, [_array(column) for column in part.columns], prepare=False)
 
     def count(self, text: str) -> int:
-        """See `InPlaceTable.count`.  What is prepared would be planned for some other number of rows."""
+        """See `InPlaceTable.count`.  A prepared statement would have a plan for another number of rows."""
         return int(self.connection.execute(text, prepare=False).rowcount)
 
     def matches(self, keys: pa.Table) -> Sequence[Match]:
-        """By ``=`` where no column of a key is null, so that an index serves."""
+        """Compare keys without null by ``=``, so that an index serves."""
         names = [quoted(name) for name in keys.schema.names]
         same, alike = (
             " and ".join(f"t.{name} {each} g.{name}" for name in names) or "true"
@@ -356,12 +356,12 @@ class PostgresTable(InPlaceTable):
         return [*found, Match(f"({null})", alike)] if any(column.null_count for column in keys.columns) else found
 
     def pointed_at(self) -> bool:
-        """As its catalog says."""
+        """Return whether a foreign key in the catalog refers to the table."""
         asked = "select 1 from pg_constraint where contype = 'f' and confrelid = to_regclass(?) limit 1"
         return bool(self.execute(asked, [quoted(self.table)]))
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
-        """Take an epoch.  Behind the first one the server looks at the key, else it scans the table for a few rows."""
+        """Write an epoch.  Analyze the key after the first one, else the server scans the table for a few rows."""
         super().write(changes, now, before)
         if before is None and self.shape.key:
             with self.talking("analyze"):

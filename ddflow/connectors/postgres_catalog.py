@@ -91,12 +91,12 @@ class SourceTable(NamedTuple):
 
     @property
     def quoted(self) -> str:
-        """As it stands in a statement."""
+        """Name in a statement."""
         return ".".join(map(quoted, (self.schema, self.name)))
 
     @property
     def filtered(self) -> str:
-        """As wal2json takes it in ``add-tables``."""
+        """Name in ``add-tables`` of wal2json."""
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
 
@@ -156,7 +156,7 @@ def literal(text: str) -> str:
 
 
 def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> Looked:
-    """Whether a table can feed its input, and what its columns are.  Raises `UnreadableInput`, `SpecError`.
+    """Return whether a table can feed its input, and what its columns are.  Raises `UnreadableInput`, `SpecError`.
 
     ``first``: whether it never did, so that it must have all columns.
     """
@@ -253,9 +253,9 @@ def _alike(connection: Any, table: SourceTable) -> str:
 def identified(
     connection: Any, tables: Iterable[SourceTable], keys: Mapping[str, Sequence[str]]
 ) -> dict[str, list[int]]:
-    """Refuse keys, by input, by which not every row of a table is one row.  Raises `UnreadableInput`.
+    """Refuse keys, by input, that do not identify every row of a table.  Raises `UnreadableInput`.
 
-    Returns, by the full name of each table, the oids of the constraints that say it.
+    Returns the oids of the constraints that prove it, by the full name of each table.
     """
     return {
         table.full: _find_unique_indexes(connection, table, keys[table.input])
@@ -292,15 +292,15 @@ def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]
 
 
 def with_null(text: pa.Array, name: str, more: str = "") -> pa.Array:
-    """Those messages of wal2json in which a column is null.  ``more``: what is to stand behind it.  O(bytes)."""
+    """Return the messages of wal2json with null in a column.  ``more``: the text after it.  O(bytes)."""
     cell_ = f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null{more}'
     return text.filter(pc.match_substring_regex(text, cell_))
 
 
 def without(text: pa.Array, gone: Sequence[str]) -> pa.Array:
-    """Messages of wal2json in which columns that their table has no more are null, where they are not there.
+    """Add null for the dropped columns that messages of wal2json lack.  O(bytes) a column.
 
-    An update that lacks a column would say that it stayed as it was.  O(bytes) a column.
+    An update without a column would mean that its value is unchanged.
 
     >>> without(pa.array(['{"action":"U","columns":[{"name":"id","type":"integer","value":1}]}']), ["n"]).to_pylist()
     ['{"action":"U","columns":[{"name":"n","value":null},{"name":"id","type":"integer","value":1}]}']

@@ -65,8 +65,10 @@ def peeked(
     most: int | None = None,
     timed: bool = False,
 ) -> Peeked:
-    """Transactions up to a place in the log, or of about so many messages.  ``keys``: by input.  ``timed``: whether
-    messages say when they were committed.  O(bytes)."""
+    """Read transactions up to a place in the log, or of about ``most`` messages.  O(bytes).
+
+    ``keys``: by input.  ``timed``: whether messages have the time of their commit.
+    """
     if not looked:
         return Peeked({}, "", "", 0, 0, {}, {})
     asked = options(looked, timed) | numbers.options(looked.values())
@@ -104,7 +106,7 @@ def peeked(
 
 @contextmanager
 def _warnings(connection: Any) -> Iterator[list[str]]:
-    """Collect what the server warns of: wal2json leaves out changes of rows without an identity."""
+    """Collect the warnings of the server: wal2json leaves out changes of rows without an identity."""
     said = list[str]()
 
     def note(warning: Any) -> None:
@@ -118,7 +120,7 @@ def _warnings(connection: Any) -> Iterator[list[str]]:
 
 
 def _is_otherwise_identified(text: pa.Array, key: Sequence[str]) -> bool:
-    """Whether an update or a delete tells its row by other columns than those of the key.  O(bytes).
+    """Return whether an update or a delete identifies its row by other columns than the key.  O(bytes).
 
     >>> one = '{"action":"D","identity":[{"name":"id","type":"integer","value":1}]}'
     >>> [_is_otherwise_identified(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
@@ -138,9 +140,9 @@ def _is_otherwise_identified(text: pa.Array, key: Sequence[str]) -> bool:
 
 
 def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
-    """Whether an update of a row's key is without a value, which is then stored under the old key only.  O(bytes).
+    """Return whether an update of a row's key lacks a value, so that only the old key has it stored.  O(bytes).
 
-    A value that is large and stays as it is may not be there, unless all of the old row is.
+    A large value that did not change may be missing, unless the message has all of the old row.
 
     >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
     >>> had, looked = now.replace("1", "2"), Looked([], [], [], 9, {"id": 1, "v": 2}, 2)

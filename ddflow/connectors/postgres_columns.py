@@ -38,7 +38,7 @@ _OLDER: Final = """
 
 
 def warn_of_gone(tables: Iterable[SourceTable], before: SlotPosition | None, position: SlotPosition) -> None:
-    """Warn of columns that are gone at a committed position, and were not at the one ``before``.  O(columns)."""
+    """Warn of columns that disappeared between the position ``before`` and the committed one.  O(columns)."""
     for table in tables:
         for name in sorted(_list_dropped_columns(table, position) - _list_dropped_columns(table, before)):
             was = None if before is None else before["tables"].get(table.full)
@@ -53,8 +53,11 @@ def _list_dropped_columns(table: SourceTable, position: SlotPosition | None) -> 
 
 
 def filled(connection: Any, table: SourceTable, known: Copied, now: Copied) -> dict[str, str]:
-    """Columns that are read for the first time and may have values in rows that no change has written; and why, behind
-    their names.  ``known``: as they were.  O(columns).  Raises what Postgres raises."""
+    """Return new columns that may have values in unchanged rows, each with the reason.  O(columns).
+
+    The reason follows the column's name in messages.  ``known``: the table at the last position.  Raises Postgres'
+    errors.
+    """
     was, gone = known["columns"], set(known.get("gone", ())) - set(now.get("gone", ()))
     fresh = {name: at for name, at in now["columns"].items() if was.get(name) != at or name in gone}
     if not fresh:
@@ -90,7 +93,7 @@ def find_alterations(connection: Any, table: SourceTable, was: Copied, now: Copi
 
 
 def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied) -> bool:
-    """Whether `alter table` may have written all rows again: no older one is left, and its TOAST table is another."""
+    """Return whether `alter table` may have rewritten all rows: no older row is left, and the TOAST table is new."""
     (file, toast, since), (new, own, _) = was.get("file", now["file"]), now["file"]
     if file == new or (toast and toast == own):
         return False
@@ -101,7 +104,7 @@ def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied)
 
 
 def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
-    """Warn of what was `filled`, and of alterations, if the table is not read again for it."""
+    """Warn of `filled` columns and of alterations, if the table is not copied again for them."""
     text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
     said = [new_in(table, name, how) for name, how in columns.items()]
     for each in (*said, *(f"{table.full}: {each}: {text}" for each in why)):

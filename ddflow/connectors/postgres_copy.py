@@ -69,7 +69,7 @@ def begun(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool 
 
 @contextmanager
 def _warned_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
-    """Warn of transactions that a slot waits for, which had begun before ``now``: after 5 s, then once a minute."""
+    """Warn of open transactions, begun before ``now``, that delay a slot: after 5 s, then once a minute."""
     done = Event()
 
     def warn() -> None:
@@ -92,8 +92,10 @@ def _warned_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
 
 @contextmanager
 def again(asked: str, why: Mapping[str, str]) -> Iterator[None]:
-    """Say why tables are copied again, once a slot is made for it.  Raises `SourceFailed` while none is free, because
-    nobody asked for the copy."""
+    """Log why tables are copied again, once the copy has a slot.
+
+    Raises `SourceFailed` while no slot is free, because the user did not ask for the copy.
+    """
     try:
         yield
     except driver().errors.ConfigurationLimitExceeded as error:
@@ -114,8 +116,11 @@ def copies(
     held: Callable[[SourceTable], Callable[[pa.Array], pa.Array]],
     whole: Collection[str] = (),
 ) -> Iterator[Polled]:
-    """All rows of tables, in a transaction.  ``beside``: takes, by input, the columns that are not read.  ``held``: as
-    of `Numbers.held`, of a table.  ``whole``: inputs whose rows are given at once, as all that they hold.  O(bytes)."""
+    """Read all rows of tables, in a transaction.  O(bytes).
+
+    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's `Numbers.held`.  ``whole``: inputs
+    that get their rows at once, as their full contents.
+    """
     run = connection.execute
     run("begin isolation level repeatable read read only")
     run(f"set transaction snapshot '{begins.snapshot}'")

@@ -49,7 +49,7 @@ class Numbers:
         return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
 
     def refused(self, error: Exception) -> bool:
-        """Whether a server refuses to write numbers as text, which it is not asked for again."""
+        """Return whether a server refuses to write numbers as text, which it is not asked for again."""
         if not self.as_text or OPTION not in str(error):
             return False
         self.as_text = False
@@ -64,9 +64,9 @@ class Numbers:
                     kept += with_null(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
 
     def held(self, text: pa.Array, table: SourceTable, looked: Looked, key: Sequence[str]) -> pa.Array:
-        """Messages of a table, of changes or a copy, in which what a column cannot hold is null.  O(bytes) a column.
+        """Replace values that a column cannot hold with null in messages of a table.  O(bytes) a column.
 
-        Raises `UnreadableInput` where the column is never null, also for a null that wal2json wrote.
+        Raises `UnreadableInput` if the column is never null, also for a null that wal2json wrote.
         """
         for name in looked.certain:
             if len(lost := with_null(text, name, ',"optional":false')):
@@ -102,7 +102,7 @@ class Numbers:
             warnings.warn(f"{table.full}: {name!r} is {found}, and null here, {why}", stacklevel=2)
 
     def warn(self, connection: Any, looked: Mapping[SourceTable, Looked], keys: Mapping[str, Sequence[str]]) -> None:
-        """Warn of columns with a row that is NaN or infinite, among those that were kept.  ``keys``: by input."""
+        """Warn of columns with NaN or an infinity in a row that was kept.  ``keys``: by input."""
         for (table, name), texts in self.nulls.items():
             key = keys.get(table.input, ())
             kinds, cells = asked(texts, key)
@@ -132,14 +132,14 @@ def asked(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[
 
 
 def _in_row(message: str, key: Sequence[str]) -> str:
-    """Which row a message is of, for people; "" where it does not have its key."""
+    """Describe the row of a message by its key; "" if the message lacks it."""
     cells = {each["name"]: each["value"] for each in json.loads(message)["columns"]}
     row = {name: cells[name] for name in key if name in cells}
     return f" in the row {row}" if row and len(row) == len(key) else ""
 
 
 def _never_null(table: SourceTable, looked: Looked, name: str, found: str) -> UnreadableInput:
-    """Build the error for a value that would be null in a column that forbids it."""
+    """Build the error for a value that would be null in a column declared not null."""
     null = (
         f"to have null for it: alter table {table.quoted} alter {quoted(name)} drop not null, until a run has read it"
     )

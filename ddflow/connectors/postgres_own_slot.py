@@ -39,12 +39,12 @@ class OwnSlot:
         return self.name + COPYING
 
     def there(self) -> dict[str, tuple[bool, int, bool]]:
-        """Of both names that are there: whether it is in use, how far it was read, and whether its log is lost."""
+        """Return, by name, the existing slots: whether it is in use, its position, and whether its log is lost."""
         found = self.connection.execute(_SLOTS, [[self.name, self.copying]]).fetchall()
         return {name: (used, place(at), lost) for name, used, at, lost in found}
 
     def make_way(self) -> None:
-        """Drop what a dead copy left.  Raises `UnreadableInput` where a slot has the name."""
+        """Drop the slot of a dead copy.  Raises `UnreadableInput` if a slot has the name."""
         slots = self.there()
         if self.name in slots:
             drop = f"select pg_drop_replication_slot('{self.name}')"
@@ -54,7 +54,7 @@ class OwnSlot:
             self.connection.execute("select pg_drop_replication_slot(%s)", [self.copying])
 
     def resume(self, at: int) -> None:
-        """Go on behind a place.  Raises `SourceChanged` if the slot is gone, lost its log, or was moved by others."""
+        """Continue after a place.  Raises `SourceChanged` if the slot is missing, lost its log, or was moved."""
         slots = self.there()
         found = slots.get(self.name) or slots.get(self.copying)
         remedy = f"what changed since then is lost here: {ANEW}"

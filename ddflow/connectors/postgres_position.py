@@ -65,7 +65,7 @@ def remembered(at: int, slot: str, system: str, tables: Mapping[str, Copied]) ->
 def copied(
     looked: Mapping[SourceTable, Looked], before: Mapping[str, Copied], unique: Mapping[str, list[int]]
 ) -> dict[str, Copied]:
-    """Tables as a position has them.  ``before``: as an older one had them, since the copy.  ``unique``: by table."""
+    """Return tables for a position.  ``before``: from an older one, since the copy.  ``unique``: by table."""
     out = dict[str, Copied]()
     for table, each in looked.items():
         was = before.get(table.full)

@@ -109,12 +109,12 @@ class PostgresTables(Source):
 
     @classmethod
     def without(cls, position: Any, inputs: Collection[str]) -> Any:
-        """Without their tables, which are copied anew if they are given again."""
+        """Return the position without their tables; a table that returns is copied again."""
         tables = {name: of for name, of in position["tables"].items() if of["input"] not in inputs}
         return {**position, "tables": tables}
 
     def inputs(self, name: str) -> Sequence[str]:
-        """Those of its tables."""
+        """Return the inputs of its tables."""
         return tuple(dict.fromkeys(input or name for input in self.tables.values()))
 
     def needs(self) -> None:
@@ -278,7 +278,7 @@ class Slot(OpenSource):
                 again.execute("select pg_drop_replication_slot(%s)", [self.of.slot + COPYING])
 
     def _now(self) -> int:
-        """Where the log ends that a slot is given: what is not flushed is in no slot yet, and may be lost."""
+        """Return the flushed end of the log: later bytes are in no slot yet, and may be lost."""
         return place(self.connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
 
     def _position(self) -> SlotPosition:
@@ -361,7 +361,7 @@ class Slot(OpenSource):
         return found
 
     def _changes(self, room: int) -> Polled | None:
-        """Whole transactions, of about so many bytes."""
+        """Read whole transactions of about ``room`` bytes."""
         looked_at, now, most = time(), self._now(), max(room // self._message, 1)
         if now <= self.at:
             self.reached = looked_at

@@ -49,12 +49,12 @@ def text_of(at: int) -> str:
 
 
 def messages(data: pa.ChunkedArray) -> pa.RecordBatch:
-    """Messages as rows of an input."""
+    """Convert messages to rows of an input."""
     return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})
 
 
 def written(message: str) -> float | None:
-    """When the transaction of a message was committed, in seconds since 1970; None where it does not say so.
+    """Return when the transaction of a message was committed, in seconds since 1970; None if it has no time.
 
     >>> written('{"action":"C","timestamp":"1970-01-01 01:00:02.5+01"}'), written('{"action":"C"}')
     (2.5, None)

@@ -106,7 +106,7 @@ class Sink(Protocol):
         """
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
-        """Take the target for a state and make what is missing of it, durably; again and again, with more names.
+        """Claim the target for a state and create its missing parts, durably.  May be repeated with more names.
 
         Of several states that do so at the same time one gets it.
 
@@ -127,13 +127,13 @@ class Sink(Protocol):
         """
 
     def owner(self) -> Owner | None:
-        """Whose the target is; None where nothing says so.  Raises `CorruptState` where that cannot be read."""
+        """Return the owner of the target; None if it has none.  Raises `CorruptState` if the record is unreadable."""
 
     def claimed(self) -> str:
         """Return the place of the owner's record, for messages."""
 
     def put(self, name: str, table: pa.Table) -> Blob:
-        """Keep what an output gained, so that it lasts and nobody sees it.  O(rows).
+        """Store the updates of an output durably, but hidden.  O(rows).
 
         A task may run twice, so what was put may never be finished.
 
@@ -160,7 +160,7 @@ class Sink(Protocol):
         """Make durable what was put, finished and withdrawn before.  Raises `StorageFull`."""
 
     def finish(self, epoch: int, fragments: Iterable[Fragment]) -> None:
-        """Make the fragments of a committed epoch seen.  O(fragments).
+        """Show the fragments of a committed epoch.  O(fragments).
 
         Called once the manifest that names them is durable, in the order of epochs; and again, with the same
         fragments, by whoever opens the state, which changes nothing.  Durable after `sync`.
@@ -195,10 +195,10 @@ class Sink(Protocol):
         """
 
     def rows(self, epoch: int, fragment: Fragment) -> int:
-        """How many rows a fragment has, every byte of which is compared.  O(bytes).  As `read`."""
+        """Count the rows of a fragment after comparing all its bytes.  O(bytes).  Raises as `read`."""
 
     def place(self, epoch: int, fragment: Fragment) -> str:
-        """Where a fragment of a committed epoch is seen, for messages."""
+        """Return the place of a fragment after its epoch is committed, for messages."""
 
     def called(self, name: str) -> str:
         """Return the name of an output in the target."""
@@ -216,4 +216,4 @@ class Sink(Protocol):
         """List the shown fragments of epochs after one.  O(fragments there)."""
 
     def withdraw(self, leftovers: Iterable[Leftover]) -> None:
-        """Let nobody see such fragments any more; they count as written now.  O(those); durable after `sync`."""
+        """Hide shown fragments again; their age restarts.  O(fragments given); durable after `sync`."""

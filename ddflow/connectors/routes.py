@@ -38,7 +38,7 @@ _ABOUT_NONE: Final = pa.array(["m", "M", "B", "C"])
 def by_input(
     batches: Sequence[pa.RecordBatch], only: str, tables: Mapping[str, str] | None, others: str, asked: str
 ) -> dict[str, list[pa.RecordBatch]]:
-    """Batches by input: all to ``only`` without ``tables``, else as `routed`."""
+    """Group batches by input: all for ``only`` without ``tables``, else as `routed`."""
     if tables is None:
         return {only: list(batches)} if batches else {}
     rows: dict[str, list[pa.RecordBatch]] = {}

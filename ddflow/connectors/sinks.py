@@ -30,9 +30,9 @@ def sqlite(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
     Parameters
     ----------
     path : str or path
-        The file; made where there is none.
+        The file; created if it is missing.
     table : str
-        Its name; made where there is none.
+        Its name; created if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
         How rows are written.  "upsert": rows are replaced by a key that the plan proves.  "changelog": each change is a
         row, with ``_change_type``, ``_commit_version`` and ``_commit_timestamp``.  "retract": with ``_retract``.
@@ -80,7 +80,7 @@ def duckdb(path: str | PathLike[str], table: str, *, mode: Mode = "upsert") -> T
 
     Notes
     -----
-    The file is open only while an epoch is written, so that you can read it in between.  Durations are refused.
+    The file is open only during the write of an epoch, so you can read it in between.  Durations are refused.
 
     Examples
     --------
@@ -98,12 +98,12 @@ def postgres(url: str, table: str, *, mode: Mode = "upsert", schema: str | None 
     Parameters
     ----------
     url : str
-        As libpq takes it, ``postgresql://user@host:port/database``.  Let the password come from ``PGPASSFILE`` or
+        An address of libpq, ``postgresql://user@host:port/database``.  Give the password in ``PGPASSFILE`` or
         ``PGPASSWORD``; one in the address is used, and never shown or kept.
     table, mode
         As of `sqlite`.
     schema : str, optional
-        Where the table is.  By default what the server takes for the user, mostly "public".
+        The schema of the table.  By default the server's choice for the user, mostly "public".
 
     Returns
     -------
@@ -136,7 +136,7 @@ def delta(
     Parameters
     ----------
     path : str or path
-        Its folder or address; made where there is none.
+        Its folder or address; created if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
         As of `sqlite`.  "upsert" is one merge an epoch, the others add rows.
     storage_options : mapping of str to str, optional
@@ -166,13 +166,13 @@ def iceberg(table: str, *, catalog: str | Mapping[str, str] = "default", mode: M
     Parameters
     ----------
     table : str
-        Its namespace and name, ``"shop.by_city"``; both are made where there are none.
+        Its namespace and name, ``"shop.by_city"``; both are created if they are missing.
     catalog : str or mapping of str to str
         The name of a catalog that pyiceberg is configured with (``~/.pyiceberg.yaml``, ``PYICEBERG_CATALOG__...``), or
-        properties: ``{"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "file:///lake"}``, and ``name`` where
-        it has another one than "default".  Their values are never shown or kept, but for the address.
+        properties: ``{"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "file:///lake"}``, and ``name`` if
+        it is not "default".  Their values are never shown or kept, except the address.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
-        As of `sqlite`.  "upsert" writes files again that rows leave, the others add files.
+        As of `sqlite`.  "upsert" rewrites the files of deleted rows, the others add files.
 
     Returns
     -------
@@ -205,7 +205,7 @@ def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[st
     servers : str
         Brokers, as ``bootstrap.servers`` has them.
     topic : str
-        Its name; made, with one partition, where there is none.
+        Its name; created with one partition if it is missing.
     mode : {"upsert", "changelog", "retract", "debezium", "updates"}
         As of `sqlite`; rows are JSON.  "upsert": the message's key is the row's, and a deleted row is a message without
         a value, so a compacted topic keeps what the output holds.
@@ -224,7 +224,7 @@ def kafka(servers: str, topic: str, *, mode: Mode = "upsert", config: Mapping[st
 
     Notes
     -----
-    An epoch is one transaction, the last record of which goes to the control topic ``<topic>.ddflow`` and names it:
+    An epoch is one transaction.  Its last record goes to the control topic ``<topic>.ddflow`` and names the epoch, so
     read with ``isolation.level=read_committed``.
 
     Examples
@@ -241,7 +241,7 @@ def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSi
     Parameters
     ----------
     folder : str or path
-        Made where there is none; of one output.
+        Created if it is missing; holds one output.
     mode : {"changelog", "retract", "debezium", "updates"}
         As of `sqlite`; rows are only added.
 
@@ -257,8 +257,8 @@ def parquet(folder: str | PathLike[str], *, mode: Mode = "changelog") -> TableSi
 
     Notes
     -----
-    A file counts once its record, ``_written/<number>.json``, is there, which is written last.  A file without it is of
-    an epoch that is being written, or was when its writer died; the next epoch replaces it.
+    A file counts once its record, ``_written/<number>.json``, exists; the record is written last.  A file without a
+    record belongs to an unfinished epoch, perhaps of a dead writer; the next epoch replaces it.
 
     Examples
     --------

@@ -41,7 +41,7 @@ def files(
     others: Others = "error",
     full: bool = False,
 ) -> Source:
-    """Files that land in a folder or in S3: Parquet, CSV, JSON lines, Arrow, by their names.
+    """Read files that land in a folder or in S3: Parquet, CSV, JSON lines, Arrow, by their names.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def duckdb(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
 def postgres(
     url: str, tables: str | Mapping[str, str], *, slot: str = "ddflow", follow: bool = False, recopy: bool = True
 ) -> Source:
-    """Tables of Postgres: a first copy, then every change from a logical slot.  Needs the extra ``postgres``.
+    """Read tables of Postgres: a first copy, then every change from a slot.  Needs the extra ``postgres``.
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ def placed(kind: str, place: int) -> int | str:
 
 
 def misread(kind: str, position: Any) -> str | None:
-    """Why what a manifest says is no position of a kind of source; None where it is one.  O(its size)."""
+    """Return why a position in a manifest is invalid for a kind of source; None if it is valid.  O(its size)."""
     try:
         convert(position, _kind(kind).positions)
     except ValidationError as error:

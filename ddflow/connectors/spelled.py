@@ -117,7 +117,7 @@ def _tables(text: str, only: str) -> dict[str, str]:
 
 
 def _topic(where: str, name: str) -> tuple[str, str]:
-    """Brokers, and a topic behind ``/``, by default of the same name."""
+    """Split brokers from the topic after ``/``; by default the topic has the given name."""
     refuse_secret(f"kafka:{where}", CONFIG)
     servers, _, topic = where.removeprefix("//").partition("/")
     return servers, topic or name

@@ -68,7 +68,7 @@ class SqlTable(OpenSink):
 
     @abstractmethod
     def read(self) -> pa.Table:
-        """All rows."""
+        """Read all rows."""
 
     def replace(self, gone: pa.Table, rows: pa.Table) -> None:
         """Give keys the rows that they have now, none or one; of no columns: the table."""
@@ -105,7 +105,7 @@ class SqlTable(OpenSink):
 
     @contextmanager
     def talking(self, asked: str) -> Iterator[None]:
-        """Errors of the driver, as ours."""
+        """Convert the driver's errors to ours."""
         try:
             yield
         except self.refusals as error:
@@ -115,7 +115,7 @@ class SqlTable(OpenSink):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing."""
+        """Commit the block's statements, or roll all back after an error."""
         self.execute(self.begin)
         try:
             yield
@@ -136,18 +136,18 @@ class SqlTable(OpenSink):
         return TargetRecord(*found[0]) if found else None
 
     def missing(self) -> bool:
-        """Whether its catalog has no such table."""
+        """Return whether its catalog has no such table."""
         with self.talking("ask"):
             return not self.columns(self.table)
 
     def occupied(self) -> bool:
-        """Whether there is a row."""
+        """Return whether there is a row."""
         with self.talking("ask"):
             there = self.columns(self.table)
             return bool(there) and bool(self.execute(f"select 1 from {quoted(self.table)} limit 1"))
 
     def holds(self) -> None:
-        """Its columns have types of the target's."""
+        """Raise `SinkRefused` for a column whose type the target does not have."""
         for field in self.shape.schema:
             self._require_type(field)
 
@@ -208,7 +208,7 @@ class SqlTable(OpenSink):
             self.execute(f"insert into {RECORDS} values (?, ?, ?, ?, ?)", [self.table, *now])
 
     def cancel(self) -> None:
-        """Interrupt what the connection does."""
+        """Interrupt the connection's current statement."""
         self.connection.interrupt()
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ def no_records(table: str) -> None:
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values as text; moments in UTC, because an offset in text has no seconds, and those of long ago do.
+    """Convert values to text; moments in UTC, because offsets of long ago have seconds and those in text do not.
 
     >>> as_text(pa.chunked_array([pa.array([-(10**10)], pa.timestamp("s", "Europe/Zurich"))])).to_pylist()
     ['1653-02-10 06:13:20Z']

@@ -168,7 +168,7 @@ class SQLiteTable(InPlaceTable):
     begin = "begin immediate"
 
     def type_of(self, kind: pa.DataType) -> str | None:
-        """One of its four."""
+        """Return one of SQLite's four types."""
         if pat.is_boolean(kind) or pat.is_duration(kind) or (pat.is_integer(kind) and kind != pa.uint64()):
             return "INTEGER"
         if pat.is_floating(kind):
@@ -176,7 +176,7 @@ class SQLiteTable(InPlaceTable):
         return "BLOB" if is_bytes(kind) else "TEXT"
 
     def columns(self, table: str) -> dict[str, str]:
-        """As its catalog says."""
+        """Read the columns from the catalog."""
         return dict(self.execute("select name, type from pragma_table_info(?)", [table]))
 
     def insert(self, table: str, rows: pa.Table) -> None:
@@ -191,7 +191,7 @@ class SQLiteTable(InPlaceTable):
         self.connection.executemany(f"delete from {quoted(table)} where {same}", _values(keys))
 
     def matches(self, keys: pa.Table) -> Sequence[Match]:
-        """By ``is``, which an index serves."""
+        """Compare keys by ``is``, so that an index serves."""
         same = (f"t.{name} is g.{name}" for name in map(quoted, keys.schema.names))
         return [Match("1", " and ".join(same) or "1")]
 
@@ -201,7 +201,7 @@ class SQLiteTable(InPlaceTable):
 
 
 def _values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Rows as SQLite takes them."""
+    """Convert rows to values for SQLite."""
     return zip(*(_plain(column) for column in rows.columns), strict=True)
 
 

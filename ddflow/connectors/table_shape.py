@@ -74,7 +74,7 @@ def lacking(
 
 
 def _fitting(schema: pa.Schema, name: str, there: Any, type_of: Callable[[pa.DataType], Any]) -> str | None:
-    """How a column is declared to be of the type that is there; None where it may not be meant.
+    """Return the declaration for a column of the table's type; None if that may not be meant.
 
     >>> _fitting(pa.schema({"n": pa.int64()}), "n", pa.int32(), lambda kind: kind)
     'pa.int32()'
@@ -103,7 +103,7 @@ def refuse_dropped(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place
 
 
 def holdable(shape: TableShape, stored: pa.Schema, place: str) -> None:
-    """Raise `SinkRefused` for columns that a table cannot hold: those that are ``stored`` as null."""
+    """Raise `SinkRefused` for columns that a table cannot hold: their ``stored`` type is null."""
     lost = [field.name for field in stored if pa.types.is_null(field.type)]
     if lost:
         shown = ", ".join(f"{name!r}, {shape.schema.field(name).type}" for name in lost)
@@ -122,9 +122,9 @@ def vanished(output: str, place: str, epoch: int) -> SinkRefused:
 
 
 def is_written(there: TargetRecord | None, now: TargetRecord, before: TargetRecord | None, place: str) -> bool:
-    """Whether a table has an epoch already.  ``there``: what it says; else as `OpenSink.write`.
+    """Return whether a table has an epoch already.  ``there``: its record; others as in `OpenSink.write`.
 
-    Raises `SinkAhead` where it says neither ``before`` nor ``now``.
+    Raises `SinkAhead` if the record is neither ``before`` nor ``now``.
     """
     if there == now != before:
         return True

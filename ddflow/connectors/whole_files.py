@@ -53,7 +53,7 @@ class FileDatabase(Source):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """When the file was written last."""
+        """Describe the time of the file's last write."""
         with suppress(ValueError, OverflowError, OSError):
             last = datetime.fromtimestamp(max(position["stamp"][1::2]) // 10**9, UTC)
             return f"what was written at {last.isoformat(sep=' ')}"
@@ -80,7 +80,7 @@ class FileDatabase(Source):
 
     @staticmethod
     def stamped(path: str) -> list[int]:
-        """How a file looks: of its write-ahead log, too, where it has one."""
+        """Return sizes and times of a file and of its write-ahead log, if any."""
         found = list[int]()
         for each in (path, f"{path}-wal", f"{path}.wal"):
             try:
@@ -106,11 +106,11 @@ class WholeFile(OpenSource):
         return self._asked and not self.of.follow
 
     def lag(self) -> int | None:
-        """Nothing is known of it."""
+        """Return None: the lag is unknown."""
         return None
 
     def poll(self, room: int) -> Polled | None:
-        """All rows, where the file is not as it was."""
+        """Return all rows if the file changed."""
         if self.ended or monotonic() - self._looked < LOOK:
             return None
         self._looked, now = monotonic(), time()
@@ -137,7 +137,7 @@ def same_table(name: str, was: str, now: str) -> None:
 
 
 def split(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
-    """Of a schema what is read where some columns are there, and which of them are beside it.  Case does not count.
+    """Split a schema into the fields to read, and list the other existing columns.  Case does not count.
 
     >>> split(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
     (id: int64, ['new'])

@@ -28,7 +28,7 @@ _SEVERAL: Final = ("null", "dates")
 def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
     """Split an address into a file and its options, each with all its values.  Raises `SpecError`.  O(text).
 
-    ``known``: the options that have a value.  ``kind``: what stands in front of the text in messages.
+    ``known``: the options that have a value.  ``kind``: the text before the address in messages.
     """
     file, *options = _BEGINS.split(text)
     given: dict[str, list[str]] = {}
@@ -41,7 +41,7 @@ def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str,
 
 
 def writing(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Those of some options that say how text is written, by the names that a `FilePath` has."""
+    """Return the options for the form of text, by the names of `FilePath`'s arguments."""
     given: dict[str, Any] = {
         name: tuple(values) if name in _SEVERAL else values[-1] for name, values in options.items() if name in WRITING
     }

@@ -38,7 +38,7 @@ _DIGIT: Final = re.compile(r"\d")
 
 
 def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[Phrase]:
-    """Those of the columns of files whose types were guessed.  O(bytes of their heads)."""
+    """Return the doubts about columns whose types were guessed.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
     heads = [(each, head) for each in files if (head := each.looked_at()) is not None]
@@ -47,7 +47,7 @@ def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -
 
 
 def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase | None:
-    """Why a column that was guessed as text may have numbers or dates of another form.  O(`FIRST`)."""
+    """Return why a column guessed as text may have numbers or dates of another form; else None.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
     if first is None:
@@ -67,7 +67,7 @@ def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase | None:
 
 
 def _without_null(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
-    """Without the one text that has no digit and may mean null, if a few are that; and how it is written then."""
+    """Drop the one text without a digit that may mean null, if it is rare; return the dialect that reads it so."""
     words = {each for each in texts if len(each) <= WORD and _DIGIT.search(each) is None}
     some = [each for each in texts if each not in words]
     if len(words) != 1 or 2 * len(some) <= len(texts):
@@ -76,9 +76,9 @@ def _without_null(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialec
 
 
 def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phrase | None:
-    """Why a column that was guessed as text may be none; None for one that is text.  O(bytes of the heads).
+    """Return why a column guessed as text may be another type; None if it is text.  O(bytes of the heads).
 
-    ``heads``: of each file that has the column, what it is called, how it is written, and what was looked at.
+    ``heads``: the name, the dialect and the first rows of each file that has the column.
     """
     numbers, values, first, shown, nulls, null = 0, 0, "", "", True, Phrase()
     for file, dialect, head in heads:

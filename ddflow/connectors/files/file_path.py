@@ -104,7 +104,7 @@ class FilePath(os.PathLike[str]):
 
 
 def dialect_of(given: Any) -> Dialect:
-    """How the files of a path are written.  Raises `SpecError`."""
+    """Return the dialect of the files of a path.  Raises `SpecError`."""
     if not isinstance(given, FilePath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
@@ -173,7 +173,7 @@ def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phras
 
 
 def others(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
-    """How text is written too, if some texts are values of a type in another form than those said.  O(texts)."""
+    """Return the dialects that read some texts as values of a type in another form.  O(texts)."""
     given = pa.array(texts)
     other, mark = (",", COMMA) if dialect.decimal == "." else (".", POINT)
     between = None if dialect.thousands == other else dialect.thousands

@@ -91,7 +91,7 @@ class Forms(NamedTuple):
     thousands: str | None = None
 
     def usual(self, texts: pa.Array, kind: pa.DataType) -> pa.Array:
-        """Texts of a column of a type, as they are usually written.  O(n)."""
+        """Convert the texts of a column to the usual form of its type.  O(n)."""
         if is_number(kind):
             texts = texts if self.thousands is None else self._remove_groups(texts)
             if self.decimal == ",":
@@ -104,7 +104,7 @@ class Forms(NamedTuple):
         return texts
 
     def grouped(self, texts: pa.Array) -> pa.Array:
-        """Which texts are numbers with groups of three digits.  O(n)."""
+        """Mark the texts that are numbers with groups of three digits.  O(n)."""
         fraction = re.escape(self.decimal)
         return pc.match_substring_regex(texts, rf"^[+-]?[1-9]\d{{0,2}}({self._between}\d{{3}})+({fraction}\d+)?$")
 
@@ -115,7 +115,7 @@ class Forms(NamedTuple):
 
     @property
     def _between(self) -> str:
-        """The regular expression of what stands between groups."""
+        """Regular expression of the separators between groups."""
         return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
 
     def checked(self) -> "Forms":

@@ -56,7 +56,7 @@ def guess(heads: Iterable[Possible]) -> pa.DataType | None:
 def possible(
     texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False, forms: Forms = USUAL
 ) -> Possible:
-    """Of some types those that all texts of a column could be; null counts for nothing.  O(n).
+    """Return the types, among some, that fit all texts of a column; null fits every type.  O(n).
 
     ``shortest``, ``forms``: as for `values`.
     """

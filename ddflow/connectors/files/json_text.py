@@ -82,7 +82,7 @@ def _float(column: pa.Array, strict: bool) -> pa.Array:
 
 
 def _string(column: pa.Array) -> pa.Array:
-    """Quoted and escaped text; a duration is a bare count of its unit."""
+    """Quote and escape text; a duration becomes a bare count of its unit."""
     if pat.is_duration(column.type):
         return column.cast(pa.int64()).cast(pa.string())
     escape = is_text(column.type)

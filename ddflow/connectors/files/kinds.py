@@ -77,7 +77,7 @@ class Dialect(NamedTuple):
 
     @property
     def forms(self) -> Forms:
-        """Those of its values."""
+        """Forms of its values."""
         return Forms(self.decimal, self.dates, self.thousands)
 
     def checked(self) -> "Dialect":
@@ -103,17 +103,17 @@ PLAIN: Final = Dialect()
 
 
 def is_json(kind: str) -> bool:
-    """Whether a kind of file holds JSON."""
+    """Return whether a kind of file holds JSON."""
     return kind in (JSON, ARRAY)
 
 
 def is_text_kind(kind: str) -> bool:
-    """Whether a kind of file is text, and so without types of its own."""
+    """Return whether a kind of file is text, without stored types."""
     return kind in (CSV, TSV, JSON, ARRAY)
 
 
 def is_utf8(encoding: str) -> bool:
-    """Whether an encoding is UTF-8, by any of its names that Arrow takes."""
+    """Return whether an encoding is UTF-8, by any of its names that Arrow takes."""
     return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
 

@@ -25,7 +25,7 @@ class HasName(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is called."""
+        """Name for messages."""
 
 
 N = TypeVar("N", bound=HasName)
@@ -38,7 +38,7 @@ def in_order(files: Sequence[N]) -> Sequence[N]:
 
 
 def warn_of_numbers(names: Sequence[str]) -> None:
-    """Warn where numbers in names that come in the order of text would give another one.  O(names)."""
+    """Warn if the numbers in names have another order than the names as text.  O(names)."""
     if (found := swapped(names)) is not None:
         one, other, padded = found
         warnings.warn(
@@ -49,9 +49,9 @@ def warn_of_numbers(names: Sequence[str]) -> None:
 
 
 def swapped(names: Sequence[str]) -> tuple[str, str, str] | None:
-    """Two neighbours of a list of sorted names whose numbers have the other order, and the second one with zeros.
+    """Return two neighbours of sorted names with numbers in the other order, and the second one with zeros.
 
-    None where there are none, and for names that are not sorted, whose order somebody gave.  O(names).
+    Returns None if there are none, and for names in an order that a user chose.  O(names).
     """
     alike: dict[str, list[str]] = {}
     for name in names:

@@ -81,7 +81,7 @@ class FileOutput:
             self._remove()
 
     def keep(self, mark: str) -> Path:
-        """Complete what was written so far, as ``mark.NAME`` beside where it would be.  Raises as the end does."""
+        """Complete the rows so far in ``mark.NAME``, in the same folder.  Raises like the end of the ``with``."""
         self.path = self.path.with_name(f"{mark}.{self.path.name}")
         self._commit()
         return self.path

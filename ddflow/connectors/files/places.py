@@ -55,30 +55,30 @@ class Place(ABC):
 
     @abstractmethod
     def size(self) -> int | None:
-        """Its bytes; None where only reading tells."""
+        """Return its bytes; None if only reading can count them."""
 
     @abstractmethod
     def open(self) -> pa.NativeFile:
-        """Its bytes, from the first on.  To be closed by who reads them himself, and not where Arrow does.
+        """Open it from its first byte.  A direct reader closes the file; do not close it under Arrow.
 
-        Arrow reads ahead in a thread of its own, which may be in the middle of it when its reader is let go of.  Were
-        the file closed under it, it would take a block from whatever file got the descriptor's number next.  Left
-        alone, the file closes when that thread has let go of it, too.
+        Arrow reads ahead in a thread that may still read when its reader is dropped.  If the file were closed then, the
+        thread would take a block from the next file with the same descriptor.  Left open, the file closes when that
+        thread drops it.
         """
 
     def head(self) -> pa.NativeFile:
-        """At least as much of its beginning as is looked at for types; as `open`."""
+        """Open at least as much of its beginning as types are guessed from; see `open`."""
         return self.open()
 
     def close(self) -> None:  # noqa: B027 - most keep nothing
-        """Let go of what it keeps.  Twice is harmless."""
+        """Release its resources.  A second call is harmless."""
 
 
 class Local(Place):
     """A file of this machine."""
 
     def size(self) -> int | None:
-        """As the file system says."""
+        """Return the size from the file system."""
         path = Path(self.name)
         size = path.stat().st_size
         if not path.is_file():
@@ -116,7 +116,7 @@ class Stdin(Place):
         return self._begin
 
     def size(self) -> int | None:
-        """0 where nothing comes."""
+        """Return 0 if the input is empty, else None."""
         return None if self._beginning() else 0
 
     def open(self) -> pa.NativeFile:
@@ -142,7 +142,7 @@ class Stdin(Place):
         return pa.OSFile(self._copy.name)
 
     def close(self) -> None:
-        """Remove the copy, where one was made."""
+        """Remove the copy, if any."""
         if self._copy is not None:
             self._copy.close()
 
@@ -185,7 +185,7 @@ class InBucket(Place):
         self._asks = ask or partial(_call_bucket, self.name)
 
     def size(self) -> int | None:
-        """As the bucket says."""
+        """Return the size from the bucket."""
         return self._length
 
     def open(self) -> pa.NativeFile:
@@ -262,12 +262,12 @@ def _here(given: str, kind: Kind | None) -> Sequence[Path]:
 
 
 def _hidden(name: str, pattern: str) -> bool:
-    """Whether a name is hidden, and not meant by the pattern all the same."""
+    """Return whether a name is hidden, and the pattern is not for hidden names."""
     return PurePosixPath(name).name[:1] in "._" and PurePosixPath(pattern).name[:1] not in "._"
 
 
 def _check_here(given: str) -> None:
-    """Refuse an address such as ``gs://...``, of which a `Path` would make a folder below this one."""
+    """Refuse an address such as ``gs://...``: a `Path` would make a folder of it in this one."""
     match = _SCHEME.match(given)
     if match is not None and (match[2] == "//" or not Path(given).exists()):
         # Neither keys in front of the place nor a signature behind it are repeated.

@@ -61,13 +61,13 @@ class ParquetFile(Columnar):
         return self._metadata[1]
 
     def rows(self) -> int:
-        """As its footer says."""
+        """Return the rows in its footer."""
         return int(self._metadata[0].num_rows)
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Row group by row group.  Left to itself Arrow would fetch the whole file ahead.
+        """Yield its rows by row group.  By default Arrow would fetch the whole file ahead.
 
-        This thread alone reads what Python gives: the process may abort at its end if another thread has such a file.
+        Only this thread reads a Python file: the process may abort at its end if another thread has such a file.
         """
         with (
             reading(self.place),
@@ -99,13 +99,13 @@ class ArrowFile(Columnar):
             return _check_names(reader.schema)
 
     def rows(self) -> int | None:
-        """From the batches' headers, where they are at hand; unknown for a stream."""
+        """Count the rows in the headers of the batches of a local file; None for others and for a stream."""
         with reading(self.place):
             local = isinstance(self.place, Local) and not self._streams
             return int(ds.dataset(self.place.name, format="ipc").count_rows()) if local else None
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """As stored, cut where they are long, validated."""
+        """Yield the stored batches, validated, and cut if they are long."""
         with self._open_reader() as (file, reader):
             for batch in reader if self._streams else map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)

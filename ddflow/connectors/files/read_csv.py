@@ -75,7 +75,7 @@ class CsvFile(TextFile):
         return next((each for each in ";\t|," if each in name), None) if len(self._names) == 1 else None
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
-        """Block by block; ``names`` are those of the header.  None: of the beginning alone."""
+        """Yield its rows by block.  ``names``: of the header; None: only the first block or so."""
         own, row = list(self._names), 0
         with self._open_reader(own, head=names is None) as (reader, end):
             last = None
@@ -173,7 +173,7 @@ class CsvFile(TextFile):
         )
 
     def _check_conflicts(self, texts: pa.Array, before: int) -> None:
-        """Of a single column, or the first name: there such a line is a value like others."""
+        """Refuse git's conflict markers in a single column, or in the first name."""
         marks = pc.match_substring_regex(texts, "^(<{7}|={7}|>{7})( |$)")
         if (row := pc.index(marks, True).as_py()) >= 0:
             raise _conflict(f"{self.place.name}, {_row(before + row + 2)}")
@@ -199,7 +199,7 @@ class _Bytes:
             return b"" if self._stopped else self._next(size)
 
     def stop(self, reader: Any) -> None:
-        """Let the thread that reads ahead come to its end: a process that ends before it hangs or aborts."""
+        """Let the thread that reads ahead end: a process that ends before it hangs or aborts."""
         with self._lock:
             self._stopped = True
         with suppress(Exception):  # of blocks that nobody asks for
@@ -221,7 +221,7 @@ class _Bytes:
         return piece
 
     def close(self) -> None:
-        """Nothing; see `Place.open`."""
+        """Do nothing; see `Place.open`."""
 
     def opened(self, value: str | None, delimiter: str) -> int | None:
         """Return the line of the quote that the file never closes, given its last value; None if there is none."""

@@ -66,7 +66,7 @@ class JsonFile(TextFile):
             return len(_read_sample(stream)) < SAMPLE
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
-        """Block by block.  ``names``: of columns, or of them those that the file has, where it is whole."""
+        """Yield its rows by block.  ``names``: the columns to read; None: all of them, and only the beginning."""
         line = 0
         for text in self._lines(head=names is None):
             with reading(self.place, self.dialect):
@@ -76,7 +76,7 @@ class JsonFile(TextFile):
             line += text.count(b"\n")
 
     def _lines(self, head: bool) -> Iterator[bytes]:
-        """Whole lines, some at a time."""
+        """Yield whole lines, some at a time."""
         stream, elements, rest, done, last = self.bytes(head), None, b"", 0, False
         with reading(self.place):
             while not last:
@@ -139,7 +139,7 @@ class JsonFile(TextFile):
         return f"{'element' if self.place.kind.name == ARRAY else 'line'} {number:,}"
 
     def unknown(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
-        """Raise the error of an object with a member that no column has, or that is there twice."""
+        """Raise the error of an object with an unknown member, or with one member twice."""
         seen = set[str]()
         where = f"{self.place.name}, {self.called(number)}"
         for name, _ in row:
@@ -209,7 +209,7 @@ class _Lines:
                 self._file.unknown(number, json.loads(one, object_pairs_hook=list), names)
 
     def _column(self, data: bytes) -> TextColumn:
-        """Values, each on a line, as texts."""
+        """Build a column of texts from values, one on each line."""
         if self._bare:
             for name, stand_in in sorted(_STAND_INS.items(), key=lambda each: -len(each[1])):
                 data = data.replace(stand_in, name)
@@ -228,7 +228,7 @@ class _Lines:
         return TextColumn(texts, pa.array(quoted, mask=null | nested), among, forms)
 
     def _check(self, texts: pa.Array, data: bytes, nested: Any) -> None:
-        """Raise for what is not UTF-8, or nested too deep."""
+        """Raise for a value that is not UTF-8, or nested too deep."""
         try:
             texts.validate(full=True)
         except pa.ArrowInvalid:
@@ -261,5 +261,5 @@ def _remove_quotes(texts: pa.Array, quoted: Any) -> pa.Array:
 
 
 def _solid(text: bytes) -> int:
-    """How many bytes are not blank."""
+    """Count the bytes that are not blank."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) > 32))

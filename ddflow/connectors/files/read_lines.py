@@ -33,7 +33,7 @@ class LinesFile(File):
         return {VALUE: pa.binary(), LINE: pa.int64()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Its lines."""
+        """Yield its lines."""
         with reading(self.place):
             for number, lines in blocks(self._stream(self.place.open())):
                 values, places = filled(lines)
@@ -47,7 +47,7 @@ class LinesFile(File):
         return filled(next(blocks(pa.BufferReader(whole)), (0, pa.array([], pa.binary())))[1])[0]
 
     def _stream(self, stream: pa.NativeFile) -> pa.NativeFile:
-        """Unwrapped, as its first bytes tell."""
+        """Decompress a stream if its first bytes are compressed."""
         with self.place.head() as head:
             begin = head.read(4)
         wrapped = next((how for magic, how in MAGIC.items() if begin.startswith(magic)), None)

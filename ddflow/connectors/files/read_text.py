@@ -63,7 +63,7 @@ class TextColumn(NamedTuple):
         return frozenset([pa.string()]) if pc.any(self.quoted).as_py() else possible(self.texts, LADDER, shortest=True)
 
     def typed(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
-        """Its values, ``convert``: also of texts that are not spelled as the type is.  O(n).  Raises `Misspelled`."""
+        """Convert the values to a type; ``convert``: by Arrow's rules too.  O(n).  Raises `Misspelled`."""
         structured = pat.is_struct(kind) or is_listed(kind)
         # A text may look like an object, or like null.
         others = self.quoted if structured else self.nested
@@ -137,7 +137,7 @@ Retype = Callable[[str, pa.DataType, pa.DataType], Fix]
 
 
 def declare(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
-    """Return what to write where no state holds the type that a column had.
+    """Return the fix for a column without a stored type: its declaration.
 
     >>> str(declare("n", pa.int64(), pa.string()))
     "{'n': 'string'}"
@@ -156,23 +156,23 @@ class TextFile(File):
 
     @abstractmethod
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
-        """Its rows, some at a time.  ``names``: that it may have, where it does not say; None: the first rows tell."""
+        """Yield its rows, some at a time.  ``names``: the known columns; None: find them in the first rows."""
 
     def looked_at(self) -> Block | None:
-        """Its first rows; None where it has none."""
+        """Return its first rows; None if it has none."""
         if self._head is None:
             self._head = next(self.blocks(), None)
         return self._head
 
     def head(self, names: Collection[str]) -> Mapping[str, Possible]:
-        """Of the first block."""
+        """Return the possible types of some columns in the first block."""
         block = self.looked_at() if names else None
         with reading(self.place):
             told = {} if block is None else block.columns
             return {name: told[name].possible() if name in told else ANY for name in names}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Block by block."""
+        """Yield its rows by block, in the types of ``schema``."""
         self._head = None
         for block in self.blocks(schema.names):
             arrays = []
@@ -198,7 +198,7 @@ class TextFile(File):
 
     @cached_property
     def _has_utf8_mark(self) -> bool:
-        """Whether it begins with the mark of UTF-8, which overrides the encoding that is given for all files."""
+        """Whether it begins with the mark of UTF-8, which overrides the given encoding."""
         with self.place.head() as stream:
             if self.place.kind.wrapped is not None:
                 stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
@@ -215,7 +215,7 @@ class TextFile(File):
         return fit
 
     def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, Phrase]:
-        """Describe a value that does not fit its column's type, and what to type."""
+        """Describe a value that does not fit its column's type, with the remedy."""
         text, shown, dialect = str(column.texts[row]), column.shown(row), self.dialect
         form = Phrase()
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):

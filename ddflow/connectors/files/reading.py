@@ -53,7 +53,7 @@ class File(ABC):
 
     @abstractmethod
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """Its columns in their order, with their types where it has types.  Of JSON those of its beginning."""
+        """Return its columns in order, with their types if it stores types.  JSON has the columns of its beginning."""
 
     @property
     def is_whole(self) -> bool:
@@ -66,13 +66,13 @@ class File(ABC):
 
     @abstractmethod
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """Its rows: columns as it has them, parsed as ``schema`` says where it has no types.  Bounded memory.
+        """Yield its rows in its columns; text is parsed as ``schema`` says.  Bounded memory.
 
-        Values of text are those that ``spelling`` takes; in ``converted`` columns whatever Arrow can convert.
+        Values of text must match ``spelling``; in ``converted`` columns, all that Arrow can convert are valid.
         """
 
     def rows(self) -> int | None:
-        """How many rows it has, where that can be told without reading them."""
+        """Return the number of rows if it is known without a read, else None."""
         return None
 
 
@@ -84,7 +84,7 @@ class Renamed(File):
         self.plain, self._new = of, dict(names)
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """Those of the file.  Raises `SchemaMismatch` for unknown names, and for two that become one."""
+        """Return the renamed columns.  Raises `SchemaMismatch` for unknown names, and for two that become one."""
         there, asked = self.plain.columns(), f"{self.place.name}, rename="
         for old, new in self._new.items() if there else ():
             if old not in there and new not in there and self.plain.is_whole:
@@ -103,12 +103,12 @@ class Renamed(File):
         return self.plain.is_whole
 
     def head(self, names: Collection[str]) -> Mapping[str, Possible]:
-        """As the file."""
+        """Return the possible types of renamed columns."""
         found = self.plain.head([self._own(name) for name in names])
         return {self._new.get(name, name): each for name, each in found.items()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
-        """As the file.  An error of its columns says what to declare by their new names."""
+        """Yield the rows in renamed columns.  An error of a column says what to declare by its new name."""
         own = pa.schema([field.with_name(self._own(field.name)) for field in schema])
         try:
             for batch in self.plain.batches(own, {self._own(name) for name in converted}):
@@ -121,7 +121,7 @@ class Renamed(File):
             raise
 
     def rows(self) -> int | None:
-        """As the file."""
+        """Return the rows of the file."""
         return self.plain.rows()
 
     def _own(self, name: str) -> str:
@@ -130,7 +130,7 @@ class Renamed(File):
 
 @contextmanager
 def reading(place: Place, dialect: Dialect | None = None) -> Iterator[None]:
-    """Word whatever is raised inside as an error about this file.  ``dialect``: how its text is written."""
+    """Convert errors of the block to errors about this file.  ``dialect``: of its text."""
     try:
         yield
     except DdflowError:
@@ -195,6 +195,6 @@ def check_width(place: Place, columns: int) -> None:
 
 
 def is_empty(place: Place) -> bool:
-    """Whether a file has no bytes."""
+    """Return whether a file has no bytes."""
     with reading(place):
         return place.size() == 0

@@ -168,7 +168,7 @@ class FilesSource:
         return _TEXTS[place.kind.name](place, self._how.dialect, retype)
 
     def _union(self) -> pa.Schema:
-        """All columns, in types that do not depend on which file is the first."""
+        """Return all columns, in types that do not depend on the order of the files."""
         known: Types = {} if self._known is None else dict(zip(self._known.names, self._known.types, strict=True))
         columns = dict.fromkeys([*known, *(name for there in self._there for name in there)])
         self._note(known)
@@ -200,7 +200,7 @@ class FilesSource:
         return zip(self._readers, self._there, strict=True)
 
     def _note(self, known: Iterable[str]) -> None:
-        """Which columns come up, and which go, from file to file."""
+        """Note the columns that appear or disappear from file to file."""
         seen = dict.fromkeys(known or (self._there[0] if self._there else ()))
         for reader, there in self._pair_readers():
             for name in there:
@@ -270,7 +270,7 @@ class FilesSource:
         return position.rows + 1 + isinstance(self._of_file[position.file][0].plain, CsvFile)
 
     def close(self) -> None:
-        """Let go of what was kept of the files.  Twice is harmless."""
+        """Release the resources of the files.  A second call is harmless."""
         for reader in self._readers:
             reader.place.close()
 
@@ -323,11 +323,11 @@ class Nothing(File):
     """A file of no bytes."""
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
-        """None."""
+        """Return no columns."""
         return {}
 
     def batches(self, schema: pa.Schema, converted: Iterable[str] = ()) -> Iterator[pa.RecordBatch]:
-        """None."""
+        """Yield nothing."""
         return iter(())
 
 
@@ -342,7 +342,7 @@ def open_files(
     known: pa.Schema | None = None,
     how: FileOptions = AS_USUAL,
 ) -> FilesSource:
-    """Files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
+    """Open files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
 
     ``types``: of columns, where the files' own or guessed ones will not do; as `to_type`
     takes them.  They may name columns that only occur later on.  ``required``: columns that no file may lack.

@@ -111,7 +111,7 @@ def _check(good: pa.BooleanArray) -> None:
 
 
 def fits(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Forms = USUAL) -> bool:
-    """Whether all texts spell values of a type, as in `values`.  O(n)."""
+    """Return whether all texts spell values of a type, as in `values`.  O(n)."""
     try:
         values(texts, kind, shortest, forms)
     except Misspelled:

@@ -26,7 +26,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]:
-    """int32[n], bool[n]: how deep each byte of a text stands, brackets within themselves, and whether in quotes.  O(n).
+    """Return, for each byte of a text, its depth in brackets (int32), and whether it is quoted.  O(n).
 
     ``depth``, ``quoted``: where the text begins.  It must not begin behind a backslash.
 

@@ -31,7 +31,7 @@ _ANY: Final = 1 << 30
 
 
 def is_listed(kind: pa.DataType) -> bool:
-    """Whether values are lists: of any width, of a fixed size, or of a map's entries."""
+    """Return whether values are lists: of any width, of a fixed size, or of a map's entries."""
     return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))
 
 
@@ -41,7 +41,7 @@ def element(kind: pa.DataType) -> pa.DataType:
 
 
 def holds(kind: pa.DataType, form: str) -> bool:
-    """Whether columns of a type can be written to and read from CSV or JSON lines."""
+    """Return whether columns of a type can be written to and read from CSV or JSON lines."""
     if pat.is_struct(kind):
         return is_json(form) and all(holds(field.type, form) for field in kind)
     if is_listed(kind):
@@ -63,7 +63,7 @@ def wire(kind: pa.DataType) -> pa.DataType:
 
 
 def digits_within(kind: pa.DataType) -> int:
-    """How many digits a number may have for Arrow's reader of JSON, which drops bits of longer decimals within."""
+    """Return the most digits of a number in lists and objects that Arrow's JSON reader keeps exactly."""
     if pat.is_struct(kind) or is_listed(kind):
         inner = [field.type for field in (kind if pat.is_struct(kind) else [pa.field("", element(kind))])]
         return min(map(digits_within, inner), default=_ANY)
@@ -116,7 +116,7 @@ def as_list(column: pa.Array) -> pa.Array:
 
 
 def ends_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """int64[n + 1]: where each list's elements end in ``column.flatten()``; a null list has none."""
+    """Return the end of each list's elements in ``column.flatten()``, int64[n + 1]; a null list has none."""
     out = np.zeros(len(column) + 1, np.int64)
     np.cumsum(pc.list_value_length(column).fill_null(0), out=out[1:])
     return out

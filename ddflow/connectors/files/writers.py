@@ -81,7 +81,7 @@ class Csv(Writer):
             self._out.write_batch(pa.RecordBatch.from_arrays([plain(c) for c in batch.columns], schema=self._schema))
 
     def close(self) -> None:
-        """Nothing is left but what Arrow holds."""
+        """Complete the text that Arrow holds."""
         self._out.close()
 
 
@@ -97,7 +97,7 @@ class Lines(Writer):
             self._file.write(json_lines(batch))
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: all lines are written."""
 
 
 class Elements(Lines):
@@ -145,7 +145,7 @@ class _Open:
         self.write, self.flush = file.write, file.flush
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def writer(file: IO[bytes] | Any, kind: Kind, schema: pa.Schema) -> Writer:

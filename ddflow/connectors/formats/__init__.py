@@ -45,7 +45,7 @@ def debezium(
     placeholder: str = UNAVAILABLE,
     on_bad: OnBad = "stop",
 ) -> Format:
-    """Messages of Debezium, with Connect's schema around them or without.
+    """Read messages of Debezium, with or without Connect's schema.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def debezium(
 
 
 def maxwell(*, table: str | None = None, on_bad: OnBad = "stop") -> Format:
-    """Messages of Maxwell, bootstraps among them.
+    """Read messages of Maxwell, bootstraps included.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def maxwell(*, table: str | None = None, on_bad: OnBad = "stop") -> Format:
 
 
 def canal(*, table: str | None = None, on_bad: OnBad = "stop") -> Format:
-    """Messages of Canal, as flat JSON, with several rows each.
+    """Read messages of Canal, as flat JSON, with several rows each.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def canal(*, table: str | None = None, on_bad: OnBad = "stop") -> Format:
 
 
 def wal2json(*, table: str | None = None, unavailable: bool = False, on_bad: OnBad = "stop") -> Format:
-    """Messages of wal2json: a transaction each (version 1), or a change each (2).
+    """Read messages of wal2json: one for each transaction (version 1), or for each change (2).
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def wal2json(*, table: str | None = None, unavailable: bool = False, on_bad: OnB
 
 
 def kcat(of: Format) -> Format:
-    """Lines of a dump by ``kcat -J``, each of which has a message of another format.
+    """Read lines of a dump by ``kcat -J``; each holds a message of another format.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def kcat(of: Format) -> Format:
 
 
 def delta_cdf(*, on_bad: OnBad = "stop") -> Format:
-    """Rows of the change feed of a table of Delta Lake, as ``load_cdf`` and ``readChangeFeed`` give them, as upserts.
+    """Read the change feed of a table of Delta Lake, from ``load_cdf`` or ``readChangeFeed``, as upserts.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def plain_json(
     binary: Literal["base64", "base64-url-safe", "hex"] = "base64",
     on_bad: OnBad = "stop",
 ) -> Format:
-    """Messages that are rows, as objects of JSON; one without a value deletes its key.
+    """Read messages that are rows, as objects of JSON; one without a value deletes its key.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def plain_json(
 
 
 def custom(function: Callable[[Any], Any]) -> Format:
-    """Messages that a function of yours reads.
+    """Read messages with a function of yours.
 
     Parameters
     ----------

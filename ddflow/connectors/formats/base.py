@@ -153,12 +153,12 @@ class Format:
                 raise SpecError(f"dd.formats.{self.kind}", Option(name, value), f"use one of {list(known)}")
 
     def needs(self) -> None:
-        """Raise `MissingExtra` where a library that it needs is not installed: what reads JSON."""
+        """Raise `MissingExtra` if the library that reads JSON is not installed."""
         reader()
 
     @property
     def leaves_out(self) -> bool:
-        """Whether single cells of an event may be left out, which keep what is stored then."""
+        """Whether an event may leave out single cells, which then keep their stored value."""
         return False
 
     @property
@@ -168,7 +168,7 @@ class Format:
 
     @property
     def asked(self) -> str | None:
-        """The table that was named, whose messages alone count; None where none was."""
+        """Table that was named, the only one whose messages count; None if no table was named."""
         return None
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
@@ -177,7 +177,7 @@ class Format:
 
     @property
     def row_path(self) -> Path | None:
-        """Where the row is in a message; None where that cannot be said of all."""
+        """Path of the row in a message; None if it differs between messages."""
         return None
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
@@ -189,7 +189,7 @@ class Format:
         return {} if path is None else columns_at(messages.value, path, known, self.owner(messages.value))
 
     def place(self, value: Any) -> str | None:
-        """Where a message says that it lies, in words, for one without an offset or a line; None where it does not."""
+        """Describe the place in a message that has neither offset nor line; None if it has no place."""
         del value
         return None
 
@@ -224,7 +224,7 @@ class Format:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Its kind, and its options that are not as usual."""
+        """Return its kind, and the options that differ from their defaults."""
         out: dict[str, Any] = {"kind": self.kind}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -233,7 +233,7 @@ class Format:
         return out
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """Return the call that makes it."""
         given = {name: value for name, value in self.to_json().items() if name != "kind"}
         return f"dd.formats.{self.kind}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
@@ -249,8 +249,8 @@ def events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Sch
 def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> Decoded:
     """Decode a table of messages to events.  ``first``: the row number of the first.  O(bytes).
 
-    Raises `BadMessage` for one that cannot be read, unless such are dropped; `SchemaMismatch` for what is no table of
-    messages.
+    Raises `BadMessage` for an unreadable message, unless the format drops such; `SchemaMismatch` for a table that holds
+    no messages.
     """
     messages = messages_of(format, given, target.what, first)
     made, bad = _upserts(format, messages, target)
@@ -311,7 +311,7 @@ def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> M
 
 
 def _versions(made: Upserts, target: Target, bad: BadMessages) -> Upserts:
-    """Reduce deletes to key and order, and mark truncates as bad: no message says which keys they end."""
+    """Reduce deletes to key and order, and mark truncates as bad: no message names the keys that they end."""
     bad.mark([each.row for each in made.truncates], "it is a truncate, which does not say whose versions end")
     if not made.deleted.any():
         return made._replace(truncates=())

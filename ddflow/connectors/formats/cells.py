@@ -60,7 +60,10 @@ def shape_of(kind: pa.DataType) -> Any:
 
 
 def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Array, Bools | None]:
-    """Cells in a type, and which of them do not fit and are null: None where all do.  O(n); O(log n) more a misfit."""
+    """Convert cells to a type, and mark the misfits, which become null; None if all fit.
+
+    O(n); O(log n) more for each misfit.
+    """
     if cells.type == kind:
         return cells, None
     try:
@@ -74,7 +77,7 @@ def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Arra
 
 
 def _misfits(cells: pa.Array, kind: pa.DataType, how: CellForm) -> Bools:
-    """Cells that do not fit, as far as all can be looked at together: to find each by halves takes a millisecond."""
+    """Mark misfits that one pass can find: the search by halves takes a millisecond for each."""
     if not is_text(cells.type):
         return np.zeros(len(cells), np.bool_)
     if pat.is_decimal(kind):

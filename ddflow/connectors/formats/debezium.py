@@ -136,7 +136,7 @@ class Debezium(Enveloped):
         }
 
     def _flat(self, messages: Messages, target: Target) -> Envelopes:
-        """Messages that are the row after a change, with ``__`` columns of the envelope."""
+        """Read messages that are the row after a change, with ``__`` columns of the envelope."""
         rows = self._shape(target)
         shape = dict.fromkeys([*_FLAT, "__deleted", "__op"], TEXT) | rows
         inside = opened(messages.value, shape, messages.exact)
@@ -151,7 +151,7 @@ class Debezium(Enveloped):
         return Envelopes(inside, codes, (), (), found, np.arange(messages.rows), fresh=_fresh(operations))
 
     def _unavailable(self, cells: pa.Array) -> Bools:
-        """Which cells are placeholders.  Few have the length of one."""
+        """Mark the cells that are placeholders.  Compares only cells with the length of one."""
         here = np.zeros(len(cells), np.bool_)
         if pat.is_list(cells.type):
             self._find_lists(cells, here)
@@ -207,7 +207,10 @@ class Debezium(Enveloped):
 
 
 def _fresh(operations: pa.Array) -> Bools:
-    """Which make a row.  One that lacks a value is of a key that changed, which Debezium tells as ``d`` and ``c``."""
+    """Mark the operations that create a row.
+
+    Debezium writes a change of key as ``d`` and ``c``, so a new row that lacks a value has a new key.
+    """
     return np.asarray(pc.fill_null(pc.is_in(operations.cast(pa.string()), pa.array(["c", "r"])), False))
 
 
@@ -233,7 +236,7 @@ _NULL: Final = r'^\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\}$'
 
 
 def _without(cells: pa.Array, path: Sequence[str], here: Bools) -> pa.Array:
-    """Structs with null in the place of some cells, which are at a path in them."""
+    """Replace some cells at a path of structs with null."""
     if not path:
         return pc.if_else(pa.array(here), pa.scalar(None, cells.type), cells)
     pairs = zip(cells.type, cells.flatten(), strict=True)

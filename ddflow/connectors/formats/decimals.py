@@ -38,9 +38,11 @@ _WIDE: Final = pa.decimal256(76, 38)
 def decimals(
     cells: pa.Array, kind: pa.DataType, mode: str = PRECISE, scale: int | None = None, quoted: bool = False
 ) -> pa.Array:
-    """Cells as decimals.  ``scale``: of numbers as bytes, by default the declared one.  ``quoted``: as JSON.  O(n).
+    """Convert cells to decimals.  O(n).
 
-    Raises `ValueError` or `pyarrow.ArrowInvalid` for what does not fit.
+    ``scale``: of numbers as bytes, by default the declared one.  ``quoted``: as JSON.
+
+    Raises `ValueError` or `pyarrow.ArrowInvalid` for a cell that does not fit.
     """
     if pat.is_binary(cells.type):
         return unscaled(cells, kind, scale)
@@ -66,7 +68,7 @@ def decimals(
 
 
 def too_wide(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
-    """Which texts are numbers that do not fit, or none at all, where all can be seen at once; else none.  O(n)."""
+    """Mark texts that are no numbers, or do not fit; none if one pass cannot find them.  O(n)."""
     wrong: Bools = np.zeros(len(cells), np.bool_)
     if mode == PRECISE:
         plain = pc.fill_null(pc.match_substring_regex(cells, rf"^[{{0-9-]|{BASE64}"), True)
@@ -95,12 +97,12 @@ def number_in(text: str, scale: int | None) -> str | None:
 
 
 def _strings(cells: pa.Array) -> bool:
-    """Whether all cells are strings of JSON."""
+    """Return whether all cells are strings of JSON."""
     return pc.all(pc.starts_with(cells, '"')).as_py() is not False
 
 
 def _variable(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:
-    """Numbers of which some are objects of a scale and bytes."""
+    """Convert numbers if some are objects of a scale and bytes."""
     none = pa.scalar(None, cells.type)
     out = unscaled(base64_bytes(pc.if_else(variable, none, cells)), kind, scale)
     read, _ = objects(pc.if_else(variable, cells, none), {"scale": TEXT, "value": TEXT})
@@ -112,7 +114,7 @@ def _variable(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int
 
 
 def unscaled(column: pa.Array, kind: pa.DataType, scale: int | None = None) -> pa.Array:
-    """Numbers from the bytes of their unscaled integers.  O(n).  Raises `ValueError` for too many bytes."""
+    """Convert the bytes of unscaled integers to decimals.  O(n).  Raises `ValueError` for too many bytes."""
     column = column.cast(pa.binary())
     n, width = len(column), kind.bit_width // 8
     _, starts, data = column.buffers()

@@ -57,7 +57,7 @@ class Inside(NamedTuple):
         return at_path(self.body, path)
 
     def forms(self, path: Sequence[str], name: str, usual: CellForm) -> Callable[[int], CellForm]:
-        """How a cell of a column stands in a message, by its row.  O(schemas * log n) each."""
+        """Return a function from a row to the form of a column's cell.  O(schemas * log n) for each call."""
         known = [(rows, readings(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
 
         def form(row: int) -> CellForm:
@@ -111,7 +111,7 @@ def opened(value: pa.Array, shape: Mapping[str, Any], exact: Any = False) -> Ins
 
 
 def wrapped(value: pa.Array) -> Bools:
-    """Which messages have a schema around them.  O(n), and fast where they begin alike, with the name of a row."""
+    """Mark the messages with a schema.  O(n), and fast if they begin alike, with the name of a row."""
     at = pc.index(value.is_valid(), True).as_py()
     begins = _ROW.match(value[at].as_py()) if at >= 0 else None
     if begins is None:
@@ -159,7 +159,7 @@ def _behind(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
 
 
 def readings(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) -> dict[str, CellForm]:
-    """How the cells below a path are written, by column, as Connect's schema says.  O(fields)."""
+    """Return the forms of cells below a path, by column, from Connect's schema.  O(fields)."""
     return {str(each.get("field")): _reading(each, usual) for each in fields_at(schema, path)}
 
 

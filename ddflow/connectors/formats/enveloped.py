@@ -76,7 +76,7 @@ class Enveloped(Format):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether values that were unavailable keep what is stored."""
+        """Whether unavailable values keep their stored value."""
         return self.unavailable
 
     @property
@@ -91,7 +91,7 @@ class Enveloped(Format):
 
     @property
     def usual(self) -> CellForm:
-        """How cells are written where no schema says it."""
+        """Form of cells if no schema describes them."""
         return CellForm(decimals=self.decimals, binary=self.binary)
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
@@ -284,7 +284,7 @@ def _several(table: str, own: str, kind: str) -> str:
 
 
 def _same_key(messages: Messages, rows: Ints) -> Bools:
-    """Of which messages the key is that of the message before; messages without keys have the same."""
+    """Mark the messages with the key of the message before; messages without keys count as equal."""
     if messages.key is None or not rows.size:
         return np.ones(rows.size, np.bool_)
     one, other = (messages.key.take(pa.array(each)) for each in (rows, rows - 1))

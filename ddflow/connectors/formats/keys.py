@@ -40,7 +40,7 @@ def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> d
 
 
 def _single(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: CellForm) -> pa.Array:
-    """Keys that are no objects: the value itself, in JSON, or as text."""
+    """Read keys that are no objects: the value itself, in JSON, or as text."""
     some = keys.take(pa.array(left))
     objects_here = pc.starts_with(pc.utf8_trim_whitespace(some), "{")
     body, _ = objects(some, {"payload": WORDS})

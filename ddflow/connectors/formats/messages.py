@@ -100,7 +100,7 @@ class Messages:
         return Row(self.first + row) if position.startswith("row ") else position
 
     def position(self, row: int) -> str:
-        """Where a message lies: a line, an offset, its own words, or a row of what was given.  O(its bytes)."""
+        """Describe the place of a message: a line, an offset, the format's words, or a row.  O(its bytes)."""
         line, file = (self.table.column(n)[row].as_py() if n in self.table.column_names else None for n in (LINE, FILE))
         if line is not None:
             return f"line {line:,}" + ("" if file is None else f" of {file}")
@@ -121,7 +121,7 @@ class Messages:
 
 
 def as_values(given: pa.Table) -> pa.Table:
-    """Rows as messages whose values are structs of their columns.  O(columns), O(rows) in several chunks."""
+    """Convert rows to messages with structs of their columns as values.  O(columns), O(rows) in several chunks."""
     columns = [plain(one_chunk(column)) for column in given.columns]
     if not columns:
         return pa.table({VALUE: pa.nulls(0, pa.struct([]))})
@@ -133,7 +133,7 @@ def _column(given: pa.Table, name: str) -> pa.Array:
 
 
 def _utf8(column: pa.Array) -> tuple[pa.Array, Bools]:
-    """Text of bytes, null and marked where they are no UTF-8.  O(bytes)."""
+    """Decode bytes to text; invalid UTF-8 becomes null and is marked.  O(bytes)."""
     if len(column) == 1:
         try:
             return column.cast(pa.string()), np.zeros(1, np.bool_)

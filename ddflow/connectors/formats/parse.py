@@ -84,13 +84,13 @@ def exactly(text: pa.Array, sql: str) -> pa.Array:
 
 
 def _mark_fractions(text: pa.Array) -> pa.Array:
-    """JSON texts with fractions, and -0, as strings that begin with the mark.  O(bytes)."""
+    """Convert fractions and -0 in JSON texts to strings that begin with the mark.  O(bytes)."""
     marked = pc.replace_substring_regex(text.cast(pa.large_string()), _NEXT, rf'\1"{_MARK}\2"')
     return pc.replace_substring(marked, f'"{_MARK}"', "")  # at the end of each
 
 
 def _remove_marks(cells: pa.Array) -> pa.Array:
-    """Cells of any shape, without the marks of `exactly`."""
+    """Remove the marks of `exactly` from cells of any shape."""
     kind = cells.type
     if pat.is_struct(kind):
         return pa.StructArray.from_arrays(
@@ -104,7 +104,7 @@ def _remove_marks(cells: pa.Array) -> pa.Array:
 
 
 def _find_rounded(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
-    """Which texts have a cell in a column that keeps digits, and a number there that may have lost some.  O(cells)."""
+    """Mark the texts with a number that may have lost digits in a column that keeps them.  O(cells)."""
     out: Bools = np.zeros(len(text), np.bool_)
     for kind in (QUOTED, WORDS):
         rows = np.flatnonzero(is_doubtful(made, shape, kind) & ~out)
@@ -116,10 +116,10 @@ def _find_rounded(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
 def with_numbers(
     text: pa.Array, kind: str, names: Collection[str] = (), between: str = r"\s*:\s*", odd: str = ""
 ) -> Bools:
-    """Which JSON texts may have a number that columns of a ``kind``, `QUOTED` or `WORDS`, have lost some of.  O(bytes).
+    """Mark the JSON texts with a number that may lose digits in columns of a ``kind``, `QUOTED` or `WORDS`.
 
-    ``names``: the members that have such columns, if they are known.  ``between``: a pattern of what is between such a
-    name and its number; ``odd``: of a text in which it may be something else.
+    O(bytes).  ``names``: the members that have such columns, if they are known.  ``between``: a pattern for the text
+    between such a name and its number; ``odd``: a pattern of a text that may have another text there.
     """
     out = np.asarray(pc.match_substring_regex(text, rf"(^|[\[,:])\s*{_CHANGED[kind]}"))
     if names and all(each.isascii() and each.isidentifier() for each in names):
@@ -141,7 +141,7 @@ def _names(shape: Any, kind: str, name: str = "") -> set[str]:
 
 
 def is_doubtful(cells: pa.Array, shape: Any, kind: str) -> Bools:
-    """Which cells may be fractions, or have some within, in columns of a ``kind``.  O(cells), and little more."""
+    """Mark the cells that may be, or contain, fractions in columns of a ``kind``.  O(cells), and little more."""
     out: Bools = np.zeros(len(cells), np.bool_)
     if isinstance(shape, dict):
         for name, inner in shape.items() if pat.is_struct(cells.type) else ():
@@ -197,7 +197,7 @@ def quoted(text: str) -> str:
 
 
 def reader() -> Any:
-    """DuckDB, which reads messages.  Raises `MissingExtra`."""
+    """Import DuckDB, which reads messages.  Raises `MissingExtra`."""
     return import_extra("read messages", "duckdb", "duckdb")
 
 

@@ -85,7 +85,7 @@ def _fill_keys(columns: dict[str, pa.Array], rows: Ints, messages: Messages, tar
 
 
 def no_rows(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) -> None:
-    """Mark messages that hold JSON which is no object: they would be rows of nulls."""
+    """Mark messages with JSON that is no object: they would be rows of nulls."""
     if not is_text(messages.value.type) or not len(body):
         return
     empty = ~deleted
@@ -163,10 +163,10 @@ class Custom(Format):
     order: ClassVar[Any] = ((POSITION, pa.int64()),)
 
     def needs(self) -> None:
-        """Nothing but its function."""
+        """Do nothing: it only needs its function."""
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
-        """See `Format`.  Raises `BadMessage` for what the function raises, and for what no upserts are."""
+        """See `Format`.  Raises `BadMessage` for an error of the function, and for rows that are no upserts."""
         asked = f"the format of {target.what}"
         try:
             made = to_table(self.function(messages.table), asked, target.columns)

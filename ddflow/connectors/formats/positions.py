@@ -40,7 +40,7 @@ def positions(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[
 
 
 def whole(cells: pa.Array) -> pa.Array:
-    """Texts as integers, null where they are none.  O(n)."""
+    """Convert texts to integers; other texts become null.  O(n)."""
     try:
         return cells.cast(pa.int64())
     except pa.ArrowInvalid:

@@ -124,7 +124,7 @@ def json_path(path: Path) -> str:
 
 
 def with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
-    """Those of some messages that may tell the type of a column of their rows: by a value, or by a schema.  O(bytes).
+    """Return the messages that may show the type of one of some columns, by a value or a schema.  O(bytes).
 
     >>> with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
     ['{"n": 1.5}']
@@ -142,9 +142,9 @@ def _escape_step(step: str | int) -> str:
 
 
 def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.DataType]:
-    """Guess the types of the named columns of JSON rows, if they have values.  ``what``: the input for messages.
+    """Guess the types of the named columns of JSON rows, if they have values.  O(bytes).
 
-    O(bytes).  Raises `SchemaMismatch` where no type fits all values.
+    ``what``: the input for messages.  Raises `SchemaMismatch` if no type fits all values.
     """
     out = dict[str, pa.DataType]()
     for name in names:

@@ -26,14 +26,14 @@ DAY: Final = 86_400_000
 
 
 def is_timed(kind: pa.DataType) -> bool:
-    """Whether values are dates, times or durations."""
+    """Return whether values are dates, times or durations."""
     return bool(pat.is_temporal(kind))
 
 
 def timed(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
-    """Cells, numbers or texts, in a type of time.  ``unit``: of the numbers, by default the type's.  O(n).
+    """Convert cells, numbers or texts, to a type of time.  ``unit``: of the numbers, by default the type's.  O(n).
 
-    Raises `pyarrow.ArrowInvalid` or `ValueError` for what does not fit.
+    Raises `pyarrow.ArrowInvalid` or `ValueError` for a cell that does not fit.
     """
     made = _convert_times(cells, kind, unit)
     if first_unreal(made) >= 0:

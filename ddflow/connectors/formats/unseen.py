@@ -53,9 +53,9 @@ class Unseen:
         self.names, self.tables = dict[str, None](), dict[str, int]()
 
     def look(self, format: Format, given: pa.Table, made: Decoded, what: str) -> None:
-        """Look for what is left in some messages, as they came and as they were decoded.
+        """Look for the missing columns and table in some messages and their events.
 
-        O(columns that are left); O(bytes) where one of them is null in all rows.
+        O(missing columns); O(bytes) if a missing column is null in all rows.
         """
         if self.table is not None:
             self._of(made.table, made.tables)
@@ -74,8 +74,11 @@ class Unseen:
     def hear(
         self, had: Iterable[str], names: Iterable[str], tables: Mapping[str, int], table: str | None = None
     ) -> None:
-        """Take in what others found: columns that messages ``had``, and ``names`` of them where they looked; how many
-        changes were of which of the ``tables``, and the ``table`` that was found."""
+        """Note what other workers found.
+
+        ``had``: columns in messages.  ``names``: other columns there.  ``tables``: changes by table.  ``table``: the
+        one found.
+        """
         self._of(table, tables)
         gone = set(had)
         self.left = [name for name in self.left if name not in gone]
@@ -105,7 +108,7 @@ class Unseen:
         return said
 
     def said(self, columns: Iterable[str]) -> list[str]:
-        """Return warnings about those of some columns that no message had.  O(columns)."""
+        """Return warnings about the columns, among some, that no message had.  O(columns)."""
         return [
             f"none so far has the declared column {name!r}, which is null: {did_you_mean(name, self.names)}"
             for name in columns
@@ -135,7 +138,7 @@ def undeclared(format: Format, given: pa.Table, made: Decoded, known: Collection
 
 
 def _with_row(rows: pa.Table, *marks: str) -> Bools:
-    """Which events have a row, and none of some marks."""
+    """Mark the events with a row, and without some marks."""
     says = ~np.asarray(rows.column(DELETED).fill_null(True))
     for mark in marks:
         if mark in rows.column_names:

@@ -219,8 +219,10 @@ _NONE: Final = Named(np.empty(0, np.int64), pa.array([], pa.string()), pa.array(
 
 
 def _find_rounded(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, exact: Bools) -> Bools:
-    """Which messages, but those that are read exactly, have a number in a column that keeps digits, and may have lost
-    some.  ``of``: the message of each cell."""
+    """Mark the messages with a number that may have lost digits in a column that keeps them.
+
+    Skips messages that are read exactly.  ``of``: the message of each cell.
+    """
     kind = shape_of(field.type)
     out: Bools = np.zeros(len(value), np.bool_)
     if kind in (QUOTED, WORDS):
@@ -230,7 +232,7 @@ def _find_rounded(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, e
 
 
 def _changes(whole: Inside) -> tuple[Ints, pa.Array]:
-    """Of each event its message, and its change, where the message is a transaction."""
+    """Return the message of each event, and its change if the message is a transaction."""
     lists = whole.cells("change")
     sizes = np.maximum(np.asarray(pc.fill_null(pc.list_value_length(lists), 1)).astype(np.int64), 1)
     of = np.repeat(np.arange(sizes.size), sizes)

@@ -58,7 +58,7 @@ def settled(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str
 
 
 def of_table(name: str, source: Source) -> Bools:
-    """Which messages are of the table that was given.  O(n)."""
+    """Mark the messages of the given table.  O(n)."""
     *before, last = name.split(".")
     table, schema, db = _parts(source)
     out = pc.equal(table, last)
@@ -70,12 +70,12 @@ def of_table(name: str, source: Source) -> Bools:
 
 
 def is_of(table: str, name: str) -> bool:
-    """Whether a whole name, which messages say, is of the table that was given.  O(1)."""
+    """Return whether a whole name from a message is a name of the given table.  O(1)."""
     return name == table or name.endswith(f".{table}")
 
 
 def counted(source: Source, which: Bools) -> dict[str, int]:
-    """How many of some messages say which table, by its whole name.  O(n)."""
+    """Count some messages by the whole name of their table.  O(n)."""
     coded = named(source).filter(pa.array(which)).drop_null().dictionary_encode()
     return dict(zip(coded.dictionary.to_pylist(), np.bincount(coded.indices).tolist(), strict=True))
 
@@ -91,7 +91,7 @@ def nearest(name: str, tables: Iterable[str]) -> str | None:
 
 
 def untold(name: str, source: Source) -> Bools:
-    """Which messages do not say enough of their table to know whether it is the one that was given.  O(n)."""
+    """Mark the messages without enough of a name to compare with the given table.  O(n)."""
     *before, last = name.split(".")
     table, schema, db = _parts(source)
     lacks = pa.array(np.zeros(len(table), np.bool_))
@@ -104,7 +104,7 @@ def untold(name: str, source: Source) -> Bools:
 
 
 def of_topic(name: str, messages: Messages) -> Bools:
-    """Which messages are of a topic of that table alone: a tombstone does not say whose it is.  O(n)."""
+    """Mark the messages of a topic of that table: a tombstone has no other sign of its table.  O(n)."""
     if messages.topic is None:
         return np.zeros(messages.rows, np.bool_)
     own = pc.or_(pc.equal(messages.topic, name), pc.ends_with(messages.topic, f".{name}"))

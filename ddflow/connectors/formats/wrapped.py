@@ -55,17 +55,17 @@ class Kcat(Format):
 
     @property
     def leaves_out(self) -> bool:
-        """As the format within."""
+        """Value of the inner format."""
         return self.of.leaves_out
 
     @property
     def of_tables(self) -> bool:
-        """As the format within."""
+        """Value of the inner format."""
         return self.of.of_tables
 
     @property
     def asked(self) -> str | None:
-        """As the format within."""
+        """Value of the inner format."""
         return self.of.asked
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
@@ -111,12 +111,12 @@ class Kcat(Format):
         return {"kind": self.kind, "of": self.of.to_json()}
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """Return the call that makes it."""
         return f"dd.formats.kcat({self.of!r})"
 
 
 def _is_nested(lines: pa.Array) -> Bools:
-    """Which lines have a key or payload that is no text: within one their quotes have backslashes.  O(bytes)."""
+    """Mark the lines with a key or payload that is no text: inside text, quotes have backslashes.  O(bytes)."""
     found: Bools = ~np.asarray(pc.fill_null(pc.match_substring_regex(lines, _USUAL), True))
     rows = np.flatnonzero(found)
     found[rows] = np.asarray(pc.match_substring_regex(lines.take(pa.array(rows)), _NESTED))
@@ -133,7 +133,7 @@ class DeltaFeed(Format):
     row_path: ClassVar[Path] = ()
 
     def needs(self) -> None:
-        """Nothing: rows have types."""
+        """Do nothing: rows have types."""
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`."""

@@ -53,7 +53,7 @@ class ParquetFragments(TableSink):
         return os.path.abspath(self.folder)
 
     def open(self, shape: TableShape) -> OpenSink:
-        """Nothing is made yet."""
+        """Return the folder; makes nothing yet."""
         return FragmentFolder(Path(self.target), shape)
 
 
@@ -70,11 +70,11 @@ class FragmentFolder(OpenSink):
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
     def missing(self) -> bool:
-        """Whether there is no such folder."""
+        """Return whether there is no such folder."""
         return not self.folder.exists()
 
     def occupied(self) -> bool:
-        """Whether there is a file that nobody recorded, and that is not ours."""
+        """Return whether there are records, or files that are not ours."""
         with self._disk("ask"):
             return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._unrecorded())
 

@@ -81,9 +81,9 @@ class OutputPlace:
                 self._must_be_of(state, self.mark())
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
-        """Take the folder for a state's, and make what is missing of it, durably.  O(names).
+        """Claim the folder for a state, and create its missing parts, durably.  O(names).
 
-        ``at``: where the state is.  Of several states that do so at the same time one gets it.  Raises as `look` does,
+        ``at``: the address of the state.  If several states claim it at once, one gets it.  Raises as `look` does, and
         `StateRefused` for a name that is no UTF-8, `StorageFull`.
         """
         wanted = {name: of(name) for name in sorted(names)}

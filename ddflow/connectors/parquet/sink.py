@@ -65,7 +65,7 @@ class ParquetSink:
         return self.site.path
 
     def check(self, state: str | None, schemas: Mapping[str, pa.Schema]) -> None:
-        """As in `Sink`.  O(columns)."""
+        """See `Sink`.  O(columns)."""
         self.location.look(state)
         for name, schema in schemas.items():
             try:
@@ -78,11 +78,11 @@ class ParquetSink:
                 ) from None
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
-        """As in `Sink`.  O(names).  Raises `StateRefused` for a name that is no UTF-8, too."""
+        """See `Sink`.  O(names).  Also raises `StateRefused` for a name that is no UTF-8."""
         self.location.claim(state, at, names)
 
     def owner(self) -> Owner | None:
-        """As in `Sink`.  O(1)."""
+        """See `Sink`.  O(1)."""
         mark = self.location.mark()
         return None if mark is None else Owner(mark.state, mark.at)
 
@@ -132,7 +132,7 @@ class ParquetSink:
             self._unsynced.add(os.path.dirname(shown))
 
     def size(self, epoch: int, fragment: Fragment) -> int | None:
-        """As in `Sink`.  O(1)."""
+        """See `Sink`.  O(1)."""
         with self.site.guarded("look at an output"):
             for path in (self._hidden(fragment.output, fragment.blob.name), self.place(epoch, fragment)):
                 with suppress(FileNotFoundError):
@@ -140,14 +140,14 @@ class ParquetSink:
         return None
 
     def read(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
-        """As in `Sink`.  O(bytes)."""
+        """See `Sink`.  O(bytes)."""
         # In this thread: one of Arrow's may let go of our bytes while Python ends, for which it needs Python, and then
         # it takes the process with it.
         file = pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment)), pre_buffer=False)
         return file.read(use_threads=False).cast(schema)
 
     def rows(self, epoch: int, fragment: Fragment) -> int:
-        """As in `Sink`.  O(bytes)."""
+        """See `Sink`.  O(bytes)."""
         return int(pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment))).metadata.num_rows)
 
     def _data(self, epoch: int, fragment: Fragment) -> bytes:
@@ -176,7 +176,7 @@ class ParquetSink:
         return [found for match, found in self._files(HIDDEN)]
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
-        """As in `Sink`.  O(files)."""
+        """See `Sink`.  O(files)."""
         for each in leftovers:
             self.site.tidy(each.place)
 
@@ -206,7 +206,7 @@ class ParquetSink:
         return self.site.below(of(name), f".{called}.hidden")
 
     def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
-        """Every file of a pattern in the outputs' folders."""
+        """Yield the files of a pattern in the outputs' folders."""
         disk = self.site.disk
         with self.site.guarded("look for leftovers"):
             for name in disk.names(self.target) if self.site.is_there(self.target) else ():
