@@ -50,7 +50,7 @@ _CHECKED: dict[str, Compute] = {"+": pc.add_checked, "-": pc.subtract_checked, "
 
 
 def arithmetic(sign: str, left: Node, right: Node) -> Node:
-    """``left sign right`` for + - * / % div pmod. Raises Refusal when the types have no such operation. O(rows)."""
+    """Compute ``left sign right`` for + - * / % div pmod. Raises Refusal for types without that operation. O(rows)."""
     if (found := lasting(sign, left, right)) is not None:
         return found
     if DATE in (left.type, right.type) and sign in "+-":
@@ -80,7 +80,7 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
 
 
 def minus(node: Node) -> Node:
-    """``-node``; text is a double first."""
+    """Negate a number; text is a double first."""
     node = convert(node, DOUBLE) if node.type in (STRING, NULL) else node
     if is_duration(node.type):
         return apply(pc.negate_checked, node, fallible=True)
@@ -185,7 +185,7 @@ def _product(a: pa.DataType, b: pa.DataType) -> Plan:
 
 
 def _in_room(compute: Compute, precision: int) -> Compute:
-    """``compute`` as it is where its result has at most 38 digits, else in 76."""
+    """Return ``compute`` unchanged if its result has at most 38 digits, else compute in 76."""
     return compute if precision <= MOST_DIGITS else lambda x, y: compute(_wide(x), _wide(y))
 
 
@@ -224,7 +224,7 @@ def _rest(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan]:
 
 
 def _divide(a: pa.DataType, b: pa.DataType, scale: int) -> Compute:
-    """Division cut (not rounded) after at least ``scale`` digits: enough for the rounding after it to be exact."""
+    """Divide and cut (not round) after at least ``scale`` digits: enough for the later rounding to be exact."""
     lift = max(0, scale - (a.scale + b.precision - b.scale + 1))
     digits = a.precision - a.scale + b.scale + max(scale, a.scale + b.precision - b.scale + 1, 4)
     if digits > WIDEST:

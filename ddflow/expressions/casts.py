@@ -64,7 +64,7 @@ PLAIN_TEXT_SCALE = 6  # Arrow writes decimals with more fraction digits as 1.0E-
 
 
 def convert(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
-    """``node`` as ``kind``: CAST, or TRY_CAST with ``attempt``.
+    """Cast ``node`` to ``kind``: CAST, or TRY_CAST with ``attempt``.
 
     Raises Refusal when no value of the one type is one of the other.  O(rows).
     """
@@ -175,7 +175,7 @@ def _to_text(source: pa.DataType) -> tuple[Convert, bool] | None:
 
 
 def _time_text(array: pa.Array) -> pa.Array:
-    """yyyy-mm-dd hh:mm:ss, and the fraction where there is one, without closing zeros."""
+    """Format as yyyy-mm-dd hh:mm:ss, with a fraction if there is one, without its closing zeros."""
     text = array.cast(pa.timestamp(array.type.unit)).cast(STRING)
     return pc.replace_substring_regex(text, r"^(.{19}(?:\.[0-9]*[1-9])?)\.?0*$", r"\1")
 
@@ -252,7 +252,7 @@ def _times(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | Non
 
 
 def _another_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Durations in another unit, cut; null where that has no room for them."""
+    """Convert durations to another unit, cut; null if its range is too small for them."""
     finer = UNITS.index(kind.unit) - UNITS.index(array.type.unit)
     factor, values = 1000 ** abs(finer), array.cast(INT64)
     if finer < 0:
@@ -262,7 +262,7 @@ def _another_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def wall(array: pa.Array) -> pa.Array:
-    """Timestamps as wall-clock time of UTC in microseconds, floored."""
+    """Convert timestamps to wall-clock time of UTC in microseconds, floored."""
     plain = array.cast(pa.timestamp(array.type.unit))
     return plain if plain.type == WALL else pc.floor_temporal(plain, unit="microsecond").cast(WALL)
 

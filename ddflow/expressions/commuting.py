@@ -55,7 +55,7 @@ class _Both(NamedTuple):
 
 
 class _Unlike(Exception):
-    """A piece that cannot be shown to mean the same."""
+    """A piece that may change its meaning."""
 
 
 def carried(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:

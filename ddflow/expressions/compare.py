@@ -94,7 +94,7 @@ _FLOAT_AND_NUMBER: dict[str, Compare] = {
 
 
 def compare(sign: str, left: Node, right: Node) -> Node:
-    """``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal when the types do not meet. O(rows)."""
+    """Compare ``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal if the types do not meet. O(rows)."""
     left, right = _operands(left, right, f"the comparison {sign}")
     if not is_float(left.type):
         return apply(_PLAIN[sign], left, right)
@@ -104,7 +104,7 @@ def compare(sign: str, left: Node, right: Node) -> Node:
 
 
 def same(left: Node, right: Node) -> Node:
-    """``<=>``: equal, or both null; never null itself."""
+    """Compare by ``<=>``: equal, or both null; never null itself."""
     left, right = _operands(left, right, "the comparison <=>")
     equal = compare("=", left, right)
     both = apply(lambda a, b: pc.and_(pc.is_null(a), pc.is_null(b)), left, right)
@@ -112,7 +112,7 @@ def same(left: Node, right: Node) -> Node:
 
 
 def among(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> Node:
-    """IN: true if any equals; else null if the value or any item is null; else false. O(1) a row for constants.
+    """Compute IN: true if any equals; else null if the value or any item is null; else false. O(1) a row for constants.
 
     ``lists``: literals among the items, those of one type together.
     """
@@ -209,7 +209,7 @@ def _exactly(node: Node) -> Node:
 
 
 def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
-    """LIKE and ILIKE with a literal pattern: ``%`` any run, ``_`` any one character, ``escape`` takes them plainly."""
+    """Match LIKE and ILIKE with a literal pattern: ``%`` any run, ``_`` any character, ``escape`` makes them plain."""
     node = as_text(node)
     text = literal_text(pattern, "the pattern of LIKE")
     if text is None:
@@ -233,7 +233,7 @@ def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
 
 
 def _like_parts(pattern: str, escape: str) -> list[str]:
-    """``%``, ``_``, and runs of plain text, each behind an ``=``."""
+    """Split a pattern into ``%``, ``_``, and runs of plain text, each after an ``=``."""
     parts: list[str] = []
     letters = iter(pattern)
     for letter in letters:
@@ -255,7 +255,7 @@ def _like_parts(pattern: str, escape: str) -> list[str]:
 
 
 def matches(node: Node, pattern: Node) -> Node:
-    """RLIKE: whether a literal regular expression (RE2's language) is found anywhere in the text."""
+    """Match RLIKE: find a literal regular expression (RE2's language) anywhere in the text."""
     node = as_text(node)
     text = checked_regex(pattern, "the pattern of RLIKE")
     return null(BOOL) if text is None else apply(lambda value: pc.match_substring_regex(value, text), node)

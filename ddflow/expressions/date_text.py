@@ -136,7 +136,7 @@ def _parts(pattern: str) -> list[Part]:
 
 
 def _pieces(pattern: str) -> list[str]:
-    """Quoted text, runs of one letter, and single characters.
+    """Split a pattern into quoted text, runs of one letter, and single characters.
 
     >>> _pieces("yyyy-MM'T'''")
     ['yyyy', '-', 'MM', "'T'''"]

@@ -79,7 +79,7 @@ _EXTRACTED = {
 
 
 def extract(field: str, node: Node) -> Node:
-    """EXTRACT(field FROM node). Raises Refusal for a field that is not an int, nor the seconds of a duration."""
+    """Compute EXTRACT(field FROM node). Raises Refusal for an unsupported field."""
     if is_duration(node.type):
         if field.upper() not in FIELDS:
             found = f"extract({field.lower()} from a duration) is not supported"
@@ -141,7 +141,7 @@ def to_date(node: Node) -> Node:
 
 @TABLE.function("datediff", "date_diff", takes=[date, date])
 def datediff(end: Node, start: Node) -> Node:
-    """Days from start to end."""
+    """Count the days from start to end."""
     return days_between(end, start)
 
 

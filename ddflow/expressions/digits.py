@@ -29,7 +29,7 @@ _EXACT_DIGITS = 15  # integers of so many digits are exact as doubles
 
 
 def with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa.Array) -> pa.Array:
-    """``compute`` over the values of primitive arrays of one length; null where any of them is. Two passes."""
+    """Run ``compute`` over the values of primitive arrays of one length; null if any of them is null. Two passes."""
     plain = [pc.fill_null(array, 1) if array.null_count else array for array in arrays]
     with np.errstate(all="ignore"):
         values = compute(*(array.to_numpy(zero_copy_only=True) for array in plain))
@@ -41,7 +41,7 @@ def with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa.Array) 
 
 
 def round_double(array: pa.Array, places: int) -> pa.Array:
-    """Doubles rounded half up to ``places`` digits after the point (before it when negative). O(n).
+    """Round doubles half up to ``places`` digits after the point (before it if negative). O(n).
 
     The candidate tie (k + 0.5) / 10^places is itself rounded to a double, and a value that is written as the tie is
     that very double: so comparing with it decides as comparing the written digits would, up to 14 digits.  Values of
@@ -76,7 +76,7 @@ def round_double(array: pa.Array, places: int) -> pa.Array:
 
 
 def fit(array: pa.Array, precision: int, scale: int) -> pa.Array:
-    """Decimals rounded half up to ``scale``, as decimal(precision, scale); null where they do not fit."""
+    """Round decimals half up to ``scale``, as decimal(precision, scale); null if they do not fit."""
     kind = array.type
     if kind == pa.decimal128(precision, scale):
         return array
@@ -98,7 +98,7 @@ def _round(array: pa.Array, places: int) -> pa.Array:
 
 
 def round_decimal(array: pa.Array, places: int, precision: int, scale: int) -> pa.Array:
-    """Decimals rounded half up to ``places``, as decimal(precision, scale); null where they do not fit."""
+    """Round decimals half up to ``places``, as decimal(precision, scale); null if they do not fit."""
     return fit(_round(array, places), precision, scale)
 
 

@@ -46,7 +46,7 @@ FIELDS: Final = (*_PARTS, "EPOCH")
 
 
 def lasting(sign: str, left: Node, right: Node) -> Node | None:
-    """``left sign right`` where durations or two moments are sides; None where that is nothing of these.  O(rows)."""
+    """Compute ``left sign right`` for durations, or the difference of two moments; None for other types.  O(rows)."""
     if sign == "-" and _is_moment(left) and _is_moment(right):
         return days_between(left, right) if left.type == right.type == DATE else _between(left, right)
     if sign == "+" and is_duration(left.type) and _is_moment(right):
@@ -64,7 +64,7 @@ def lasting(sign: str, left: Node, right: Node) -> Node | None:
 
 
 def days_between(end: Node, start: Node) -> Node:
-    """Days from one date to another."""
+    """Count the days from one date to another."""
 
     def compute(last: pa.Array, first: pa.Array) -> pa.Array:
         return pc.subtract_checked(last.cast(INT32), first.cast(INT32))

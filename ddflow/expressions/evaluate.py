@@ -34,8 +34,8 @@ _LESS = "give smaller batches, or make less of a row"
 
 
 class SqlRun:
-    """Runs the node of an SQL expression; ``fields`` are the columns it reads. ``bare``: it is nothing but a column.
-    ``nested``: how many levels it has; from some on it runs on a stack of its own.
+    """A runner of an SQL expression's node; ``fields`` are the columns it reads. ``bare``: it is only a column.
+    ``nested``: its number of levels; with many it runs on a separate stack.
     """
 
     def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, nested: int, asked: str) -> None:
@@ -118,7 +118,7 @@ def _text(column: pa.Array, row: int) -> str:
 
 
 class ArrowRun:
-    """Runs a pyarrow expression, through Acero on one thread, which keeps the rows' order."""
+    """A runner of a pyarrow expression, through Acero on one thread, which keeps the rows' order."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema, what: str) -> None:
         self._expression, shown = expression, cut(str(expression))
@@ -154,7 +154,7 @@ class ArrowRun:
 
 
 class FunctionRun:
-    """Runs a user's function; its type is what it gives for a batch without rows."""
+    """A runner of a user's function; its type is the type of the result for a batch without rows."""
 
     def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: pa.Schema, what: str) -> None:
         self._function, self._what = function, what

@@ -53,7 +53,7 @@ _REMEDY: Final = "write interval 3 days, interval '2 hours 30 minutes', interval
 
 
 class Interval(NamedTuple):
-    """``days``: whether it is made of days and weeks alone."""
+    """An interval of months or microseconds.  ``days``: whether it has only days and weeks."""
 
     months: int
     micros: int
@@ -79,7 +79,7 @@ def read(parts: Sequence[Part]) -> Interval:
 
 
 def _numbers(text: str, unit: str | None) -> list[tuple[Decimal, str]]:
-    """``3`` of a unit, or ``1 day 2 hours``."""
+    """Parse ``3`` of a unit, or ``1 day 2 hours``."""
     texts = [(text.strip(), unit)] if unit else re.findall(r"([+-]?\s*[0-9.]+)\s+([A-Za-z]+)(?:\s+|$)", text.strip())
     if not unit and re.sub(r"[+-]?\s*[0-9.]+\s+[A-Za-z]+(\s+|$)", "", text.strip()):
         texts = []
@@ -96,7 +96,7 @@ def _numbers(text: str, unit: str | None) -> list[tuple[Decimal, str]]:
 
 
 def _span(text: str, first: str | None, last: str) -> list[tuple[Decimal, str]]:
-    """``'1-2' year to month`` and ``'1 02:03:04.5' day to second``."""
+    """Parse ``'1-2' year to month`` and ``'1 02:03:04.5' day to second``."""
     fields: tuple[str, ...] = ("YEAR", "MONTH")
     if (first, last) != fields:
         if first not in _CLOCK or last not in _CLOCK or _CLOCK.index(first) >= _CLOCK.index(last):
@@ -151,7 +151,7 @@ def _days_on(dates: pa.Array, days: int) -> pa.Array:
 
 
 def _months_on(dates: pa.Array, months: int) -> pa.Array:
-    """Dates of other months, on their day or the last one there is."""
+    """Move dates by months, on their day or the month's last one."""
     here = pc.fill_null(dates.cast(INT32), 0).cast(DATE)
     year, month, day = (np.asarray(part(here)) for part in (pc.year, pc.month, pc.day))
     days = _months_after(year, month, day, months)
@@ -171,7 +171,7 @@ def _months_after(year: Ints, month: Ints, day: Ints, months: int) -> Ints:
 
 
 def _move_moments(moments: pa.Array, months: int, micros: int) -> pa.Array:
-    """Timestamps of other months, then so many microseconds later."""
+    """Move timestamps by months, then by microseconds."""
     scale = 1000 if moments.type.unit == "ns" else 1
     values = moments.cast(INT64)
     if months:

@@ -52,7 +52,7 @@ _KINDS: Final = {
 
 
 def _texts(name: str, values: Sequence[str | None]) -> pa.Array:
-    """Texts as a column; halves of pairs of surrogates become question marks.  Raises TooBig."""
+    """Build a column of texts; halves of surrogate pairs become question marks.  Raises TooBig."""
     encoded = [None if value is None else value.encode("utf-8", "replace") for value in values]
     total = sum(len(each) for each in encoded if each is not None)
     if total > COLUMN:
@@ -128,7 +128,7 @@ def from_json(node: Node, shape: str) -> Node:
 
 
 def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values that were read as a column of a type; null where one is of another.  O(values)."""
+    """Build a column of a type from parsed values; null if one has another type.  O(values)."""
     if pat.is_struct(kind):
         objects = [_fields(each, kind) if isinstance(each, JsonObject) else None for each in values]
         children = [
@@ -173,7 +173,7 @@ def _integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _doubles(values: Sequence[Any]) -> pa.Array:
-    """Numbers, and the texts of what JSON has no numbers for."""
+    """Read numbers, and the texts that replace numbers which JSON lacks."""
     special = {"NaN": "nan", "Infinity": "inf", "+INF": "inf", "INF": "inf", "-Infinity": "-inf", "-INF": "-inf"}
     texts = (each if isinstance(each, JsonNumber) else special.get(each or "") for each in map(_text_of, values))
     return pa.array([None if each is None else float(each) for each in texts], DOUBLE)
@@ -198,7 +198,7 @@ def _words(values: Sequence[Any]) -> pa.Array:
 
 
 def _moments(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Texts; of instants also whole numbers, which are seconds."""
+    """Read timestamps from texts, and instants also from whole numbers of seconds."""
     moments = read_timestamp(_words(values), kind)
     if kind == WALL:
         return moments
@@ -222,7 +222,7 @@ _SCALARS: Final[dict[pa.DataType, Callable[[Sequence[Any]], pa.Array]]] = {
 
 
 class _Shape:
-    """Reads a shape: columns as DDL has them, or ``struct<...>``."""
+    """A parser of a shape: columns as in DDL, or ``struct<...>``."""
 
     def __init__(self, text: str) -> None:
         self.text, self.words, at = text, list[str](), 0

@@ -75,7 +75,7 @@ def element_at(node: Node, index: Node) -> Node:
 
 
 def element(node: Node, index: Node) -> Node:
-    """``x[i]``: the element at an index counted from 0; it fails outside of the list."""
+    """Return the element ``x[i]`` at an index counted from 0. Fails outside of the list."""
     return _element("[ ]", node, index, 0, True)
 
 

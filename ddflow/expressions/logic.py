@@ -26,14 +26,14 @@ from ddflow.expressions.types import BOOL, NULL, STRING, meeting, sql_name
 
 
 def condition(node: Node, place: str) -> Node:
-    """``node`` as a boolean. Raises Refusal naming ``place`` when it is none."""
+    """Convert ``node`` to a boolean. Raises Refusal naming ``place`` if it is none."""
     if node.type not in (BOOL, NULL, STRING):
         raise Refusal(f"{place} needs a boolean, and this is {sql_name(node.type)}", "compare it with something")
     return convert(node, BOOL)
 
 
 def meet(nodes: Sequence[Node], place: str) -> list[Node]:
-    """``nodes`` cast to the type they meet in. Raises Refusal naming ``place`` when there is none."""
+    """Cast ``nodes`` to the type that they meet in. Raises Refusal naming ``place`` without one."""
     kind = meeting([node.type for node in nodes])
     if kind is None:
         found = ", ".join(sql_name(node.type) for node in nodes)
@@ -42,12 +42,12 @@ def meet(nodes: Sequence[Node], place: str) -> list[Node]:
 
 
 def conjunction(left: Node, right: Node) -> Node:
-    """AND: false wins over null; the right side is run only where the left is not false."""
+    """Compute AND: false wins over null. The right side runs only for rows whose left side is not false."""
     return _junction(left, right, pc.and_kleene, False)
 
 
 def disjunction(left: Node, right: Node) -> Node:
-    """OR: true wins over null; the right side is run only where the left is not true."""
+    """Compute OR: true wins over null. The right side runs only for rows whose left side is not true."""
     return _junction(left, right, pc.or_kleene, True)
 
 
@@ -66,22 +66,22 @@ def _junction(left: Node, right: Node, kernel: Callable[..., Datum], wins: bool)
 
 
 def negation(node: Node) -> Node:
-    """NOT: null stays null."""
+    """Compute NOT: null stays null."""
     return apply(pc.invert, node)
 
 
 def is_null(node: Node) -> Node:
-    """IS NULL. NaN is not null."""
+    """Compute IS NULL. NaN is not null."""
     return apply(lambda value: pc.is_null(value), node)
 
 
 def is_truth(node: Node, truth: bool) -> Node:
-    """IS TRUE or IS FALSE: null is neither."""
+    """Compute IS TRUE or IS FALSE: null is neither."""
     return apply(lambda value: pc.fill_null(value if truth else pc.invert(value), False), node)
 
 
 def choice(conditions: Sequence[Node], values: Sequence[Node], place: str) -> Node:
-    """CASE: the value of the first condition that is true, else the last value, of which there is one more."""
+    """Compute CASE: the value of the first true condition, else the last value, of which there is one more."""
     *taken, default = meet(values, place)
     pairs: list[tuple[Node, Node]] = []
     for test, value in zip(conditions, taken, strict=True):
@@ -116,7 +116,7 @@ def _lazy_choice(tests: Sequence[Node], results: Sequence[Node]) -> Node:
 
 
 def first_valid(nodes: Sequence[Node], place: str) -> Node:
-    """COALESCE: the first value that is not null; each is run only where those before it are null."""
+    """Compute COALESCE: the first value that is not null. Each value runs only for rows without an earlier one."""
     nodes = [node for node in meet(nodes, place) if node.constant is None or node.constant.is_valid] or [
         null(meet(nodes, place)[0].type)
     ]

@@ -62,7 +62,7 @@ NO_VALUE = (exp.Star, exp.Distinct)
 
 
 class Lowering:
-    """Lowers trees over one schema; the columns read gather in ``columns``."""
+    """A compiler of trees over one schema; it gathers the columns read in ``columns``."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns

@@ -51,14 +51,14 @@ class Frame(NamedTuple):
         return Frame(tuple(each.filter(mask) for each in self.columns), mask.true_count)
 
     def slice(self, start: int, rows: int) -> Frame:
-        """``rows`` rows from ``start``, which must be there. O(1) a column."""
+        """Select ``rows`` rows from ``start``, which must exist. O(1) a column."""
         return Frame(tuple(each.slice(start, rows) for each in self.columns), rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One operation: ``compute`` makes of the values of ``parts`` an array of ``type`` with a value per row, or a
-    scalar for all rows.  ``framed``: it is given the frame before them.
+    """One operation: ``compute`` turns the values of ``parts`` into an array of ``type`` with a value per row, or a
+    scalar for all rows.  ``framed``: whether ``compute`` takes the frame before them.
     """
 
     type: pa.DataType
@@ -81,7 +81,7 @@ class Node:
 
     @cached_property
     def _steps(self) -> list[tuple[Node, list[Node]]]:
-        """This and all parts of parts, each once and behind its own; beside it those that it is the last to take."""
+        """All nested parts and this node, each once and after its parts; with each, the values that it reads last."""
         order, seen, stack = list[Node](), set[Node](), [(self, False)]
         while stack:
             node, ready = stack.pop()
@@ -103,7 +103,7 @@ def column(index: int, kind: pa.DataType) -> Node:
 
 
 def constant(value: pa.Scalar, literal: bool = False) -> Node:
-    """One value for all rows; ``literal`` when it stands in the text as it is."""
+    """Build a node of one value for all rows; ``literal`` if the text contains it as written."""
     return Node(value.type, lambda: value, constant=value, literal=literal)
 
 
@@ -113,7 +113,7 @@ def null(kind: pa.DataType) -> Node:
 
 
 def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
-    """``compute`` over the values of ``nodes``; a constant where all of them are and it does not fail.
+    """Build a node that runs ``compute`` over ``nodes``; a constant if all of them are and it does not fail.
 
     The type is found by computing no rows.  Raises Refusal when ``compute`` takes no such types, and for constants that
     take more than `room.CONSTANTS`.
@@ -138,7 +138,7 @@ def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
 
 
 def broadcast(value: Datum, rows: int) -> pa.Array:
-    """``value`` as an array of ``rows`` values. O(rows) for a scalar.  Raises TooBig."""
+    """Turn ``value`` into an array of ``rows`` values. O(rows) for a scalar.  Raises TooBig."""
     if not isinstance(value, pa.Scalar):
         return value
     fits("a literal", [pa.nulls(rows), value], lambda most: most)

@@ -45,7 +45,7 @@ TABLE = Table()
 
 @TABLE.function("abs", takes=[number])
 def absolute(value: Node) -> Node:
-    """Without the sign; the least integer of a type has none and overflows."""
+    """Remove the sign; the least integer of a type overflows."""
     return apply(pc.abs_checked, value, fallible=is_integer(value.type))
 
 
@@ -58,7 +58,7 @@ TABLE.row(on_arrays(partial(with_numpy, _sign)), "sign", "signum", takes=[double
 
 @TABLE.function("round", takes=[number, same], least=1)
 def rounded(value: Node, places: Node | None = None) -> Node:
-    """Half up to ``places`` digits after the point, before it when negative."""
+    """Round half up to ``places`` digits after the point, before it if negative."""
     count = 0 if places is None else whole_of(places, "the number of places of round")
     if count is None:
         return null(value.type)
@@ -77,7 +77,7 @@ def rounded(value: Node, places: Node | None = None) -> Node:
 
 
 def _check_overflow(compute: Compute, value: Node) -> Node:
-    """``compute``, which makes null of what overflows, with an error for that."""
+    """Make ``compute`` fail for overflows, which it turns into null."""
 
     def compute_checked(values: pa.Array) -> pa.Array:
         result: pa.Array = compute(values)
@@ -122,7 +122,7 @@ TABLE.function("pmod", takes=[same, same])(partial(arithmetic, "pmod"))
 
 @TABLE.function("log", takes=[double, double], least=1)
 def log(first: Node, second: Node | None = None) -> Node:
-    """log(x) is natural; log(base, x)."""
+    """Compute a logarithm: log(x) is natural; log(base, x)."""
     if second is None:
         return TABLE.entries["ln"].call([first])
 
@@ -146,7 +146,7 @@ def _extreme(name: str, kernel: Compute, of_floats: Compute, *values: Node) -> N
 
 
 def _greatest_float(*values: Datum) -> Datum:
-    """Arrow passes over NaN as it does over null; Spark puts it on top."""
+    """Return the greatest float with NaN on top, as Spark does; Arrow skips NaN like null."""
     result = pc.max_element_wise(*values)
     nan = pa.scalar(math.nan, result.type)
     for value in values:

@@ -48,7 +48,7 @@ class DdflowSpark(_SPARK):  # type: ignore[misc]
     """Spark's dialect, where a doubled quote is a quote and a function is only a name."""
 
     class Tokenizer(_SPARK.Tokenizer):  # type: ignore[misc]
-        """A quote twice is a quote; the suffix BD, which versions of sqlglot read in different ways, is none."""
+        """A tokenizer in which a doubled quote is a quote, without the suffix BD, on which versions of sqlglot differ."""
 
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
         NUMERIC_LITERALS: ClassVar[dict[str, str]] = {
@@ -56,7 +56,7 @@ class DdflowSpark(_SPARK):  # type: ignore[misc]
         }
 
     class Parser(_SPARK.Parser):  # type: ignore[misc]
-        """Functions are left as written; only calls with a syntax of their own are read."""
+        """A parser that keeps function names as written and reads only calls with special syntax."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
@@ -66,10 +66,10 @@ class DdflowSpark(_SPARK):  # type: ignore[misc]
 
 
 class QuerySpark(DdflowSpark):
-    """The dialect of queries: double quotes are around names, as in the SQL standard (Spark has a setting for it)."""
+    """The dialect of queries: double quotes enclose names, as in the SQL standard (Spark has a setting for it)."""
 
     class Tokenizer(DdflowSpark.Tokenizer):
-        """Text stands in single quotes only."""
+        """A tokenizer in which only single quotes enclose text."""
 
         QUOTES: ClassVar[list[str]] = ["'"]
         IDENTIFIERS: ClassVar[list[str]] = ["`", '"']
@@ -89,7 +89,7 @@ _AROUND = 60  # characters that are shown on both sides of a mistake
 
 
 class Parsed(NamedTuple):
-    """``nested``: how many levels lie within each other.  ``quoted``: texts that stand in double quotes."""
+    """A parsed text.  ``nested``: its number of nested levels.  ``quoted``: its texts in double quotes."""
 
     tree: Tree
     nested: int
@@ -172,7 +172,7 @@ def _within(found: int, most: int, what: str) -> None:
 
 
 def _count_levels(tokens: Sequence[Any]) -> int:
-    """How many levels lie within each other.  Raises Refusal for too many, of them or of words."""
+    """Count the nested levels.  Raises Refusal for too many levels or words."""
     outside, deepest, open_, run, words, before, listed = list[int](), 0, 0, 0, 0, None, False
     for token in tokens:
         kind = token.token_type

@@ -43,7 +43,7 @@ def _all(mask: pa.Array) -> bool:
 
 
 def within(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Integers as a narrower integer type; null where they do not fit."""
+    """Cast integers to a narrower type; null if they do not fit."""
     try:
         return array.cast(kind)
     except pa.ArrowInvalid:
@@ -84,7 +84,7 @@ def read_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
 
 
 def read_boolean(array: pa.Array) -> pa.Array:
-    """t, true, y, yes, 1 and their opposites, in any case."""
+    """Parse t, true, y, yes, 1 and their opposites, in any case."""
     text = pc.utf8_lower(pc.ascii_trim_whitespace(array))
     yes = pc.is_in(text, value_set=pa.array(["t", "true", "y", "yes", "1"]))
     no = pc.is_in(text, value_set=pa.array(["f", "false", "n", "no", "0"]))
@@ -92,7 +92,7 @@ def read_boolean(array: pa.Array) -> pa.Array:
 
 
 def civil_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
-    """Days since 1970-01-01 of a proleptic Gregorian date, and whether there is such a day. O(n)."""
+    """Count the days from 1970-01-01 to a proleptic Gregorian date, and mark the valid dates. O(n)."""
     ends = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
     known = (month >= 1) & (month <= 12)
     leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
@@ -122,7 +122,7 @@ def _result(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataType, carrier
 
 
 def read_date(array: pa.Array) -> pa.Array:
-    """yyyy, yyyy-m or yyyy-m-d; after a blank or T anything."""
+    """Parse yyyy, yyyy-m or yyyy-m-d; anything may follow a blank or T."""
     try:
         return array.cast(DATE)  # Arrow takes exactly yyyy-mm-dd
     except pa.ArrowInvalid:

@@ -26,7 +26,7 @@ _made: ContextVar[int] = ContextVar("made", default=0)
 
 
 class TooBig(pa.ArrowInvalid):
-    """Text that has no room.  ``row``: which of ``rows`` has none by itself, if one has none."""
+    """Text that is too large.  ``row``: the one of ``rows`` that is too large by itself, if there is one."""
 
     row: int | None = None
     rows = 0
@@ -46,7 +46,7 @@ def counted(value: pa.Scalar) -> pa.Scalar:
 
 
 def lengths(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
-    """Bytes of each text, 0 for null, as a double: what is made of them may not fit an integer."""
+    """Return the bytes of each text, 0 for null, as doubles, because sizes computed from them may exceed an integer."""
     return pc.fill_null(pc.binary_length(value), 0).cast(pa.float64())
 
 
@@ -80,7 +80,7 @@ def fits(
 
 
 def _bytes(value: Any, rows: int) -> int:
-    """Bytes of text that ``rows`` rows of a value take, at most."""
+    """Estimate the bytes of text that ``rows`` rows of a value take, at most."""
     if not isinstance(value, pa.Scalar):
         return int(value.nbytes)
     if not value.is_valid or not isinstance(value, pa.StringScalar | pa.BinaryScalar):

@@ -32,8 +32,7 @@ _KEPT, _SHORT = 256, 1000
 
 
 class _Made(NamedTuple):
-    """What a text comes to: the node that computes it, the columns that it reads, whether it is but a column, and how
-    many levels it has."""
+    """A compiled text: its node, the columns that it reads, whether it is only a column, and its number of levels."""
 
     node: Node
     names: tuple[str, ...]

@@ -53,7 +53,7 @@ TABLE.row(pc.utf8_reverse, "reverse", takes=[text])
 
 @TABLE.function("length", "len", "char_length", "character_length", takes=[same])
 def length(value: Node) -> Node:
-    """Characters; bytes of a binary value."""
+    """Count the characters, or the bytes of a binary value."""
     if value.type == BINARY:
         return apply(lambda value: pc.binary_length(value).cast(INT32), value)
     return apply(lambda value: pc.utf8_length(value).cast(INT32), as_text(value))
@@ -68,7 +68,7 @@ _POSITION, _LENGTH = whole("the position of substring"), whole("the length of su
 
 @TABLE.function("substring", "substr", takes=[text, _POSITION, _LENGTH], least=2)
 def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
-    """From a position, counted from 1, or from the end when negative, which may lie before the start."""
+    """Cut out from a position, counted from 1 (from the end if negative), even before the start."""
     if length <= 0:
         return _slice_text(text, 0, 0)
     if start >= 0:
@@ -91,7 +91,7 @@ def right(text: Node, size: int) -> Node:
 
 @TABLE.function("repeat", takes=[text, whole("the count of repeat")])
 def repeat(text: Node, times: int) -> Node:
-    """So many times over; "" for less than once."""
+    """Repeat a text; "" for less than once."""
     times = max(times, 0)
 
     def compute(value: Datum) -> Datum:
@@ -126,7 +126,7 @@ _TRIMS: dict[str, Compute] = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "T
 
 
 def trim(text: Node, side: str, characters: Node | None) -> Node:
-    """TRIM, LTRIM, RTRIM: the given characters off one side or both; just the space where none are given."""
+    """Compute TRIM, LTRIM, RTRIM: remove the given characters from one side or both; by default only the space."""
     letters = " " if characters is None else literal_text(characters, "the characters of trim")
     if letters is None:
         return null(STRING)
@@ -151,7 +151,7 @@ def btrim(text: Node, characters: Node | None = None) -> Node:
 
 @TABLE.function("concat", takes=[same], more=True)
 def concat(*texts: Node) -> Node:
-    """One after the other; null if any is."""
+    """Concatenate the texts; null if any is null."""
     if any(text.type == BINARY for text in texts):
         raise Refusal("concat is given binary values", "cast them to string")
     return apply(_concatenate, *(as_text(text) for text in texts))
@@ -163,7 +163,7 @@ def _concatenate(*values: Datum) -> Datum:
 
 
 def _join(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
-    """Nulls among the texts are left out; a null separator gives null."""
+    """Join texts without the nulls among them; a null separator gives null."""
     # Arrow leaves out a row altogether when all of its texts are null: such a row is joined from one empty text.
     given = (first, *others, *[separator] * len(others))
     fits("concat_ws", given, lambda size: size, lambda: reduce(pc.add, map(lengths, given)))
@@ -191,7 +191,7 @@ _search(pc.match_substring_regex, "regexp_like", "rlike", "regexp", looks_for=re
 
 @TABLE.function("replace", takes=[text, literal("what replace looks for"), literal("what replace puts in")], least=2)
 def replace(text: Node, old: str, by: str = "") -> Node:
-    """Every place, left to right; unchanged when what is looked for is ""."""
+    """Replace every match, left to right; unchanged if the old text is ""."""
     more = len(by.encode()) - len(old.encode())
 
     def compute(value: Datum) -> Datum:
@@ -209,7 +209,7 @@ def replace(text: Node, old: str, by: str = "") -> Node:
     takes=[text, regex("the pattern of regexp_replace"), literal("what regexp_replace puts in")],
 )
 def regexp_replace(text: Node, pattern: str, by: str) -> Node:
-    """Every match; in the new text ``$1`` is the first group, as in Java."""
+    """Replace every match; in the new text ``$1`` is the first group, as in Java."""
     rewrite = _rewrite(by)
     try:
         pc.replace_substring_regex(pa.scalar(""), pattern, rewrite)
@@ -230,7 +230,7 @@ def regexp_replace(text: Node, pattern: str, by: str) -> Node:
 
 
 def _rewrite(java: str) -> str:
-    r"""Java's replacement text in RE2's terms: ``$1`` is ``\1``, and a backslash takes the next character plainly.
+    r"""Translate Java's replacement text to RE2: ``$1`` is ``\1``, and a backslash makes the next character plain.
 
     >>> print(_rewrite("[$1]\\$"))
     [\1]$

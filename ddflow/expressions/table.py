@@ -39,10 +39,10 @@ Raises Refusal for an argument that does not fit.
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function: ``build`` gets what ``takes`` makes of its arguments.
+    """One function: ``build`` gets the arguments as ``takes`` converts them.
 
-    ``least``: how many of them there must be.  ``more``: any number may follow, taken like the last.  ``of_null``: the
-    type of a call that is null because a literal is.
+    ``least``: the least number of arguments.  ``more``: whether any number may follow, converted like the last.
+    ``of_null``: the type of a call that is null because a literal is null.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Function:
     of_null: pa.DataType
 
     def arity(self) -> str:
-        """How many arguments it takes, in words."""
+        """Describe the number of its arguments, in words."""
         if self.more:
             return f"{self.least} or more arguments"
         if self.least != len(self.takes):

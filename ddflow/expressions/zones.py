@@ -62,7 +62,7 @@ def _zone(node: Node, name: str) -> str | None:
 
 @lru_cache(maxsize=64)
 def _end(zone: str) -> int:
-    """Up to when Arrow's kernels know a zone's rules, in microseconds.  Raises what those raise who do not know it."""
+    """Find the end of the rules that Arrow's kernels know, in microseconds.  Raises their errors for unknown zones."""
     shown = pc.local_timestamp(pa.array(_PROBED, pa.timestamp("us", zone))).to_pylist()
     if re.fullmatch(_OFFSET, zone):
         return _YEARS[1]
@@ -73,7 +73,7 @@ def _end(zone: str) -> int:
 
 
 def _far(times: Any, zone: str, local: bool) -> Any:
-    """How far a zone's clock is ahead of UTC at times in microseconds.  ``local``: they are shown by that clock."""
+    """Compute a zone's offset from UTC at times in microseconds.  ``local``: whether they are times of its clock."""
     of, out = ZoneInfo(zone), list[int]()
     unique, places = np.unique(times, return_inverse=True)
     for each in unique.tolist():

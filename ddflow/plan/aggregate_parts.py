@@ -32,7 +32,7 @@ ENDS: Final = {"min": "first", "max": "last", "first": "first", "last": "last", 
 
 
 class PartColumns(NamedTuple):
-    """What a part in an order is made of: its columns beside the groups, by name, and its order."""
+    """Columns and order of an ordered part: its columns beside the groups, by name, and its order."""
 
     columns: tuple[tuple[str, str], ...]
     order: tuple[str, ...]
@@ -55,7 +55,7 @@ def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
 
 
 def aggregated(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
-    """See `ddflow.plan.group_verbs.Grouping.agg`."""
+    """Aggregate the rows: see `ddflow.plan.group_verbs.Grouping.agg`."""
     own = {name for name, given in texts.items() if isinstance(given, AppliedAggregate)}
     calls = {name: written_aggregate(name, text, of.schema.names) for name, text in texts.items() if name not in own}
     folding = [name for name in texts if name in own or _folds(calls[name])]

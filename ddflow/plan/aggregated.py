@@ -53,7 +53,7 @@ class OrderedBy(NamedTuple):
 
 
 class AggregateCall(NamedTuple):
-    """``arguments``: SQL; none of ``count(*)``, but under a FILTER."""
+    """A parsed call of an aggregate.  ``arguments``: SQL; empty for ``count(*)`` without a FILTER."""
 
     name: str
     text: str

@@ -59,7 +59,7 @@ class BoundInput:
 
     @cached_property
     def target(self) -> Target:
-        """What its messages become: the newest row of each key, or every row of a history."""
+        """The target of its messages: the newest row of each key, or every row of a history."""
         spec, schema, format = self.spec, self.schema, self.format
         assert format is not None
         own = own_columns(format)
@@ -72,7 +72,7 @@ class BoundInput:
 
     @property
     def marks_bad(self) -> bool:
-        """Whether a column of its events says which are bad."""
+        """Whether a column of its events marks the bad ones."""
         return self.format is not None and self.format.on_bad == "drop"
 
     @property
@@ -94,7 +94,7 @@ class BoundInput:
         return frozenset(name for names in self.decides.values() for name in names if name is not None)
 
     def keyless(self, batch: pa.RecordBatch) -> Flags:
-        """uint8[n]: 1 where a key column is null, or the diff of an input without a key.  O(n) only where one is."""
+        """Mark events without a key, or without a diff: uint8[n].  O(n) only if a column has nulls."""
         out = np.zeros(batch.num_rows, np.uint8)
         for name in self.spec.key or [DIFF]:
             present = validity(batch.column(name))
@@ -105,7 +105,7 @@ class BoundInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound(BoundInput):
-    """What `bind` made; see the header.  ``key_schema``'s fields are not null unless null keys are kept."""
+    """A result of `bind`; see the header.  ``key_schema``'s fields are not null unless null keys are kept."""
 
     spec: Upsert
     key_schema: pa.Schema
@@ -129,18 +129,18 @@ class Bound(BoundInput):
 
     @property
     def keyed_by(self) -> str:
-        """What is missing there, for messages."""
+        """The name of the missing part of a bad event, for messages."""
         return f"the key {list(self.spec.key)}"
 
     @property
     def replaces(self) -> tuple[str, ...] | None:
-        """The columns by which a later event replaces a row; None where it is folded into the row otherwise."""
+        """The columns by which a later event replaces a row; None if events are folded otherwise."""
         replacing = self.spec.merge is None or self.spec.merge == Merge(default=last())
         return tuple(self.spec.key) if replacing else None
 
     @property
     def formulas(self) -> dict[str, Expression]:
-        """What is computed of events, by option."""
+        """The expressions that are computed for events, by option."""
         given = {"delete": self.condition, "where": self.where}
         return {option: each for option, each in given.items() if each is not None}
 
@@ -159,13 +159,13 @@ class Bound(BoundInput):
 
     @property
     def told(self) -> list[str]:
-        """The columns that outputs of ``stale=`` have of an event: those of the row; a machine makes its own."""
+        """The columns of an event in outputs of ``stale=``: those of the row; a machine has its own."""
         machine = self.merging.machine if self.merging is not None else None
         return self.row_schema.names if machine is None else machine.told
 
     @property
     def side(self) -> tuple[str, pa.Schema] | None:
-        """The output that ``stale=`` adds: its name and its rows' columns, as events have them."""
+        """The output that ``stale=`` adds: its name and its rows' columns, in the types of events."""
         given = [self.schema.field(name) for name in self.told]
         if self.spec.stale == "mark":
             return f"{self.name}.events", pa.schema([*given, pa.field("_stale", pa.bool_(), nullable=False)])
@@ -176,11 +176,11 @@ class Bound(BoundInput):
 
     @property
     def event_schema(self) -> pa.Schema:
-        """The columns of events once they are admitted."""
+        """The columns of admitted events."""
         return event_schema(self.schema, self.merging)
 
     def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Events in the columns of `event_schema`; ``names``: the columns that their batch had.  O(n)."""
+        """Bring events into the columns of `event_schema`; ``names``: the columns of their batch.  O(n)."""
         if self.merging is None:
             return events
         lacks = self.format is not None and self.format.leaves_out
@@ -192,7 +192,7 @@ class Bound(BoundInput):
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
 
     def deletes(self, batch: pa.RecordBatch) -> Flags:
-        """uint8[n]: 1 where an event deletes: its tombstone says so, or it fails ``where=``.  O(n)."""
+        """Mark the events that delete, by ``delete=`` or a false ``where=``: uint8[n].  O(n)."""
         out = self._condition(batch)
         if self.where is None:
             return out

@@ -65,7 +65,7 @@ def describe(flow: Plan) -> dict[str, Any]:
 
 
 def _kind(bound: Binding) -> dict[str, Any]:
-    """Of an input of differences, that it is one; of a machine's, the machine, and the columns of its state."""
+    """Describe an input's kind: differences, its format, or its machine with the columns of the state."""
     format = {} if bound.format is None else {"format": format_json(bound.format)}
     if not isinstance(bound, Bound):
         return {"kind": DIFFERENCES, **format}
@@ -81,7 +81,7 @@ def _kind(bound: Binding) -> dict[str, Any]:
 
 
 def columns(schema: pa.Schema) -> list[list[Any]]:
-    """For people and for fingerprints: the name, the type and whether it may be null, for each column."""
+    """List name, type and nullability of each column, for people and for fingerprints."""
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
 
@@ -108,7 +108,7 @@ def fingerprint(description: Mapping[str, Any]) -> str:
 
 
 class PlanRecord:
-    """Some collections and all that they are made of, as JSON: ``ids`` by collection, ``nodes`` by id."""
+    """Some collections and their inputs at any depth, as JSON: ``ids`` by collection, ``nodes`` by id."""
 
     def __init__(self, roots: Sequence[Collection], written: bool = True) -> None:
         self.ids: dict[Collection, str] = {}

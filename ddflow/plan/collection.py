@@ -33,7 +33,7 @@ Columns = tuple[str, ...]
 
 
 class Nodes:
-    """The collections of a plan, in the order in which they were made: each stands after its inputs."""
+    """The collections of a plan, in order of creation: each comes after its inputs."""
 
     def __init__(self) -> None:
         self.nodes: list[Collection] = []
@@ -147,7 +147,7 @@ class Collection(
     # What an operator says of itself; those with one input whose rows may stay where they are need say little.
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Its arguments, as JSON.  ``formulas``: writes expressions, see `ddflow.plan.formulas.Formulas.add`."""
+        """Describe its arguments as JSON.  ``formulas``: writes expressions, see `ddflow.plan.formulas.Formulas`."""
         return {}
 
     @classmethod

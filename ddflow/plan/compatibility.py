@@ -55,11 +55,10 @@ MOST = 8
 
 @dataclass(frozen=True)
 class PlanChange:
-    """What a plan has that the state's does not; false when there is nothing.
+    """The changes from a state's plan to another one; false if there are none.
 
-    ``columns``: added ones, by input.  ``types``: by input and column, the narrower one that it was and the wider one
-    that it is.  ``inputs`` and ``outputs``: added ones.  ``options``: by input and option, what it was and what it is
-    now.
+    ``columns``: added ones, by input.  ``types``: by input and column, the old narrower type and the new wider one.
+    ``inputs`` and ``outputs``: added ones.  ``options``: by input and option, the old and the new value.
     """
 
     columns: dict[str, list[str]] = field(default_factory=dict)
@@ -162,7 +161,7 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
 
 
 def offsets_kept(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
-    """``flow`` with the wide offsets that a state's columns have (``large_string``), which are no other type."""
+    """Give ``flow`` the wide offsets of a state's columns (``large_string``), which are not another type."""
     schemas = dict[str, pa.Schema]()
     for name, (there, _) in inputs(old, where).items():
         if name in flow.inputs:
@@ -185,7 +184,7 @@ def _lacking(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> Phrase
 
 
 def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
-    """``flow`` with the columns of a state's inputs in the state's order, and with those that it need not declare.
+    """Give ``flow`` the columns of a state's inputs in the state's order, and those that it need not declare.
 
     ``added``: what inputs got from their sources, by input.  New columns come last.  O(plans).
     """

@@ -38,7 +38,7 @@ NONE: Final = pa.field(DIFF, pa.int64())
 
 
 class ChangeFeed(NamedTuple):
-    """How the rows of a feed that others define count: one of `FEEDS`."""
+    """The meaning of a feed's rows as differences: one of `FEEDS`."""
 
     sql: str
     """The diff, over its columns."""
@@ -58,7 +58,7 @@ FEEDS: Final = {"delta_cdf": delta_cdf}
 
 @dataclass(frozen=True)
 class Differences:
-    """How the rows of one input are differences: see `ddflow.Flow.updates`.  Raises `SpecError`."""
+    """The spec of an input of differences: see `ddflow.Flow.updates`.  Raises `SpecError`."""
 
     diff: str | ChangeFeed | None = None
     time: str | None = None
@@ -151,7 +151,7 @@ class Differences:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundDifferences(BoundInput):
-    """What `bind_differences` made; see the header.  ``diff``: the column or the expression; None where all are 1."""
+    """A result of `bind_differences`; see the header.  ``diff``: the column or the expression; None if all are 1."""
 
     spec: Differences
     diff: Expression | None
@@ -184,12 +184,12 @@ class BoundDifferences(BoundInput):
 
     @cached_property
     def event_schema(self) -> pa.Schema:
-        """The columns of events once they are admitted: those of the row, the time, and the diff."""
+        """The columns of admitted events: those of the row, the time, and the diff."""
         there = {*self.row_schema.names, self.spec.time, BAD}
         return pa.schema([*(field for field in self.schema if field.name in there), NONE])
 
     def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-        """Events in the columns of `event_schema`.  O(n).  Raises `SchemaMismatch` for a diff beyond int64."""
+        """Bring events into the columns of `event_schema`.  O(n).  Raises `SchemaMismatch` for a diff beyond int64."""
         if self.diff is None:
             diffs = pa.array(np.ones(events.num_rows, np.int64))
         else:
@@ -205,7 +205,7 @@ class BoundDifferences(BoundInput):
 
     @property
     def required(self) -> list[str]:
-        """The columns that no batch may lack: the time, and what the diff reads."""
+        """The columns that no batch may lack: the time, and those that the diff reads."""
         read = () if self.diff is None else self.diff.columns or ()
         return list(dict.fromkeys([*([self.spec.time] if self.spec.time else []), *read]))
 
@@ -216,7 +216,7 @@ class BoundDifferences(BoundInput):
 
     @property
     def keyed_by(self) -> str:
-        """What is missing there, for messages."""
+        """The name of the missing part of a bad event, for messages."""
         given = self.spec.diff
         if self.spec.key:
             return f"the key {list(self.spec.key)}"
@@ -224,7 +224,7 @@ class BoundDifferences(BoundInput):
 
     @property
     def formulas(self) -> dict[str, Expression]:
-        """What is computed of events, by option."""
+        """The expressions that are computed for events, by option."""
         return {} if self.diff is None or self.spec.diff in self.schema.names else {"diff": self.diff}
 
 

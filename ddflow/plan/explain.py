@@ -41,7 +41,7 @@ MOST = 500
 
 
 class Explained(str):
-    """A text of several lines that a prompt and a notebook show as it is."""
+    """A text of several lines that a prompt and a notebook show without quotes."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class Explained(str):
 
 
 class _Named:
-    """Writes formulas by their names; two functions of one name are no matter here."""
+    """A writer of formulas by name; two functions may share one."""
 
     def add(self, expression: Expression) -> dict[str, str]:
         """Describe the formula as JSON."""

@@ -22,7 +22,7 @@ from ddflow.plan.picture import Picture
 
 
 class Explaining(ABC):
-    """What can explain its plan."""
+    """The base of classes that can explain their plan."""
 
     @overload
     def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> Explained: ...

@@ -60,9 +60,9 @@ def changed_by(
 
 
 class Formulas:
-    """Those of one plan.  ``digests``: by kind and name, who made the digest, and the digest.
+    """The formulas of one plan.  ``digests``: by kind and name, the maker of the digest, and the digest.
 
-    ``written``: whether another process will read them; else a second formula of one name is told apart by its id.
+    ``written``: whether another process will read them; else ids tell formulas of one name apart.
     """
 
     def __init__(self, written: bool = True) -> None:

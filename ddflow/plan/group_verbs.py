@@ -112,7 +112,7 @@ class Grouping(NamesElsewhere, Generic[Made]):
 
 
 class GroupVerbs(VerbFamily[Made], Generic[Made]):
-    """What brings equal rows of some columns together."""
+    """Verbs that bring equal rows of some columns together."""
 
     def count(self, by: str | Sequence[str] | None = None, *more: str, name: str = "count") -> Made:
         """Count the rows of each group.  A group at zero is not there.

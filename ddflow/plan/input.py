@@ -12,7 +12,7 @@ from ddflow.plan.collection import Collection, Nodes
 
 
 class Input(Collection):
-    """What a plan reads from: upserts, or differences.  ``bound``: its spec joined with its schema."""
+    """An input of a plan: upserts, or differences.  ``bound``: its spec joined with its schema."""
 
     verb = "input"
     bound: Binding
@@ -28,25 +28,25 @@ class Input(Collection):
 
     @property
     def name(self) -> str:
-        """What rows are given under."""
+        """The name under which a step takes its rows."""
         return self.bound.name
 
     @property
     def spec(self) -> Spec:
-        """Who wins, what deletes, what changes; or how often rows count."""
+        """The spec: the rules of upserts, or the multiplicities of rows."""
         return self.bound.spec
 
     def found_by(self) -> tuple[str, ...] | None:
-        """See `Collection.found_by`: the key, of upserts."""
+        """Return the key of upserts: see `Collection.found_by`."""
         return tuple(self.bound.key_schema.names) if self.unique else None
 
     def unique_by(self) -> list[tuple[str, ...]]:
-        """See `Collection.unique_by`: the key, of upserts."""
+        """Return the key of upserts: see `Collection.unique_by`."""
         key = self.found_by()
         return [] if key is None else [key]
 
     def solid(self) -> frozenset[str]:
-        """See `Collection.solid`: keys, too, that are not kept where they are null."""
+        """Add key columns whose nulls are not kept: see `Collection.solid`."""
         return super().solid() | {field.name for field in self.bound.key_schema if not field.nullable}
 
     def to_json(self, formulas: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ How = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
 class JoinVerbs(VerbFamily[Made], Generic[Made]):
-    """What looks up rows of another collection."""
+    """Verbs that look up rows of another collection."""
 
     def join(
         self,

@@ -36,7 +36,7 @@ KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
 
 
 class Sides(NamedTuple):
-    """Two collections and the columns of each that meet, in their order.  ``merged``: those of one name on both."""
+    """Two collections and their join columns, in order.  ``merged``: those of one name on both sides."""
 
     left: Any
     right: Any
@@ -54,7 +54,7 @@ class Sides(NamedTuple):
 
 
 def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> Any:
-    """See `ddflow.plan.join_verbs.JoinVerbs.join`."""
+    """Join two collections: see `ddflow.plan.join_verbs.JoinVerbs.join`."""
     if how not in KINDS:
         raise SpecError(
             "join", Phrase(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
@@ -79,7 +79,7 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
 
 
 def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
-    """See `ddflow.plan.join_verbs.JoinVerbs.lookup`."""
+    """Look rows up: see `ddflow.plan.join_verbs.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
         raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
     _check_flow(left, right, "lookup")

@@ -28,8 +28,9 @@ Path = tuple[int, ...]
 
 
 class Rest(NamedTuple):
-    """``at``: how many of the columns that are named stand before.  ``path``: of which part.  ``without``: its columns
-    that are not passed.  ``begin``: what is at the front of their names there, and ``now`` here."""
+    """All columns of a part, except some.  ``at``: the number of named columns before them.  ``path``: the way to the
+    part.  ``without``: the columns that are not passed.  ``begin``: the prefix of their names there, ``now``: here.
+    """
 
     at: int
     path: Path
@@ -38,7 +39,7 @@ class Rest(NamedTuple):
     now: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As it is written; `read_rests` reads it."""
+        """Write it as JSON; `read_rests` reads it."""
         return self._asdict() | {"path": [*self.path], "without": [*self.without]}
 
     def shown(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:

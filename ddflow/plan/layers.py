@@ -18,7 +18,7 @@ BESIDE, BELOW, LANE, SWEEPS = 24.0, 44.0, 16.0, 8
 
 
 class Size(NamedTuple):
-    """Of a box, in pixels."""
+    """The size of a box, in pixels."""
 
     width: float
     height: float
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """``boxes``: by number.  ``edges``: by box and input, the ends of the lanes through which it goes, downwards."""
+    """A layout.  ``boxes``: by number.  ``edges``: by box and input, the ends of an edge's lanes, downwards."""
 
     boxes: list[Point]
     edges: dict[tuple[int, int], list[Point]]

@@ -120,12 +120,12 @@ class Aggregate:
 
     @property
     def functions(self) -> tuple[Any, Any, Any]:
-        """The three."""
+        """The functions add, retract and result."""
         return self.add, self.retract, self.result
 
 
 class AppliedAggregate(NamedTuple):
-    """An aggregate of one's own, and what it is of."""
+    """A user-defined aggregate and its expression."""
 
     of: Aggregate
     sql: str

@@ -57,7 +57,7 @@ class Picture(str):
 
 
 class Box(NamedTuple):
-    """``title``, ``lines``: what it says.  ``of``: the numbers of boxes before it."""
+    """A box with ``title`` and ``lines``.  ``of``: the numbers of the boxes before it."""
 
     kind: Kind
     title: list[str]
@@ -66,7 +66,7 @@ class Box(NamedTuple):
 
     @property
     def size(self) -> Size:
-        """In pixels."""
+        """The size in pixels."""
         every = [*self.title, *self.lines]
         return Size(max(map(len, every)) * LETTER + 2 * AROUND, len(every) * LINE + 2 * AROUND)
 

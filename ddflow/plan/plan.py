@@ -314,7 +314,7 @@ class Plan(Nodes):
 
     @property
     def time_type(self) -> pa.DataType:
-        """The type of ``_time`` in outputs: that of the time columns, else what the first step's time was."""
+        """The type of ``_time`` in outputs: the type of the time columns, else of the first step's time."""
         return next((s.bound.time_type for s in self.inputs.values()), pa.int64())
 
     def side_outputs(self) -> dict[str, tuple[Input, pa.Schema]]:

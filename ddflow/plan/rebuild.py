@@ -224,7 +224,7 @@ def _format(input: Record) -> Format | None:
 
 
 class _Absent(SpecError):
-    """The code of a function is not there, which is nobody's damage."""
+    """A function without its code, which is no damage."""
 
 
 def _absent(where: str, found: str) -> SpecError:

@@ -28,7 +28,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 
 class Record:
-    """``given``: an object of JSON.  ``what``: where it stands, for messages."""
+    """A reader of ``given``, an object of JSON.  ``what``: its place, for messages."""
 
     def __init__(self, given: Any, what: str) -> None:
         self.what = what

@@ -20,7 +20,7 @@ Formula = Any
 
 
 class RowVerbs(VerbFamily[Made], Generic[Made]):
-    """What makes rows of rows."""
+    """Verbs that make rows from single rows."""
 
     def filter(self, predicate: Formula) -> Made:
         """Keep the rows for which ``predicate`` is true.  Null is not true.

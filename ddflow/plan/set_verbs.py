@@ -27,7 +27,7 @@ POSITIVE: Final = "greatest(n, 0)"
 
 
 class SetVerbs(VerbFamily[Made], Generic[Made]):
-    """What treats collections as multisets."""
+    """Verbs that treat collections as multisets."""
 
     def distinct(self) -> Made:
         """Keep each row of positive multiplicity, once: a `threshold` of 1.
@@ -252,5 +252,5 @@ def _once(side: Any) -> Any:
 
 
 def _without(first: Any, others: Sequence[Any]) -> Any:
-    """``max(0, first - others)``, where no multiplicity is below zero."""
+    """Compute ``max(0, first - others)``, if no multiplicity is below zero."""
     return first.concat(*(each.negate() for each in others)).threshold(POSITIVE)

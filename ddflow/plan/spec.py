@@ -70,7 +70,7 @@ class Tombstone:
             raise SpecError(f"dd.tombstone({self.column!r})", f"its value is {self.value!r:.200}", remedy)
 
     def __repr__(self) -> str:
-        """As it is written."""
+        """Write it as Python code."""
         return f"dd.tombstone({self.column!r}{'' if self.value is None else f', {self.value!r}'})"
 
 
@@ -284,7 +284,7 @@ class Upsert:
 
     @property
     def compares_all(self) -> bool:
-        """Whether every column of the row beside the key counts, whatever columns there are."""
+        """Whether every column of the row beside the key counts, also future ones."""
         return self.track is None and not self.noop_ignore
 
     @property
@@ -294,7 +294,7 @@ class Upsert:
 
     @property
     def keeps_order(self) -> bool:
-        """Whether a key's order, a deleted one's too, must stay: where an older event may still come."""
+        """Whether the order of a key, even of a deleted one, must be kept, because an older event may still come."""
         return self.late == "advance" if self.holds_back else bool(self.order_by or self.seq or self.groups)
 
     @property
@@ -316,9 +316,9 @@ class Upsert:
     def order_free(self) -> bool:
         """Whether the spec promises that the order of arrival does not matter (docs/semantics.md, section 6).
 
-        Where ties are decided by ``seq``, by the greatest (not in a merge of rows), or refused: full rows, versions of
-        cells, and in hold-back mode all merges.  Others never: a row that has one order cannot tell which of its cells
-        an older event fills.
+        It does if ``seq`` or the greatest row decides ties (the latter not in a merge of rows), or if ties are refused,
+        for full rows, versions of cells, and in hold-back mode all merges.  Other merges never do, because a row with
+        one order cannot tell which of its cells an older event fills.
         """
         if self.merges and self.versions != "cell" and (not self.holds_back or self.late == "advance"):
             return False

@@ -13,7 +13,7 @@ Made = TypeVar("Made")
 
 
 class VerbFamily(Generic[Made]):
-    """``flow``: knows the collections there are, and gives one that keeps the same state for a new one."""
+    """A base of verbs.  ``flow``: knows all collections, and returns an equal one in place of a new one."""
 
     flow: Any
 

@@ -27,7 +27,7 @@ ALIKE: Final = 0.8
 
 
 class NamesElsewhere:
-    """What answers to names that it does not have."""
+    """A base that suggests verbs for names of other libraries."""
 
     _shown: ClassVar[str]
     """What messages call it."""

@@ -24,7 +24,7 @@ KEYS = ("function", "python", "digest")
 
 @dataclass(frozen=True)
 class Absent:
-    """``name``: the function's; ``python``, ``digest``: who made the digest of its code, and that."""
+    """A function without its code.  ``python``, ``digest``: the maker of the digest of its code, and the digest."""
 
     name: str
     python: str

@@ -33,7 +33,7 @@ SMALL = 1 << 16
 
 
 class Coder:
-    """Numbers for some ``values``, which are distinct and without null: their places; for all others, how many."""
+    """A numbering of ``values``, which are distinct and without null, by place; other values get their count."""
 
     def __init__(self, values: pa.Array) -> None:
         self.values, self.least, self.places = values, 0, np.empty(0, np.int32)
@@ -45,7 +45,7 @@ class Coder:
                 self.places[given - self.least] = np.arange(len(values), dtype=np.int32)
 
     def of(self, column: pa.Array) -> Codes:
-        """int32[n], for values of the same type.  O(n)."""
+        """Map values of the same type to their numbers: int32[n].  O(n)."""
         if not self.places.size:
             return plainly(np.asarray(pc.fill_null(pc.index_in(column, self.values), len(self.values)), np.int32))
         at = (numbers(column).astype(np.int64) - self.least).view(np.uint64)
@@ -64,9 +64,9 @@ def _values(given: list[Any], kind: pa.DataType, what: str) -> pa.Array:
 
 
 class Automaton:
-    """``machine``: has a table.  ``kind``: the type of symbols.  Raises `SpecError` for values of another.
+    """A compiled table of ``machine``.  ``kind``: the type of symbols.  Raises `SpecError` for values of another type.
 
-    ``states``: by number, in an order of their own.
+    ``states``: by number, sorted.
     """
 
     def __init__(self, machine: Machine, kind: pa.DataType) -> None:

@@ -52,7 +52,7 @@ class Column(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Columns that are decided by one order."""
+    """Columns that one order decides."""
 
     name: str
     order: tuple[pa.Field, ...]
@@ -62,8 +62,9 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Merging:
-    """See the header.  ``function``: merges whole rows instead of the strategies.  ``given``: the columns for which it
-    matters whether a batch had them.  ``cells``: whether every merged column is a group."""
+    """A bound merge; see the header.  ``function``: merges whole rows instead of the strategies.  ``given``: columns for
+    which it matters whether a batch had them.  ``cells``: whether every merged column is a group.
+    """
 
     groups: tuple[Group, ...]
     columns: tuple[Column, ...]

@@ -218,17 +218,17 @@ class Machine:
 
     @property
     def several(self) -> bool:
-        """Whether a key may hold several values: but for a table with one start and one target for each symbol."""
+        """Whether a key may hold several values; false for a table with one start and one target for each symbol."""
         return not self.table or isinstance(self.start, tuple)
 
     @property
     def rows(self) -> tuple[tuple[Value, Value, tuple[Value, ...]], ...]:
-        """Of a table: state, symbol, the states it goes to."""
+        """The rows of a table: state, symbol, target states."""
         return tuple((state, symbol, _sort_values(to)) for state, symbol, to in cast("Any", self.transition))
 
     @property
     def all_states(self) -> list[Value]:
-        """Of a table: all its states, sorted."""
+        """The states of a table, sorted."""
         found = {value for state, _, to in self.rows for value in (state, *to)} | set(_sort_values(self.start))
         return sorted(found | set(cast("Any", self.states) or ()), key=lambda each: (type(each).__name__, each))
 

@@ -41,7 +41,7 @@ USED = ("key", "order_by", "tie", "seq", "time", "late", "lateness", "delete", "
 
 
 class Machined:
-    """``machine``, in the input ``name`` with events of ``schema``.  ``told``: the columns of events that are data."""
+    """A bound ``machine`` of the input ``name`` with events of ``schema``.  ``told``: the event columns of data."""
 
     def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
         self.machine, self.name, self.schema, self.told = machine, name, schema, told
@@ -74,7 +74,7 @@ class Machined:
 
     @property
     def column(self) -> pa.Field:
-        """The column of the row that the values are in; the state's own where there is one value at most."""
+        """The row's column of values; the state's own column if a key holds at most one."""
         if not self.machine.several:
             return self.state.field(0)
         return pa.field(VALUES, pa.list_(pa.struct(list(self.state))))

@@ -75,8 +75,9 @@ def failed(asked: str, found: str, remedy: str) -> MergerFailed:
 
 
 class Merger:
-    """``function``: of what is held and what is given.  ``input``: whose rows, for messages.  ``schema``: of a row.
-    ``fixed``: the columns that it may not change.  ``secret``: for hashes."""
+    """A caller of ``function``, which merges held and given rows.  ``input``: its name, for messages.  ``schema``: of a
+    row.  ``fixed``: the columns that it may not change.  ``secret``: for hashes.
+    """
 
     def __init__(
         self, function: Callable[..., Any], input: str, schema: pa.Schema, fixed: list[str], secret: Secret

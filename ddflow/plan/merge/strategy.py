@@ -35,7 +35,7 @@ LISTS: Final = frozenset({"append", "union", "collect"})
 
 @dataclass(frozen=True, repr=False)
 class Strategy:
-    """One of the functions of this module made it.  ``parts``: of ``fields``, the strategy of each field named."""
+    """A value that a function of this module makes.  ``parts``: for ``fields``, the strategy of each field named."""
 
     name: str
     limit: int | None = None

@@ -30,7 +30,7 @@ __all__ = ["Answer", "answered", "planned"]
 
 
 class Answer(NamedTuple):
-    """A query whose rows are read once.  ``by``: how they are ordered then, as `top` takes it."""
+    """A query whose rows are read once.  ``by``: their order, in the form of `top`."""
 
     of: Any
     by: list[str]

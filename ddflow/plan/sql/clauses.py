@@ -115,8 +115,9 @@ def aggregates(tree: Tree) -> list[Tree]:
 
 
 class ClauseReader:
-    """``nested``: the subqueries that were read, as `Nested` numbers them.  ``sorted``: the query whose rows are put in
-    order when they are read; None where there is none."""
+    """A reader of clauses.  ``nested``: the subqueries read so far, by the number in `Nested`.  ``sorted``: the query
+    whose rows are sorted when they are read, if there is one.
+    """
 
     def __init__(self) -> None:
         self.nested: list[AskedQuery] = []

@@ -25,7 +25,7 @@ from ddflow.plan.sql.trees import call, column, names_of, number, replaced, show
 
 
 class Grouped(NamedTuple):
-    """``known``: the columns of groups and aggregates, by the text of what they are."""
+    """Grouped rows.  ``known``: the columns of groups and aggregates, by the text of their expressions."""
 
     rows: Relation
     known: dict[str, Tree]

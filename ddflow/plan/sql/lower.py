@@ -36,7 +36,7 @@ _NOTHING: Final = Carry()
 
 
 class QueryLowering:
-    """``nested``: the subqueries.  ``constant``: makes a collection of columns and rows, which are SQL."""
+    """A compiler of queries.  ``nested``: the subqueries.  ``constant``: makes a collection of SQL columns and rows."""
 
     def __init__(self, nested: Sequence[AskedQuery], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
         self._nested, self._constant = nested, constant

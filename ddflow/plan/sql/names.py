@@ -28,7 +28,7 @@ from ddflow.plan.sql.trees import column, names_of, refused
 
 
 class Visible(NamedTuple):
-    """A column that an unqualified name may mean, and ``*`` stands for."""
+    """A column that an unqualified name or ``*`` may mean."""
 
     alias: str | None
     name: str
@@ -36,9 +36,9 @@ class Visible(NamedTuple):
 
 
 class Names:
-    """``around``: what names mean in the query around.  ``outer``: the logical names that are asked of it.
-
-    ``hidden``: the names of a query around that cannot be asked for here, as in a FROM or a WITH."""
+    """The names of a query.  ``around``: those of the query around it.  ``outer``: the logical names that it takes from
+    there.  ``hidden``: names of a query around that are not available here, as in a FROM or a WITH.
+    """
 
     def __init__(self, around: Names | None, hidden: Names | None = None) -> None:
         self.around, self.hidden = around, hidden

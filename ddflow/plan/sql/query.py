@@ -20,14 +20,14 @@ from ddflow.plan.sql.trees import names_of
 
 @dataclass(eq=False)
 class ReadQuery:
-    """``columns``: the names of its result."""
+    """A resolved query.  ``columns``: the names of its result."""
 
     columns: list[str]
     outer: set[str]
 
 
 class Ordering(NamedTuple):
-    """A part of ORDER BY.  ``way``: what is written behind a column."""
+    """A part of ORDER BY.  ``way``: the words after a column."""
 
     tree: Tree
     way: str
@@ -35,7 +35,7 @@ class Ordering(NamedTuple):
 
 @dataclass(eq=False)
 class Leaf:
-    """What stands in FROM.  ``of``: a collection or a query.  ``names``: its columns, each with its logical name."""
+    """A table in FROM.  ``of``: a collection or a query.  ``names``: its columns, each with its logical name."""
 
     of: Any
     names: dict[str, str]
@@ -47,7 +47,7 @@ class Leaf:
 
 @dataclass(eq=False)
 class Joining:
-    """A join that was written.  ``on``: conditions."""
+    """A join in FROM.  ``on``: its conditions."""
 
     left: Leaf | Joining
     right: Leaf | Joining
@@ -61,9 +61,10 @@ class Joining:
 
 @dataclass(eq=False)
 class SelectQuery(ReadQuery):
-    """``items``: the trees of ``columns``.  ``groups``: None where nothing is grouped.  ``written``: for messages.
-    ``stars``: the places in ``items`` of all columns of a table, which are to have columns that it gets.
-    ``starred``: those of any star."""
+    """A SELECT.  ``items``: the trees of ``columns``.  ``groups``: None without grouping.  ``written``: for messages.
+    ``stars``: the places in ``items`` of all columns of a table, to which its future columns are added.
+    ``starred``: the places of any star.
+    """
 
     items: list[Tree]
     source: Leaf | Joining | None = None
@@ -81,7 +82,7 @@ class SelectQuery(ReadQuery):
 
     @property
     def open(self) -> bool:
-        """Whether columns that a table gets may come into its result, which changes neither groups nor a top."""
+        """Whether future columns of a table may enter its result, which changes neither groups nor a top."""
         return self.groups is None and self.limit is None and not any(each.find(exp.Window) for each in self.late())
 
     def late(self) -> list[Tree]:
@@ -96,7 +97,7 @@ class SelectQuery(ReadQuery):
 
     @property
     def simple(self) -> bool:
-        """Whether each row of it is made of one row of its source."""
+        """Whether each of its rows comes from one row of its source."""
         return self.groups is None and not self.distinct and self.limit is None and not self.qualify
 
     @property
@@ -111,7 +112,7 @@ class SelectQuery(ReadQuery):
 
 @dataclass(eq=False)
 class SetQuery(ReadQuery):
-    """``op``: union, except or intersect."""
+    """A set operation.  ``op``: union, except or intersect."""
 
     op: str
     all: bool
@@ -121,6 +122,6 @@ class SetQuery(ReadQuery):
 
 @dataclass(eq=False)
 class ValuesQuery(ReadQuery):
-    """``rows``: of trees without columns."""
+    """A VALUES.  ``rows``: of trees without columns."""
 
     rows: list[list[Tree]]

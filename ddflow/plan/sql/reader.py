@@ -52,7 +52,7 @@ _HOWS: Final = {
 
 
 class QueryReader(ClauseReader):
-    """``tables``: what may stand in FROM, by name.  ``columns_of``: their columns."""
+    """A reader of queries.  ``tables``: the tables for FROM, by name.  ``columns_of``: returns their columns."""
 
     def __init__(self, tables: Mapping[str, Any], columns_of: Callable[[Any], Sequence[str]]) -> None:
         super().__init__()

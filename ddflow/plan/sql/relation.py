@@ -37,7 +37,7 @@ Pair = tuple[Tree, Tree]
 
 
 class Made(NamedTuple):
-    """A column of a projection: its logical name, the name that it gets where that is free, and what it is."""
+    """A column of a projection: its logical name, the name that it gets if that is free, and its tree."""
 
     logical: str
     name: str
@@ -45,9 +45,9 @@ class Made(NamedTuple):
 
 
 class Relation:
-    """``of``: the collection.  ``names``: its columns by logical names; others are not asked for.
+    """A collection with logical names.  ``of``: the collection.  ``names``: its needed columns by logical names.
 
-    ``solid``: the logical names of columns that are never null, as far as that is known.
+    ``solid``: the logical names of columns that are known to be never null.
     """
 
     def __init__(self, of: Any, names: dict[str, str], solid: Set[str] = frozenset()) -> None:
@@ -99,10 +99,11 @@ class Relation:
 
 
 class Steps:
-    """The verbs.  What was made is kept, so that it is made once.
+    """The verbs that a query needs.  They keep their results, so that each is made once.
 
-    ``stars``: the logical names of all columns of a table; what shows these shows those, too, that it gets later.
-    ``passed``: the logical names that a star shows."""
+    ``stars``: the logical names of all columns of a table; a projection to all of them passes its future columns too.
+    ``passed``: the logical names that a star shows.
+    """
 
     def __init__(self) -> None:
         self.stars: list[frozenset[str]] = []

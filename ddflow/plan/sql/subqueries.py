@@ -58,10 +58,10 @@ _PASSES: Final = (
 
 
 class Carry(NamedTuple):
-    """What a subquery gives beside its columns, so that it can be joined to the outer query.
+    """The columns that a subquery returns beside its own, for the join with the outer query.
 
-    ``columns``: logical names with what they are within it.  ``where``: its conditions but those that keys say.
-    ``domain``: a table to be joined with those of FROM.
+    ``columns``: logical names with their trees within the subquery.  ``where``: its conditions that are not keys.
+    ``domain``: a table to join with those of FROM.
     """
 
     columns: Sequence[tuple[str, Tree]] = ()
@@ -70,7 +70,7 @@ class Carry(NamedTuple):
 
 
 class Met(NamedTuple):
-    """A subquery ready to be joined.  ``keys``: of the outer query and of it.  ``condition``: further, of both."""
+    """A subquery ready to be joined.  ``keys``: pairs of outer and inner trees.  ``condition``: more, of both."""
 
     rows: Relation
     keys: list[Pair]
@@ -78,7 +78,7 @@ class Met(NamedTuple):
 
 
 class Subqueries:
-    """``lower``: lowers queries.  ``tables``: tells equalities."""
+    """A compiler of subqueries.  ``lower``: lowers queries.  ``tables``: finds equalities."""
 
     def __init__(self, lower: Any, steps: Steps, tables: Tables) -> None:
         self.lower, self.steps, self.tables = lower, steps, tables

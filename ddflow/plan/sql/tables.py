@@ -34,7 +34,7 @@ _KEEPS: Final = {"left": "left", "semi": "left", "anti": "left", "right": "right
 
 
 class Tables:
-    """``lower``: lowers queries and subqueries."""
+    """A compiler of FROM and WHERE.  ``lower``: lowers queries and subqueries."""
 
     def __init__(self, lower: Any, steps: Steps) -> None:
         self.lower, self.steps = lower, steps

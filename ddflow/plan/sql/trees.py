@@ -30,7 +30,7 @@ _WORDS: Final = frozenset(DdflowSpark.Tokenizer.KEYWORDS)
 
 
 class Nested(exp.Anonymous):
-    """A subquery within an expression: its number among those of the query, then what IN compares."""
+    """A subquery within an expression: its number in the query, then the operands of IN."""
 
     key = "anonymous"
 
@@ -41,12 +41,12 @@ class Nested(exp.Anonymous):
 
     @property
     def asked(self) -> int:
-        """Its number."""
+        """The number of the subquery."""
         return int(self.expressions[0].name)
 
     @property
     def operands(self) -> list[Tree]:
-        """What IN compares."""
+        """The operands that IN compares."""
         return list(self.expressions[1:])
 
 
