@@ -48,7 +48,7 @@ class DdflowSpark(_SPARK):  # type: ignore[misc]
     """Spark's dialect, where a doubled quote is a quote and a function is only a name."""
 
     class Tokenizer(_SPARK.Tokenizer):  # type: ignore[misc]
-        """A tokenizer in which a doubled quote is a quote, without the suffix BD, on which versions of sqlglot differ."""
+        """A tokenizer in which a doubled quote is a quote; it lacks the suffix BD, because sqlglot versions differ."""
 
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
         NUMERIC_LITERALS: ClassVar[dict[str, str]] = {

@@ -29,7 +29,7 @@ from ddflow.storage.fields import MEND
 
 
 class PastSchemas(NamedTuple):
-    """Past columns.  ``epoch``: the last one with these columns of ``inputs`` and of ``outputs``, side ones included."""
+    """Past columns.  ``epoch``: the last one with these columns of ``inputs`` and ``outputs``, side ones included."""
 
     epoch: int
     inputs: Mapping[str, pa.Schema]

@@ -62,7 +62,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Merging:
-    """A bound merge; see the header.  ``function``: merges whole rows instead of the strategies.  ``given``: columns for
+    """A bound merge; see the header.  ``function``: merges whole rows instead of strategies.  ``given``: columns for
     which it matters whether a batch had them.  ``cells``: whether every merged column is a group.
     """
 
