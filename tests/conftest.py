@@ -91,12 +91,23 @@ SPARK = re.compile("spark|notebook|test_java")
 SESSIONS = {"spark", "alone"}
 
 
+SOAKS = re.compile(r"^pytestmark = pytest\.mark\.soak\b", re.MULTILINE)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files without a word of Spark are not read for its tests: each worker would import them all."""
-    if config.option.markexpr != "spark and not soak" or collection_path.suffix not in (".py", ".md"):
+    """Leave files unread that have none of the tests asked for: each worker would import them all."""
+    wanted = config.option.markexpr
+    if "not soak" not in wanted or collection_path.suffix not in (".py", ".md"):
         return None
-    text = f"{collection_path.relative_to(ROOT)} {collection_path.read_text()}"
-    return None if SPARK.search(text) or any(each in text for each in SESSIONS) else True
+    name = str(collection_path.relative_to(ROOT))
+    if wanted == "not soak and not spark" and SPARK.search(name):
+        return True
+    text = collection_path.read_text()
+    if SOAKS.search(text):
+        return True
+    if wanted != "spark and not soak" or SPARK.search(f"{name} {text}") or any(each in text for each in SESSIONS):
+        return None
+    return True
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
