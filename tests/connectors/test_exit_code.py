@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 import pytest
+from chance import SOAK
 from confluent_kafka import Producer
 from deltalake.fs import DeltaStorageHandler
 from kafka_cluster import Cluster
@@ -84,8 +85,8 @@ PEOPLE = pa.table({"id": range(1000), "city": [f"c{n % 7}" for n in range(1000)]
 
 
 def ended(script: str, place: Path, at: str = "", times: int = 1) -> None:
-    """Run a script some times, and see that each process ends well."""
-    for number in range(times):
+    """Run a script some times in a soak, else once, and see that each process ends well."""
+    for number in range(times if SOAK else 1):
         (own := place / str(number)).mkdir()
         for each in place.iterdir():
             if not each.name.isdecimal():
@@ -105,18 +106,20 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.drawn(4, of="ends")
 @pytest.mark.parametrize("kind", ["files", "gzip", "parquet", "sqlite", "duckdb", "iceberg"])
 def test_a_process_that_used_files_or_an_embedded_database_ends_well(kind: str, place: Path) -> None:
     ended(SCRIPTS[kind], place, times=2)
 
 
 def test_a_process_that_used_delta_lake_ends_well(tmp_path: Path) -> None:
-    for number in range(8):  # a table is one process's own, because each changes it
+    for number in range(8 if SOAK else 2):  # a table is one process's own, because each changes it
         (own := tmp_path / f"n{number}").mkdir()
         deltalake.write_deltalake(own / "lake", PEOPLE, configuration={"delta.enableChangeDataFeed": "true"})
         ended(DELTA, own)
 
 
+@pytest.mark.drawn(4, of="ends")
 def test_a_process_that_used_objects_ends_well(moto: Moto, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("AWS_ENDPOINT_URL", moto.url), ("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "key")):
         monkeypatch.setenv(name, value)
@@ -129,6 +132,7 @@ def test_a_process_that_used_objects_ends_well(moto: Moto, place: Path, monkeypa
     ended(SCRIPTS["s3"], place, f"s3://{bucket}", times=2)
 
 
+@pytest.mark.drawn(4, of="ends")
 def test_a_process_that_used_postgres_ends_well(tmp_path: Path) -> None:
     server = Server()
     try:
@@ -140,6 +144,7 @@ def test_a_process_that_used_postgres_ends_well(tmp_path: Path) -> None:
         server.close()
 
 
+@pytest.mark.drawn(4, of="ends")
 def test_a_process_that_used_kafka_ends_well(tmp_path: Path) -> None:
     with Cluster() as servers:
         producer = Producer({"bootstrap.servers": servers, "log_level": 0})
@@ -179,6 +184,7 @@ next(batches)
 """
 
 
+@pytest.mark.drawn(4, of="ends")
 @pytest.mark.parametrize("last", ["batches.close()", "del batches, file"])
 def test_a_process_that_leaves_a_csv_file_half_read_ends_well(last: str, tmp_path: Path) -> None:
     ended(SLOW + last, tmp_path, times=2)
