@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chance import sample
 from test_run_cli import FLOW
 from typer.testing import CliRunner
 
@@ -107,12 +108,13 @@ def lines(verb: str) -> list[Callable[[str], list[str]]]:
     return given
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_shows_a_password(verb: str, caplog: pytest.LogCaptureFixture) -> None:
     many = list(addresses())
     for place, line in enumerate(lines(verb)):
-        # A third of them in each place; all in those of sources and sinks.
-        for at in many if place > 2 else many[place::3]:
+        # In a soak a third of them in each place, and all in those of sources and sinks; else some.
+        for at in sample(many if place > 2 else many[place::3], 40 if place > 2 else 15, verb, place):
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 done = CliRunner().invoke(app, words := line(at))
@@ -171,6 +173,7 @@ SINKS: dict[str, Callable[[str], Any]] = {
 }
 
 
+@pytest.mark.drawn(40)
 @pytest.mark.parametrize("sign", ("", "@", ":", "/", "#", "?", " ", "%40"))
 @pytest.mark.parametrize("name", [*(f"source {each}" for each in SOURCES), *(f"sink {each}" for each in SINKS)])
 def test_no_source_or_sink_shows_a_password(name: str, sign: str, caplog: pytest.LogCaptureFixture) -> None:
