@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import sample
 from messages import raises
 
 import ddflow as dd
@@ -359,44 +360,49 @@ def test_a_forked_child_commits_nothing_of_what_waits(tmp_path: Path) -> None:
         assert engine.step(row(2)) and engine.flush() == 1
 
 
-def test_interrupted_anywhere_no_call_is_half_recorded(tmp_path: Path) -> None:
-    """An interrupt at each line of the files that make calls epochs: state and stored outputs agree."""
+@pytest.mark.sampled
+def test_interrupted_anywhere_no_call_is_half_recorded() -> None:
+    """An interrupt at lines of the files that make calls epochs: state and stored outputs agree."""
+    lines = interrupted_at(-1)
+    assert lines > 100
+    for at in sample(range(lines), 60, "interrupts"):
+        assert interrupted_at(at) > at
+
+
+def interrupted_at(at: int) -> int:
+    """Interrupt calls at one of the lines, -1 for none, and check their state; return how many lines there were."""
     files = {"calls.py", "engine.py", "commits.py", "commit_timer.py", "call_guard.py", "result.py"}
-    at, ended = 0, False
-    while not ended:
-        store, left = MemoryStore(), at
+    store, lines = MemoryStore(), 0
 
-        def trace(frame: Any, event: str, _: Any) -> Any:
-            nonlocal left
-            if os.path.basename(frame.f_code.co_filename) not in files or "ddflow" not in frame.f_code.co_filename:
-                return None
-            if event == "line":
-                left -= 1
-                if left == -1:
-                    raise KeyboardInterrupt
-            return trace
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if os.path.basename(frame.f_code.co_filename) not in files or "ddflow" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at + 1:
+                raise KeyboardInterrupt
+        return trace
 
-        engine = plan().open(store, commit_every="1h")
-        engine.step(row(1), 1)
-        sys.settrace(trace)
-        try:
-            for id in (2, 3):
-                engine.step(row(id), id)
-            engine.flush()
-            ended = True
-        except (KeyboardInterrupt, EngineClosed):
-            pass
-        finally:
-            sys.settrace(None)
-        with suppress(ConcurrentUse):  # it came between taking the turn and the call
-            engine.close()
-        with plan().open(store.writer()) as engine:
-            held = (engine.read("by_city")["count"].to_pylist() or [0])[0]
-            told = [engine.step(row(id), id)["by_city"].to_pylist() for id in range(1, held + 1)]
-            assert engine.epoch <= 1 and engine.last == (held or engine.last), f"line {at}"
-            assert sum(each["count"] * each["_diff"] for rows in told for each in rows) == held, f"line {at}"
-        at += 1
-    assert at > 100
+    engine = plan().open(store, commit_every="1h")
+    engine.step(row(1), 1)
+    sys.settrace(trace)
+    try:
+        for id in (2, 3):
+            engine.step(row(id), id)
+        engine.flush()
+    except (KeyboardInterrupt, EngineClosed):
+        pass
+    finally:
+        sys.settrace(None)
+    with suppress(ConcurrentUse):  # it came between taking the turn and the call
+        engine.close()
+    with plan().open(store.writer()) as engine:
+        held = (engine.read("by_city")["count"].to_pylist() or [0])[0]
+        told = [engine.step(row(id), id)["by_city"].to_pylist() for id in range(1, held + 1)]
+        assert engine.epoch <= 1 and engine.last == (held or engine.last), f"line {at}"
+        assert sum(each["count"] * each["_diff"] for rows in told for each in rows) == held, f"line {at}"
+    return lines
 
 
 @pytest.mark.parametrize("every", ["soon", "0s", "-1s"])
