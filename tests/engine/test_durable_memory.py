@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tight
-from chance import SOAK
+from chance import SOAK, sample
 from durable_case import SMALL, TIGHT
 from test_durable_faults import Spills, begun, copied, local
 
@@ -127,7 +127,7 @@ def events(size: int, seed: int) -> pa.Table:
     )
 
 
-LIMITS = (0, 1, 3, 9, 20, 40, 80, 1024)
+LIMITS = (0, *sample((1, 3, 9, 20, 40, 80), 2, "limits"), 1024)
 """Megabytes that a step may take beyond what its process has."""
 
 
