@@ -258,6 +258,7 @@ def test_an_expression_gives_what_spark_gives(case: str) -> None:
     assert json.loads(json.dumps(plain(ours))) == values
 
 
+@pytest.mark.drawn(100)
 @pytest.mark.parametrize("case", SAME)
 def test_a_row_alone_gives_what_it_gives_among_others(case: str) -> None:
     compiled = compile(case, BATCH.schema)
