@@ -37,12 +37,11 @@ BREAKS: Final[ContextVar[list[Callable[[], object]] | None]] = ContextVar("BREAK
 
 
 class SourceNotLetIn(UnreadableInput):
-    """The server of a source lets nobody in: at the start of a run a mistake, later an outage, as of a password that
-    was changed."""
+    """Rejected login to a source: a mistake at the start of a run, later an outage, as after a new password."""
 
 
 class SinkNotLetIn(SinkRefused):
-    """The server of a sink does: see `SourceNotLetIn`."""
+    """Rejected login to a sink; see `SourceNotLetIn`."""
 
 
 class Beside(NamedTuple):
@@ -61,7 +60,7 @@ class Spot(NamedTuple):
 
 
 class Polled(NamedTuple):
-    """What a source brought."""
+    """Batch from a source."""
 
     rows: Mapping[str, Sequence[pa.RecordBatch]]
     """By input, in order."""
@@ -150,7 +149,7 @@ class Source(ABC):
 
     @classmethod
     def said(cls, position: Any) -> str:
-        """Describe one of its ``positions`` as text that follows "read up to"."""
+        """Describe one of its ``positions`` as text after "read up to"."""
         return json.dumps(position)
 
     @classmethod
@@ -181,7 +180,7 @@ class Source(ABC):
 
 
 class TargetRecord(NamedTuple):
-    """What lies in a target beside a table."""
+    """Record of the last epoch, stored in a target beside its table."""
 
     state: str
     """The state that writes to the table."""

@@ -74,7 +74,7 @@ class IcebergSink(TableSink):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Properties of the catalog that were given."""
+        """Given properties of the catalog."""
         return {} if isinstance(self.catalog, str) else dict(self.catalog)
 
     @property

@@ -25,7 +25,7 @@ GIVEN: Final = "_ddflow_given"
 
 
 class Match(NamedTuple):
-    """How some rows that are given are found: ``of``: which of ``g``; ``same``: to a row of ``t``."""
+    """Conditions in SQL that find given rows: ``of``: some rows of ``g``; ``same``: their equals in ``t``."""
 
     of: str
     same: str

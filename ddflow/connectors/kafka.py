@@ -90,9 +90,9 @@ class KafkaTopic(Source):
 
 
 class TopicReader(OpenSource):
-    """All partitions of a topic, being read from ``position`` on; from the start that is declared where it is None.
+    """Reader of all partitions of a topic from ``position`` on; None begins at the declared start.
 
-    ``watched``: whether the id of the topic is asked for as well.
+    ``watched``: whether to ask for the id of the topic too.
     """
 
     def __init__(self, of: KafkaTopic, name: str, position: TopicPosition | None, watched: bool = False) -> None:

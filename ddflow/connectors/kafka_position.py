@@ -31,7 +31,7 @@ _TOPIC: Final = "it was deleted and created again, and the offsets are of the ot
 
 
 class TopicPosition(TypedDict):
-    """The next offset of each partition (``offsets``), and of what these are: the ids of a ``cluster`` and a topic."""
+    """Next offset of each partition (``offsets``), with the ids of the ``cluster`` and the topic."""
 
     offsets: dict[str, int]
     cluster: str
@@ -39,7 +39,7 @@ class TopicPosition(TypedDict):
 
 
 class TopicOrigin(NamedTuple):
-    """Of what offsets are; "" for what is not known."""
+    """Ids of the cluster and the topic of offsets; "" for an unknown one."""
 
     cluster: str = ""
     topic_id: str = ""
@@ -63,9 +63,9 @@ def same(asked: str, was: TopicOrigin, now: TopicOrigin) -> TopicOrigin:
 
 
 class TopicIds:
-    """Asks for the id of a topic, by a client of its own, since one that reads cannot.  ``settings``: of librdkafka.
+    """Client that asks for the id of a topic, since a reader cannot.  ``settings``: of librdkafka.
 
-    Once nobody answers it asks no more, because a reader would wait each time.
+    After a failure it asks no more, because a reader would wait each time.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:

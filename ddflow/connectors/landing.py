@@ -35,7 +35,7 @@ _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/.+")
 
 
 class Stamp(NamedTuple):
-    """A file as it was looked at: bytes, and nanoseconds of its last write; of objects in whole seconds."""
+    """Size of a file in bytes, and time of its last write in nanoseconds; of objects in whole seconds."""
 
     size: int
     mtime: int

@@ -57,7 +57,7 @@ def begun(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool 
     since, now = connection.execute(_NOW).fetchone()
     how = "LOGICAL" if lasting else "TEMPORARY LOGICAL"
     holder.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{slot}" {how} wal2json EXPORT_SNAPSHOT'.encode())
-    with _warned_of_waits(connection, asked, now):
+    with _warn_of_waits(connection, asked, now):
         (made,) = holder.wait(psycopg.generators.execute(holder.pgconn))  # in Python, where signals are heard
     if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
         raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
@@ -68,7 +68,7 @@ def begun(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool 
 
 
 @contextmanager
-def _warned_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
+def _warn_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
     """Warn of open transactions, begun before ``now``, that delay a slot: after 5 s, then once a minute."""
     done = Event()
 

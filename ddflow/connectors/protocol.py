@@ -28,28 +28,26 @@ from ddflow.storage.protocol import Blob
 
 
 class Fragment(NamedTuple):
-    """What one ``output`` gained by one call or task: the ``blob`` that `Sink.put` gave, as a manifest names it."""
+    """Gain of one ``output`` from one call or task: the ``blob`` from `Sink.put`, by its name in a manifest."""
 
     output: str
     blob: Blob
 
 
 class Owner(NamedTuple):
-    """Whose a target is: the id of the ``state``, the address ``at`` that it had when it claimed the target, since a
-    copy has the same id."""
+    """Owner of a target: the id of the ``state``, and its address ``at`` the claim, since a copy has the same id."""
 
     state: str
     at: str
 
 
 class Leftover(NamedTuple):
-    """A fragment that lies in a target and may be of no committed epoch.
+    """Fragment in a target that may belong to no committed epoch.
 
-    It may as well be of a commit under way, in this process or another. Its age alone tells, so both times must be
-    true.
+    It may belong to a running commit, in this process or another. Only its age shows that, so both times must be true.
 
-    ``place``: where, for messages.  ``name``: of its blob.  ``written``: unix seconds.  ``age``: seconds since then, by
-    the target's clock.
+    ``place``: for messages.  ``name``: of its blob.  ``written``: unix seconds.  ``age``: seconds since then, by the
+    target's clock.
     """
 
     place: str

@@ -47,21 +47,21 @@ def files(
     ----------
     pattern : str or path, or a sequence of these
         A file, a folder, or a pattern such as ``"landing/*.csv"`` or ``"s3://bucket/landing/**/*.json.gz"``.  Keys of
-        a bucket come from the environment.  A `ddflow.FilePath` of one says what the files hold, and how
-        their text is written.  Several are of one machine or of one bucket, and each may say something else.  A file
-        that several match is of the first of them.
+        a bucket come from the environment.  A `ddflow.FilePath` gives the format of the files and the form of
+        their text.  Several patterns must be of one machine or of one bucket; each may have other options.  A file of
+        several patterns belongs to the first.
     follow : bool
-        Whether to go on with files that come later.  By default the files that are there are all.
+        Whether to wait for later files.  By default it ends with the files that exist already.
     settle : str
-        With ``follow``: how long nobody must have written to a file before it is read; objects are put whole.
+        With ``follow``: how long a file must stay unchanged before it is read; objects need no wait.
     lines : bool
         Whether each line is a message, for an input with ``format=``: columns ``value`` and ``offset``.
     tables, others
-        As of `kafka`, where lines are messages of several tables.
+        As of `kafka`, if lines are messages of several tables.
     full : bool
-        Whether each file holds all rows of its time, so that a key that it does not name is deleted, as `replace` does.
-        By default rows are events.  A file without rows is an error; ``max_absent=`` of `run` stops at one that is cut
-        off.
+        Whether each file holds the full contents, so that a key without a row is deleted, like with `replace`.
+        By default rows are events.  A file without rows is an error; ``max_absent=`` of `run` stops at a truncated
+        one.
 
     Returns
     -------
@@ -71,16 +71,15 @@ def files(
     Raises
     ------
     SpecError
-        For an address that is not of S3, for what is no span, for ``tables`` without ``lines``, for ``full`` or a
-        `ddflow.FilePath` with them, for no pattern, and for patterns of several places.
+        For an address outside S3, an invalid ``settle``, ``tables`` without ``lines``, ``full`` or a
+        `ddflow.FilePath` with them, no pattern, and patterns of several places.
 
     Notes
     -----
-    Files that are there together are taken in the order of their paths, and one that comes late is taken whatever its
-    name, but a full one, which is
-    `SourceChanged`: name these by their day.  They are read into memory.  A file that changes after it was read is
-    `SourceChanged`.  The position has some 40 bytes for each file that
-    is there, in every manifest: move away what was read long ago.
+    Files are read in the order of their paths.  A late file is read whatever its name; a late full one raises
+    `SourceChanged`, so name these by their day.  Full files are read into memory.  A file that changes after it was
+    read raises `SourceChanged`.  The position has some 40 bytes for each existing file, in every manifest, so move old
+    files away.
 
     Examples
     --------
@@ -104,7 +103,7 @@ def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> So
     table : str
         Its name, or a query in parentheses.  A state stays with a table; a query may change, and is then read.
     follow : bool
-        Whether to go on when the file changes.
+        Whether to wait for changes of the file.
 
     Returns
     -------
@@ -150,18 +149,18 @@ def postgres(
     Parameters
     ----------
     url : str
-        As libpq takes it, ``postgresql://user@host:port/database``.  Let the password come from ``PGPASSFILE`` or
+        As libpq takes it, ``postgresql://user@host:port/database``.  Give the password in ``PGPASSFILE`` or
         ``PGPASSWORD``; one in the address is used, and never shown or kept.  The role needs ``replication`` and
         ``select``.
     tables : str or mapping of str to str
         A table, ``"public.orders"``, for the input that the source is attached as; or the input of each table.  A name
         with a dot is quoted: ``'"my.shop"."orders"'``.  Their
-        inputs have ``format=dd.formats.wal2json()``, with ``unavailable=True`` where values may be large, and the key
-        of the table: the columns of its replica identity, or of a unique index where that is full.
+        inputs have ``format=dd.formats.wal2json()``, with ``unavailable=True`` if values may be large, and the key
+        of the table: the columns of its replica identity, or of a unique index if that is full.
     slot : str
-        Of small letters, digits and ``_``; made with the first copy.  Each state has one of its own.
+        Its name: small letters, digits and ``_``; created with the first copy.  Each state needs another slot.
     follow : bool
-        Whether to go on with what comes later.  By default what is committed when it is opened is all.
+        Whether to wait for later changes.  By default it ends with the changes committed at its opening.
     recopy : bool
         Whether to copy a table again, with a warning, if rows of it changed and the log does not say how: after ``alter
         column ... type``, after a time without a key.  With ``False`` that is `SourceChanged`.
@@ -174,7 +173,7 @@ def postgres(
     Raises
     ------
     SpecError
-        For what is no name of a slot.
+        For an invalid name of a slot.
 
     Notes
     -----
@@ -207,7 +206,7 @@ def delta(
         The version whose rows come first, for a state that has read nothing yet; a datetime, with a time zone: the
         newest of then.  By default the newest.
     follow : bool
-        Whether to go on with later versions.  By default the newest one when it is opened is the last.
+        Whether to wait for later versions.  By default it ends with the newest version at its opening.
     storage_options : mapping of str to str, optional
         As deltalake takes them; never shown or kept.
 
@@ -224,9 +223,9 @@ def delta(
 
     Notes
     -----
-    Turn the feed on: ``delta.enableChangeDataFeed = true``.  Without it whole files that a version took away and added
-    are read, and so they are of a version that took columns away or changed a type.  Versions that were vacuumed, or
-    cleaned from the log, before they were read are `SourceChanged`.
+    Turn the feed on: ``delta.enableChangeDataFeed = true``.  Without it ddflow reads the whole files that a
+    version removed or added; it does so too if a version dropped columns or changed a type.  A version that was
+    vacuumed, or cleaned from the log, before ddflow read it raises `SourceChanged`.
     Deletion vectors and mapped columns are refused.
 
     Examples
@@ -259,14 +258,14 @@ def kafka(
     start : {"earliest", "latest"} or datetime
         Where a state begins that has read nothing of it; a datetime: with the first message that is not older.
     follow : bool
-        Whether to go on with what comes later.  By default what is there when it is opened is all.
+        Whether to wait for later messages.  By default it ends with the last message at its opening.
     group : str, optional
         A consumer group that gets the state's offsets after each commit, so that its lag can be watched.
     tables : mapping of str to str, optional
-        Where messages of several tables are in the topic, of Debezium, Maxwell, Canal or wal2json: the input of each,
+        If the topic has messages of several tables, from Debezium, Maxwell, Canal or wal2json: the input of each table,
         ``{"public.orders": "orders"}``.
     others : {"error", "ignore"}
-        What becomes of messages of a table that is not named there.
+        Whether messages of other tables are an error, or ignored.
     config : mapping, optional
         Further settings of librdkafka, such as ``{"security.protocol": "SASL_SSL", "sasl.password": ...}``; never
         shown or kept.
@@ -279,7 +278,7 @@ def kafka(
     Raises
     ------
     SpecError
-        For a start that is none, and for ``tables`` and ``others`` that are none.
+        For an invalid ``start``, ``tables`` or ``others``.
 
     Notes
     -----

@@ -133,8 +133,8 @@ def _table(where: str, name: str) -> tuple[str, str]:
 def _slot(where: str, name: str) -> dict[str, Any]:
     """Parse the arguments of `sources.postgres`: an address with ``slot=``, and tables separated by commas.
 
-    One table feeds the input ``name``; several feed the inputs of their own names, or ``TABLE=INPUT``.  The address
-    may have ``recopy=false``, too.
+    One table feeds the input ``name``; several feed inputs with their names, or ``TABLE=INPUT``.  The address may also
+    have ``recopy=false``.
 
     >>> _slot("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}

@@ -31,7 +31,7 @@ LOOK: Final = 0.2
 
 
 class DatabasePosition(TypedDict):
-    """What was read: a ``table``, or a query in parentheses, of a file that looked as ``stamp`` says."""
+    """Position: a ``table``, or a query in parentheses, and the ``stamp`` of the file at the read."""
 
     table: str
     stamp: list[int]
@@ -75,7 +75,7 @@ class FileDatabase(Source):
 
     @property
     def selected(self) -> str:
-        """What stands behind ``from``."""
+        """Operand of ``from``: a table or a query."""
         return self.table if self.table.startswith("(") else ".".join(map(quoted, self.table.split(".")))
 
     @staticmethod

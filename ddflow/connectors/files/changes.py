@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Changes:
-    """The files in which columns first come up that were not there before, and those that lack columns which were."""
+    """Files with new columns, and files that lack columns of earlier ones."""
 
     new: dict[str, str] = field(default_factory=dict)
     missing: dict[str, list[str]] = field(default_factory=dict)

@@ -83,8 +83,7 @@ _LIKE: Final = re.compile(r"\d{1,4}[-/. ](\d{1,2}|[A-Za-z]{3})[-/. ]\d{1,4}\b.{0
 
 
 class Forms(NamedTuple):
-    """What stands before the fraction of a number; the forms of dates and timestamps, none for ISO's; what may stand
-    between groups of three digits, None for nothing."""
+    """Forms of numbers and dates: decimal mark, date forms (none: ISO 8601), separator of digit groups or None."""
 
     decimal: str = "."
     dates: tuple[str, ...] = ()

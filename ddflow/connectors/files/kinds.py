@@ -24,7 +24,7 @@ from ddflow.errors import FileFix, Phrase, SpecError, UnreadableInput
 
 
 class Kind(NamedTuple):
-    """A file format, as people call it; what it is ``wrapped`` in; what stands between the values of a row."""
+    """File format by its usual name, its compression (``wrapped``), and the delimiter of its values."""
 
     name: str
     wrapped: str | None = None
@@ -62,9 +62,11 @@ USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
 
 
 class Dialect(NamedTuple):
-    """How files are written: what stands between values of CSV (None: as the kind says), what means null beside the
-    empty field, the encoding, the forms of numbers and of dates, as `Forms` has them, their kind (None: as their
-    names say), and the names of columns in them with those that they get."""
+    """Form of files: delimiter of CSV, texts for null, encoding, forms of numbers and dates, kind, renamed columns.
+
+    The delimiter and the kind are None if the name of a file decides. An empty field is always null. `Forms` has the
+    forms of numbers and dates.
+    """
 
     delimiter: str | None = None
     nulls: tuple[str, ...] = ()

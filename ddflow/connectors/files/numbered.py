@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 class HasName(Protocol):
-    """What has a name."""
+    """Object with a name."""
 
     @property
     def name(self) -> str:

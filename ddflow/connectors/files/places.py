@@ -167,9 +167,9 @@ class _Joined(io.RawIOBase):
 
 
 class InBucket(Place):
-    """An object in S3, fetched in ranges when they are asked for.  ``length``: its bytes; ``key``: in its bucket.
+    """Object in S3; readers fetch ranges of it on demand.  ``length``: its bytes; ``key``: in its bucket.
 
-    ``ask``: by which its bytes are asked for; what the bucket raises becomes what that raises.
+    ``ask``: calls the bucket, and converts its errors.
     """
 
     def __init__(
@@ -227,8 +227,8 @@ class _Ranges(io.RawIOBase):
 def listed(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]:
     """List the places of some files, folders, patterns, addresses and ``-``.  ``kind``: of all of them.  O(files).
 
-    Raises `UnreadableInput` for a missing file, an address of an unknown scheme, an unknown kind, a folder that has no
-    file or has a folder in it, a pattern that matches nothing, and an empty list.
+    Raises `UnreadableInput` for a missing file, an address of an unknown scheme, an unknown kind, a folder without
+    files or with a folder in it, a pattern that matches nothing, and an empty list.
     """
     found: list[Place] = []
     for given in map(str, paths):

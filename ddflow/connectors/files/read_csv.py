@@ -75,7 +75,7 @@ class CsvFile(TextFile):
         return next((each for each in ";\t|," if each in name), None) if len(self._names) == 1 else None
 
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
-        """Yield its rows by block.  ``names``: of the header; None: only the first block or so."""
+        """Yield its rows by block.  ``names``: of the header; None: only the beginning."""
         own, row = list(self._names), 0
         with self._open_reader(own, head=names is None) as (reader, end):
             last = None

@@ -172,7 +172,7 @@ _DEEP: Final = f"brackets are nested more than {DEPTH} deep"
 
 
 class _Lines:
-    """Some lines of a file, ``line`` of which came before.  ``bare``: stand-ins are among the values of its objects."""
+    """Lines of a file after its first ``line`` lines.  ``bare``: whether its values contain stand-ins."""
 
     def __init__(self, file: JsonFile, text: bytes, line: int, bare: bool) -> None:
         self._file, self._text, self._line, self._bare = file, text, line, bare

@@ -126,7 +126,7 @@ def _parse_json(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
 
 
 class Block(NamedTuple):
-    """Some rows: their columns by name, and where a row of them stands in the file, in words."""
+    """Rows: their columns by name, and a function that names the place of a row in the file."""
 
     columns: Mapping[str, TextColumn]
     where: Callable[[int], str]

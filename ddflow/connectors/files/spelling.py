@@ -43,7 +43,7 @@ _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
 
 
 class Misspelled(Exception):
-    """A text is no value of the type.  ``row``: where it stands."""
+    """Text that is no value of the type.  ``row``: its row."""
 
     def __init__(self, row: int) -> None:
         super().__init__(f"row {row}")

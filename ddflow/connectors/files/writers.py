@@ -137,7 +137,7 @@ class Wrapped(Writer):
 
 
 class _Open:
-    """A file that whoever writes to it does not close."""
+    """File that its writer does not close."""
 
     closed = False
 

@@ -168,7 +168,7 @@ class Format:
 
     @property
     def asked(self) -> str | None:
-        """Table that was named, the only one whose messages count; None if no table was named."""
+        """Named table, the only one whose messages count; None if no table was named."""
         return None
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:

@@ -37,10 +37,10 @@ BINARIES: Final = ("base64", "base64-url-safe", "hex")
 
 
 class CellForm(NamedTuple):
-    """How the cells of a column stand in messages.
+    """Form of a column's cells in messages.
 
     ``unit``: of numbers that are times, "" for the declared type's.  ``decimals``, ``binary``: Debezium's modes.
-    ``scale``: of decimals as bytes, None for the declared one.  ``quoted``: whether decimals stand as JSON.
+    ``scale``: of decimals as bytes, None for the declared one.  ``quoted``: whether decimals are JSON.
     """
 
     unit: str = ""

@@ -44,8 +44,11 @@ _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 
 
 class Inside(NamedTuple):
-    """``body``: structs, in which everything is.  ``wrong``: which messages are no JSON.  ``schemas``: of messages that
-    have one, by schema.  ``json``: whether it was JSON."""
+    """Parsed messages.
+
+    ``body``: structs with the content.  ``wrong``: marks messages that are no JSON.  ``schemas``: the messages of each
+    schema.  ``json``: whether they were JSON.
+    """
 
     body: pa.Array
     wrong: Bools

@@ -39,9 +39,11 @@ SOURCE: Final = ("lsn", "file", "pos", "row", *PARTS)
 
 
 class Envelopes(NamedTuple):
-    """Events of messages that were opened: what each does, where its row is and was, its ``source``, by the names of
-    `SOURCE`, and of which message it is.  ``absent``: by column, which cells were not written.  ``fresh``: which events
-    make a row, so that nothing is stored of it."""
+    """Events of parsed messages: their codes, the paths of the new and the old row, and their ``source``.
+
+    ``source`` has the names of `SOURCE`; ``of``: the message of each event.  ``absent``: by column, cells that were not
+    written.  ``fresh``: marks events that create a row, so that no stored value exists.
+    """
 
     inside: Inside
     codes: Ints
@@ -55,7 +57,7 @@ class Envelopes(NamedTuple):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Enveloped(Format):
-    """What such formats have in common."""
+    """Base of formats with an envelope."""
 
     table: str | None = None
     decimals: str = PRECISE

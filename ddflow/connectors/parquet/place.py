@@ -49,8 +49,10 @@ def of(name: str) -> str:
 
 
 class Mark(Strict, frozen=True):
-    """What ``outputs.json`` says: the id of the ``state`` that the folder belongs to; the place ``at`` which that was
-    when it last claimed it, since a copy has the same id; the folders of its ``outputs`` by their names."""
+    """Content of ``outputs.json``: the id of the ``state`` that owns the folder, and the folders of its ``outputs``.
+
+    ``at``: the address of the state at its last claim, since a copy of the state has the same id.
+    """
 
     state: Hex
     at: Path

@@ -48,9 +48,10 @@ _DISK: Final = Disk()
 
 
 class ParquetSink:
-    """A `Sink`.  ``nonce``: of the writer.  ``trust``: as a state's.  Nothing is looked at or made by itself.
+    """`Sink` of Parquet files.  ``nonce``: of the writer.  ``trust``: as a state's.
 
-    Raises `StateRefused` for what is no path.  Every method raises `StorageFailed` when the disk fails.
+    The constructor reads and creates nothing.  Raises `StateRefused` for an invalid path.  Every method raises
+    `StorageFailed` if the disk fails.
     """
 
     def __init__(
