@@ -78,7 +78,7 @@ class Verb(NoTypes, TyperCommand):
 
 
 class Verbs(NoTypes, TyperGroup):
-    """The group of all verbs: loads each from its file, and stands guard around it."""
+    """The group of all verbs: loads each from its file, and guards it."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -193,7 +193,7 @@ def root(
 def stop_on_signals() -> None:
     """Let SIGTERM end the process as an exception does, so that half-written files are removed.
 
-    The exception of a signal is lost where C code calls back and drops it, as LLVM does while a kernel is compiled.
+    The exception of a signal is lost if C code calls back and drops it, as LLVM does while it compiles a kernel.
     Then the signal comes once more.
     """
 
@@ -232,7 +232,7 @@ def _show_warning(message: Warning | str, *where: Any, **how: Any) -> None:
 
 
 def _leave(code: Any) -> None:
-    """End the process with Python's own clean-up, and without that of C libraries.
+    """End the process with Python's own clean-up, but without the clean-up of C libraries.
 
     A verb that stops half way leaves Arrow's CSV reader reading ahead, and Arrow's exit handlers then may wait for ever
     for a read that its stopped pool has dropped (apache/arrow issues 43604 and 50482).

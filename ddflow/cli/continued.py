@@ -43,7 +43,7 @@ from ddflow.storage.opening import opened_store
 from ddflow.time import INT64, NEVER, Time, as_value, type_of
 
 ASK: Final = "say which {what} the file is of: --at '{later}'; one file for each run"
-"""What to do about a file without a time."""
+"""The fix for a file without a time."""
 
 
 def opened(ask: Ask, required: list[str], skipped: Skipped) -> FilesSource:

@@ -124,7 +124,7 @@ def evolve(
 
 
 def _report(state: str, done: Evolved) -> None:
-    """Say what was done."""
+    """Report the result."""
     from ddflow.dataflow.budget import shown_size
     from ddflow.storage.address import public
 

@@ -1,6 +1,6 @@
 """``ddflow export``: collections of a state as files.
 
-Invariant: a file is there under its name only when it is whole.  What is in it is `ddflow.tools.export`'s.
+Invariant: a file is there under its name only when it is whole.  Its contents come from `ddflow.tools.export`.
 
 >>> called("orders"), called("../x"), called(".hidden")
 ('orders', 'x-ade92630f33b0870', 'hidden-372051e37372c4c0')

@@ -109,7 +109,7 @@ def _format_value(value: Any) -> str:
 LONG = 40
 """From how many letters on a value is a text to read, and not a figure."""
 LATEST = 5
-"""How many runs of calls are shown of an input, and versions."""
+"""Number of runs of calls that are shown of an input, and of versions."""
 NAMED = 50
 """Letters of a collection that is called as it is made: its two ends tell which it is, and ``--json`` has all."""
 _WAYS = {"events": "events", "full": "full contents", "restated": "a history, restated"}

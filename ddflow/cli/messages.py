@@ -33,7 +33,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     "canal": formats.canal(),
     "wal2json": formats.wal2json(),
 }
-"""By the words of the command line."""
+"""The formats by their words on the command line."""
 KCAT: Final = "kcat:"
 
 

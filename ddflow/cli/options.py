@@ -43,7 +43,8 @@ def _option(flags: str, metavar: str | None, panel: str, text: str, least: int |
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """What a command line asks for.  ``counts``: that rows are counted; ``whole``: that files are full contents."""
+    """The request of a command line.  ``counts``: whether rows are counted.  ``whole``: whether files are full
+    contents."""
 
     inputs: Annotated[
         list[str],
@@ -321,7 +322,7 @@ class Ask:
 def asks(without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a verb of the command line from a function of an `Ask`, which it passes as ``ask``.
 
-    The verb has the function's other parameters as its own options, then those of `Ask` but ``without``.
+    The verb has the function's other parameters as its own options, then the options of `Ask` except ``without``.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:

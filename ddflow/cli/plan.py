@@ -29,7 +29,7 @@ from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
 
 INPUT, OUT = "input", "output"
-"""What the flow calls its input and its output, and so do its messages."""
+"""The names of the flow's input and output, also in its messages."""
 _SPANS: Final = {
     "ns": 1,
     "us": 10**3,
@@ -45,7 +45,7 @@ _NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
 
 
 def check_usage(ask: Ask, sides: bool = True) -> None:
-    """Raise `typer.BadParameter` for options that cannot stand together.  ``sides``: ``--stale`` needs a file."""
+    """Raise `typer.BadParameter` for options that contradict each other."""
     if ask.tombstone is not None and ask.delete is not None:
         raise typer.BadParameter("--tombstone and --delete both say what deletes: give one of them")
     if ask.as_json and ask.output in (None, "-"):

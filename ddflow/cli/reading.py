@@ -75,7 +75,7 @@ BAD: Final = (
     OutOfScope,
     EmptyContents,
 )
-"""What is wrong with a file, and leaves the engine as it was."""
+"""Errors of a file that leave the engine unchanged."""
 IN_MEMORY: Final = 64 << 20
 """Bytes of a file's rows that wait in memory until it is read; beyond, in a temporary file."""
 

@@ -81,7 +81,7 @@ def rollback(
 
 
 def _report(state: State, done: Any, as_json: bool) -> None:
-    """Say what was done."""
+    """Report the result."""
     if as_json:
         say(
             json.dumps(

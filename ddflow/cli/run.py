@@ -235,7 +235,7 @@ def _say_events(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
 
 
 def _report_run(epoch: int, done: "RunDone", as_json: bool) -> None:
-    """Say what was done."""
+    """Report the result of a run."""
     if as_json:
         say(json.dumps({"epoch": epoch} | vars(done)))
         return
@@ -266,7 +266,7 @@ def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, Ta
 
 
 def paired(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
-    """Split ``NAME=REST`` by name; ``--from`` may have several, and ``@FILE`` stands for its lines.  Raises
+    """Split ``NAME=REST`` by name; ``--from`` may have several, and ``@FILE`` gives its lines.  Raises
     `typer.BadParameter`."""
     from ddflow.storage.address import public
 

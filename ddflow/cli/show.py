@@ -27,9 +27,9 @@ SHOWN: Final = 20
 
 @dataclass(frozen=True)
 class Done:
-    """What a run did.  ``epochs``: None in hold-back mode.  ``written``: rows in the output; fewer than the updates
-    with ``--net``, where they are the final counts.  ``epoch``: of the state after it.  ``pending``: events that wait
-    there for their time.  ``skipped``: files that were left out, each with the reason."""
+    """The result of a run.  ``epochs``: None in hold-back mode.  ``written``: rows in the output; fewer than the
+    updates with ``--net``, where they are the final counts.  ``epoch``: of the state after it.  ``pending``: events
+    that wait there for their time.  ``skipped``: files that were left out, each with the reason."""
 
     inputs: Sequence[str]
     rows: int

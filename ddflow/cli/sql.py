@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ddflow.plan.sql import Answer
 
 OUT: Final = "out"
-"""What the flow calls its output."""
+"""The name of the flow's output."""
 
 
 Query = Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="In Spark's SQL, over the tables.")]
@@ -217,7 +217,7 @@ def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "I
 def _report(
     read: int, tables: int, wrote: dict[str, int], left_out: tuple[int, Path | None], output: str | None, as_json: bool
 ) -> None:
-    """Say what was done."""
+    """Report the result."""
     from ddflow.cli.messages import say_bad
 
     bad, bad_output = left_out

@@ -29,7 +29,7 @@ STOPS = (DdflowError, KeyboardInterrupt, SystemExit)
 
 
 class Course:
-    """How far a run has come.  ``before``: the state's epoch when it began; ``epoch``: the last one whose rows were
+    """The progress of a run.  ``before``: the state's epoch when it began; ``epoch``: the last one whose rows were
     written; ``rest``: the files behind; ``kept``: where the rows are."""
 
     def __init__(self, before: int) -> None:

@@ -30,7 +30,7 @@ AGAIN: Final = Phrase(
     Option("seq"),
     ", or their format's), and bad messages come into <input>.bad a second time",
 )
-"""What is said of a source that is read again."""
+"""The warning about a source that is read again."""
 
 
 def told(

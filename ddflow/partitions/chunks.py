@@ -55,7 +55,7 @@ RECEIPT: Final = 2**31 - 1
 NO_ROWS: Final = bytes(16)
 """The digest of no rows."""
 ARRIVAL: Final = "_arrival"
-"""What the last column of chunks is called whose rows carry their place; it is told by position, not by name."""
+"""The name of the column of places in chunks; it is the last column, so readers use its position, not its name."""
 
 
 class Origin(NamedTuple):
@@ -78,7 +78,7 @@ def chunk_limits(partitions: int) -> tuple[int, int]:
     """Return how many rows, and how many bytes of them, are packed together at most.  Pure.
 
     262,144 rows or 8 MB, and with many partitions more: a chunk costs some 0.5 KB and 20 us beside its rows, so each
-    should have 512 rows or 16 KB; but no more than 2 million rows or 64 MB, of which four copies may be in memory.
+    should have 512 rows or 16 KB; but no more than 2 million rows or 64 MB, since four copies may be in memory.
     """
     return min(max(1 << 18, partitions << 9), 1 << 21), min(max(8 << 20, partitions << 14), 64 << 20)
 
@@ -219,7 +219,7 @@ def packed_sums(
 ) -> Iterator[pa.RecordBatch]:
     """Pack sums into chunks.  ``tables``: by number of their exchange, the columns of `sums_schema`.
 
-    A sum goes to the partition of the columns that it meets others by.  O(n), in chunks of what `chunk_limits` says.
+    A sum goes to the partition of its exchange's columns.  O(n), in chunks within `chunk_limits`.
     """
     for number, table in sorted(tables.items()):
         names = list(cut.exchanges[number].by)

@@ -47,7 +47,7 @@ from ddflow.storage.protocol import Store
 from ddflow.time import CLOSED, NEVER, shown
 
 APART: Final = 200
-"""Of more files than these, the deleting goes on while the tasks of the next epoch run."""
+"""Number of files above which a thread deletes them while the tasks of the next epoch run."""
 
 
 class EpochDriver:
@@ -96,7 +96,7 @@ class EpochDriver:
         ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder
         for Parquet files, as in `Flow.open`.  ``grace``: seconds that a version outlives its successor.  ``keep``: how
         many epochs can be replayed.  ``retain``, ``memory`` (bytes of one task), ``secret``: as in `Flow.open`.
-        ``checkpoint``: where the query that gives batches keeps its own, for messages.
+        ``checkpoint``: the folder of the checkpoint of the query that gives batches, for messages.
 
         Raises `PlanChanged`, `SpecError` (for another number of partitions than it has, too), `StateRefused`,
         `CorruptState`, and what the store raises.
@@ -127,12 +127,12 @@ class EpochDriver:
 
     @property
     def manifest(self) -> Manifest:
-        """The state's newest, as far as this driver knows."""
+        """The newest manifest of the state that this driver knows."""
         return self.log.manifest_log.manifest
 
     @property
     def epoch(self) -> int:
-        """The last one that was committed."""
+        """The number of the last committed epoch."""
         return self.manifest.epoch
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class EpochDriver:
 
     @property
     def _retain(self) -> int:
-        """How far behind the last time history is kept: as was asked for, else as before."""
+        """The span of history that is kept before the last time: the span asked for, else the span so far."""
         return self.manifest.retain if self.given.retain is None else self.given.retain
 
     def _to(self) -> int:
@@ -269,8 +269,8 @@ class EpochDriver:
     def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: Feed | None = None) -> Committed:
         """Publish an epoch, from one receipt a task.  O(receipts + files of the state).
 
-        Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for those of others, `StateRefused` when files are
-        not there: nothing was committed then, and the epoch can be begun again; and what a commit raises: `Fenced`,
+        Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for receipts of another epoch, `StateRefused` if files
+        are missing: nothing was committed then, and the epoch can be begun again; and as a commit does: `Fenced`,
         `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
         """
         began = perf_counter_ns()

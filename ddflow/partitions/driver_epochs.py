@@ -52,7 +52,7 @@ class DriverEpochs(KeptEpochs):
 
     @property
     def flow(self) -> Plan:
-        """The driver's."""
+        """The driver's plan."""
         return self.driver.flow
 
     def held(self, name: str) -> pa.Table:

@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class Dropped(NamedTuple):
-    """What was done.  ``epoch``, ``manifest``: of the newest version.  ``outputs``, ``inputs``: that are gone.
+    """The result of `drop`.  ``epoch``, ``manifest``: of the newest version.  ``outputs``, ``inputs``: that are gone.
     ``unused``: the inputs left that no output is made of any more.  ``versions``, ``pending``: rows and waiting events
     that were rewritten.  ``files``, ``bytes``: written.  ``freed``: the bytes of the files that only versions before
     name."""
@@ -164,7 +164,7 @@ class _Drop:
         self.outputs, self.inputs = {*outputs}, {*inputs}
         sides = {name for name, (input, _) in plan.side_outputs().items() if input.name in self.inputs}
         self.names = self.outputs | sides
-        """All whose files receipts name no more."""
+        """Outputs whose files the receipts leave out."""
         schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in self.inputs}
         self.flow, self.nodes = evolved(plan, schemas, only=plan.outputs.keys() - self.outputs)
         self.parts: tuple[Blob, ...] = ()

@@ -28,15 +28,15 @@ def own(memory: int) -> int:
 
 
 class Growth(NamedTuple):
-    """What a plan has more than a state.  ``outputs``: by name.  ``operators``: the ids of those that no file has the
-    state of."""
+    """The new parts of a plan.  ``outputs``: by name.  ``operators``: the ids of operators without state in
+    any file."""
 
     outputs: tuple[str, ...]
     operators: tuple[str, ...]
 
 
 class EpochStart(NamedTuple):
-    """What an epoch's tasks start from; it can be pickled, unless its store is in memory.
+    """The start of an epoch's tasks; it can be pickled, unless its store is in memory.
 
     ``store``: the state's address, or the store, where it is in memory.  ``trust``: as in `Flow.open`.  ``number``,
     ``digest``: of the manifest.  ``epoch``: the one that is being made.  ``partitions``: how many.  ``secret``: of the
@@ -74,12 +74,12 @@ class EpochStart(NamedTuple):
         return self.inventories[stage][number].name if self.inventories else ""
 
     def before(self, stage: int, number: int) -> tuple[str, ...]:
-        """Return the names of the inventories from which this part's was made, in order."""
+        """Return the names of the inventories that led to this part's one, in order."""
         return self.past[stage][number] if self.past else ()
 
     @property
     def version(self) -> Version:
-        """Which version of which state it is."""
+        """The version of the state."""
         return Version(self.store, self.trust, self.number, self.digest)
 
     @property

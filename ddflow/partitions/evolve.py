@@ -42,7 +42,7 @@ from ddflow.storage.opening import State, Trust
 
 
 class Evolved(NamedTuple):
-    """What an evolution did.
+    """The result of an evolution.
 
     Attributes
     ----------

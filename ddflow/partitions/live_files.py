@@ -29,9 +29,9 @@ from ddflow.storage.protocol import Blob, Store
 from ddflow.storage.sheets import read
 
 MOST = 3
-"""How many files a message lists."""
+"""Number of files that a message lists."""
 PAST = 16
-"""How many inventories before its own a driver knows of a part."""
+"""Number of earlier inventories of a part that a driver knows."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LiveFiles:
 
     @property
     def inventories(self) -> tuple[Blob, ...]:
-        """As a manifest has them."""
+        """The inventories in the order of a manifest."""
         return self.parts[0] if self.whole else tuple(blob for stage in self.parts for blob in stage)
 
     def names(self) -> set[str]:

@@ -37,13 +37,13 @@ from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER
 
 MOST: Final = 10
-"""How many partitions a message lists."""
+"""Number of partitions that a message lists."""
 ROWS: Final = "rows of "
-"""What an input's name follows, in the figures that a state keeps of an epoch."""
+"""The prefix of an input's name in the figures of an epoch."""
 OWED: Final = "held by new outputs"
 """Rows of an epoch that new outputs gave whole, among those figures."""
 _NOT_ADDED: Final = ("memory", "part_cache")
-"""Figures of which the greatest is told, and no sum."""
+"""Figures whose greatest value counts, not their sum."""
 
 
 def gather(

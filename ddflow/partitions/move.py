@@ -10,7 +10,7 @@ from ddflow.plan.plan import Plan
 
 
 class Move(NamedTuple):
-    """What all tasks of a rescaling start from; it can be pickled, unless its store is in memory.
+    """The start of all tasks of a rescaling; it can be pickled, unless its store is in memory.
 
     ``start``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by input, the
     greatest order where keys expire, and event time, of all partitions.  ``before``: the plan that the state was made

@@ -38,7 +38,7 @@ from ddflow.plan.plan import Plan
 
 Restore = Callable[[pa.Table], pa.Table]
 KAFKA: Final = ("partition", "offset")
-"""The columns by which rows say themselves where they come from."""
+"""The columns that tell the origin of rows."""
 TOPIC: Final = "topic"
 
 
@@ -80,7 +80,7 @@ class Partitioner:
     def __call__(self, batches: Iterable[pa.RecordBatch], origin: int) -> Iterator[pa.RecordBatch]:
         """Pack rows into chunks, in batches of the columns `PACKED`.
 
-        ``origin``: the number of the task that reads them, by which tasks' rows are put into order.  O(rows); 40 ns a
+        ``origin``: the number of the task that reads them, which puts the rows of tasks in order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
         """
         first, came, unseen, more = 0, Came(self.table), Unseen(self.left, self.asked), dict[str, None]()

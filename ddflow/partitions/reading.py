@@ -49,7 +49,7 @@ from ddflow.time import as_shown
 from ddflow.trace.joined import misplaced
 
 KEYS: Final = 1000
-"""Of more keys than these, nobody asks which partitions they are in."""
+"""Number of keys above which all partitions are read."""
 
 
 class ByPartition(NamedTuple):
@@ -79,7 +79,7 @@ def shared(flow: Plan, name: str) -> ByPartition | None:
 def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:
     """Return the partitions that can have rows with certain values, ascending; None if that is unknown.  O(keys).
 
-    ``by``: as in `ByPartition`.  ``values``: by column, Arrow scalars of its type, one of which a row has.
+    ``by``: as in `ByPartition`.  ``values``: by column, Arrow scalars of its type; a row has one of them.
     """
     if not by or not set(by) <= set(values) or prod(len(values[name]) for name in by) > KEYS:
         return None
@@ -120,7 +120,7 @@ def read_updates(
     as_of: int | None = None,
     after: int | None = None,
 ) -> pa.Table:
-    """Read an output or an input of a version as updates.  O(bytes of what is opened).
+    """Read an output or an input of a version as updates.  O(bytes opened).
 
     ``share``: a stage and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
     `contents`.  Raises as `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.

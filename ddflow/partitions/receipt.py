@@ -51,7 +51,7 @@ STAGES: Final = 1 << 10
 
 
 class Contribution(Strict, frozen=True, kw_only=True):
-    """What a task gave to an epoch, or all tasks together.
+    """The contribution of one task to an epoch, or of all tasks.
 
     ``outputs``: what outputs gained, where not empty.  ``rows``, ``digests``: of the rows that came, by input;
     order-free, 32 hex digits.  ``counts``: events by verdict.  ``greatest``: by input, the greatest event time ever,
@@ -73,7 +73,7 @@ class Contribution(Strict, frozen=True, kw_only=True):
 
 
 class Receipt(Contribution, frozen=True, kw_only=True):
-    """What the task of a ``stage`` and partition ``number`` did.
+    """The receipt of the task of a ``stage`` and partition ``number``.
 
     ``started_from``: digest of the manifest of its epoch start.  ``nonce``: of the writer of its files, "" where it
     wrote none.  ``inventory``: of what it holds now.  ``outputs``: a file each.  ``added``: files that the inventory
@@ -92,7 +92,7 @@ class Receipt(Contribution, frozen=True, kw_only=True):
 
     @property
     def content(self) -> dict[str, Any]:
-        """What is the same for all who were given the same rows: not who wrote it, in which files, how fast."""
+        """The parts that agree for all tasks with the same rows: neither the writer, nor the files, nor the speed."""
         return {
             "rows": {name: n for name, n in self.rows.items() if n},
             "digests": {name: digest for name, digest in self.digests.items() if self.rows.get(name)},

@@ -63,9 +63,9 @@ Plans = Callable[[Manifest, str], tuple[Plan, Plan | None]]
 
 
 class Rescaled(NamedTuple):
-    """What was done.  ``epoch``, ``manifest``: of the newest version.  ``before``, ``partitions``: how many there were
-    and are, on each of so many ``stages``.  ``versions``, ``pending``: rows and events that were moved.  ``files``,
-    ``bytes``: written; none where there were as many partitions already."""
+    """The result of a rescaling.  ``epoch``, ``manifest``: of the newest version.  ``before``, ``partitions``: how many
+    there were and are, on each of so many ``stages``.  ``versions``, ``pending``: rows and events that were moved.
+    ``files``, ``bytes``: written; none where there were as many partitions already."""
 
     epoch: int
     manifest: int
@@ -267,7 +267,7 @@ def _write(data: bytes, sink: FileWriter) -> None:
 def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str = "rescale") -> Plan:
     """Return the plan that a state was made by: the given ``flow`` if there is one.
 
-    ``verb``: what it is for, for messages.  O(plan).  Raises `PlanChanged` for another one, and what `plan_of` raises.
+    ``verb``: its purpose, for messages.  O(plan).  Raises `PlanChanged` for another one, and what `plan_of` raises.
     """
     plan = plan_of(manifest.plan, flow, where)
     if flow is not None and fingerprint(describe(plan)) != manifest.fingerprint:

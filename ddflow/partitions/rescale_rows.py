@@ -145,7 +145,7 @@ class MovedRows:
 
 
 class _ShareWriter:
-    """What one new partition is given of an arrangement: a run, whose files are written as they fill."""
+    """The share of one new partition in an arrangement: a run, whose files are written as they fill."""
 
     def __init__(self, rows: MovedRows, schema: pa.Schema, since: int) -> None:
         self.rows, self.schema, self.since = rows, schema, since

@@ -66,15 +66,15 @@ Number = Annotated[int, Meta(ge=0, lt=PARTITIONS)]
 
 
 class PartShare(Strict, frozen=True):
-    """What the new partition ``to`` is given: as its ``inventory`` would be, were that all."""
+    """The share of the new partition ``to``.  ``inventory``: the partition's, if it had no other share."""
 
     to: Number
     inventory: Inventory
 
 
 class Moved(Strict, frozen=True):
-    """What became of one old partition of a stage.  ``shares``: by new partition.  ``added``: the files that they name.
-    ``versions``, ``pending``: how many these hold.  ``figures``: microseconds and bytes."""
+    """The result of sharing out one old partition of a stage.  ``shares``: by new partition.  ``added``: the files that
+    they name. ``versions``, ``pending``: how many these hold.  ``figures``: microseconds and bytes."""
 
     stage: Annotated[int, Meta(ge=0, lt=STAGES)]
     number: Number
@@ -129,7 +129,7 @@ class _Task:
         self.old = StoredInventory.read(store, move.start.inventories[stage][number])
         self.ids = node_ids(cut.flow)
         self.before: dict[str, Collection] = {}
-        """By id, the collections of the plan before; none where it is the same."""
+        """The collections of the plan before, by id; empty if the plan is the same."""
         if move.before is not None:
             self.before = {name: node for node, name in node_ids(move.before).items()}
 

@@ -67,8 +67,8 @@ _DECODER: Final = Decoder(Said)
 
 
 class Heard:
-    """What a driver knows of an input.  ``table``: of its messages; ``asked``: that was named.  ``unseen``: what none
-    has had.  ``known``: the columns that are declared, or were told."""
+    """The driver's knowledge of an input's messages.  ``table``: of its messages; ``asked``: that was named.
+    ``unseen``: what none has had.  ``known``: the columns that are declared, or were told."""
 
     def __init__(self, columns: Sequence[str], table: str | None, asked: str | None = None) -> None:
         self.unseen = Unseen(columns, asked if table is None else None)
@@ -90,9 +90,9 @@ class Heard:
 
 
 def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
-    """Collect what is known of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
+    """Collect the knowledge of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
 
-    O(bytes of the inventories), of which the first with a table is enough.  Raises `CorruptState`.
+    O(bytes of the inventories); stops at the first with a table.  Raises `CorruptState`.
     """
     formats = {name: each.bound for name, each in flow.inputs.items() if each.bound.format is not None}
     left = [name for name, bound in formats.items() if bound.format is not None and bound.format.of_tables]

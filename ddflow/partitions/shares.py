@@ -71,7 +71,7 @@ def _arrangement(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
 def merged(runs: Sequence[RunRecord]) -> MergeRecord:
     """Build a merge, not yet begun, of runs without a common key.
 
-    Inputs follow each other in time, so the first stands for all times, and the others for none.  O(runs)."""
+    Inputs follow each other in time, so the first covers all times, and the others none.  O(runs)."""
     lower, upper = min(each.lower for each in runs), max(each.upper for each in runs)
     since = max(each.since for each in runs)
     first = replace(runs[0], lower=lower, upper=upper, since=since)

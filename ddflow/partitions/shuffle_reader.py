@@ -57,7 +57,8 @@ _SCRATCH: Final = pa.schema([("payload", pa.large_binary())])
 
 
 class Chunk(NamedTuple):
-    """What a row of `PACKED` says, and where its payload is: which of those that came, and its row there."""
+    """The values of a row of `PACKED`.  ``place``: of its payload, the number of the array that came and its row
+    there."""
 
     origin: str
     at: int
@@ -67,7 +68,7 @@ class Chunk(NamedTuple):
 
     @property
     def told(self) -> bool:
-        """Whether its rows carry their places: Kafka's origins have a stroke, those of tasks are numbers."""
+        """Whether the rows carry their places: origins of Kafka have a slash, origins of tasks are numbers."""
         return "/" in self.origin
 
 
@@ -106,13 +107,13 @@ class ShuffleReader(Closing):
 
     @property
     def digests(self) -> dict[str, str]:
-        """By input, the digest of the rows that came: 32 hex digits."""
+        """The digest of the rows that came, by input: 32 hex digits."""
         return {name: digest.hex() for name, digest in self._digests.items()}
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Take in some chunks, of the columns `PACKED`.  O(chunks), and O(bytes) if memory runs out.
 
-        Raises `Misrouted` for one that is not for this task, `BadMessage` where tasks read messages of several tables
+        Raises `Misrouted` for a chunk of another task, `BadMessage` if tasks read messages of several tables
         for an input, `SpillFull` and `SpillFailed`.
         """
         if not batch.num_rows:
@@ -183,7 +184,7 @@ class ShuffleReader(Closing):
 
     @property
     def forwarded(self) -> Iterator[pa.RecordBatch]:
-        """What is for later stages, a chunk at a time, as it came: of the columns `PACKED`."""
+        """Chunks for later stages, one at a time, as they came: the columns `PACKED`."""
         for number, chunks in self._chunks.items():
             if number < 0 and self.cut.exchanges[-1 - number].stage > self.stage:
                 for chunk in chunks:
@@ -193,7 +194,7 @@ class ShuffleReader(Closing):
                     yield pa.RecordBatch.from_arrays(columns, schema=PACKED)
 
     def close(self) -> None:
-        """Delete the scratch folder.  What was read stays valid; twice is harmless."""
+        """Delete the scratch folder.  Rows read before stay valid; twice is harmless."""
         self._chunks.clear()
         self._payloads.clear()
         if self._scratch is not None:

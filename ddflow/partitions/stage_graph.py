@@ -49,7 +49,7 @@ class StageGraph(Graph):
         if stage:
             self.inputs = {}
         self.lent = cut.lent(stage)
-        """By earlier stage, the collections whose state there is looked into."""
+        """The collections whose state this stage looks into, by earlier stage."""
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
 
@@ -71,7 +71,7 @@ class StageComputation(Computation):
         cut, nodes = graph.cut, graph.plan.nodes
         self.nodes = [node for node in self.nodes if node in graph.here]
         self.suspects: dict[Collection, list[Updates]] = {}
-        """By operator, the rows that an expression failed for here."""
+        """The rows that an expression failed for here, by operator."""
         self.arrived_suspects: dict[Collection, Updates] = {}
         """The same, of all stages and partitions."""
         self.came: dict[tuple[Collection, Columns, bool], Updates] = {}
@@ -88,7 +88,7 @@ class StageComputation(Computation):
             self.came = {known: _rank_times(each, self.times) for known, each in self.came.items()}
 
     def run(self) -> Stepped:
-        """Run the step, and sum what it sends on.  O(events and updates)."""
+        """Run the step, and sum the rows for later stages.  O(events and updates)."""
         self._settle()
         stepped = super().run()
         self._send(self.of.cut.sum_exchanges(self.of.stage))

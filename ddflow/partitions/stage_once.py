@@ -32,7 +32,7 @@ from ddflow.partitions.stages import Stages
 from ddflow.time import CLOSED, NEVER
 
 TIME: Final = 0
-"""What epoch mode stamps: there is one step."""
+"""The time that epoch mode stamps: there is one step."""
 
 
 class Computed(NamedTuple):

@@ -63,7 +63,7 @@ from ddflow.time import CLOSED, NEVER
 
 
 class PartDone(NamedTuple):
-    """What a part did.  ``sums``: by exchange, what goes on to other stages: its rows, ``_time`` and ``_diff``."""
+    """The result of a part.  ``sums``: by exchange, the rows for other stages, with ``_time`` and ``_diff``."""
 
     receipt: Receipt
     sums: dict[int, pa.Table]
@@ -95,7 +95,7 @@ class StagePart:
             self.sheets = Sheets(store)
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
             self.lent = dict.fromkeys(graph.lent, "")
-            """By stage that is looked into, the name of its inventory that was read last."""
+            """The name of the inventory that was read last, by stage that this one looks into."""
             if start.inventories:
                 self._fill(start)
         self.opened = (perf_counter_ns() - began) // 1000
@@ -163,8 +163,8 @@ class StagePart:
 
         ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
         this stage.  ``rows``, ``digests``: of the inputs, for the receipt.  ``said``: of messages, by input; their
-        table must be that of epochs before.  Raises what a step of an engine raises, and `BadMessage` for another
-        table; the part must then be closed, and what it wrote is garbage.
+        table must not change between epochs.  Raises as a step of an engine does, and `BadMessage` for another
+        table; the part must then be closed, and its files are garbage.
         """
         if start.growth is None:
             self._look(start)
@@ -219,7 +219,7 @@ class StagePart:
         return {each.number: as_updates(sums[each.number], each.schema) for each in here}
 
     def _build_growth(self, start: EpochStart, growth: Growth, sums: Mapping[int, pa.Table]) -> Step:
-        """Build the new parts of the plan from the rows of the state, and from what other tasks built."""
+        """Build the new parts of the plan from the rows of the state, and from the sums of other tasks."""
         graph, budget = self.levelled, self.dataflow.budget
         graph.came = {number: each for number, each in self._load_sums(sums).items() if each.diffs.size}
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)

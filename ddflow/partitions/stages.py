@@ -62,7 +62,7 @@ class Exchange(NamedTuple):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that travel: what is carried, or `ALL` where that is nothing, since rows need a column."""
+        """The columns that travel: the carried ones, or `ALL` if there are none, since rows need a column."""
         return self.carried if len(self.carried) else ALL
 
 

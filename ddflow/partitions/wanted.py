@@ -26,7 +26,7 @@ from ddflow.time import CLOSED, INT64
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a state is opened with: see `EpochDriver.open`.  Raises `SpecError`."""
+    """The options of opening a state: see `EpochDriver.open`.  Raises `SpecError`."""
 
     partitions: int | None = None
     default_partitions: int = 1

@@ -47,7 +47,7 @@ def public(given: Any) -> str:
 
 
 def refuse_secret(given: str, remedy: str) -> None:
-    """Raise `SpecError` for an address with a secret, where the address itself is shown and kept.  O(length).
+    """Raise `SpecError` for an address with a secret if the address itself is shown and kept.  O(length).
 
     >>> refuse_secret("s3://KEY:SECRET@lake/t", "give them as storage_options=")
     Traceback (most recent call last):

@@ -40,7 +40,7 @@ from ddflow.storage.flatbuffer import FlatTable, Malformed, root
 PLAIN: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
 MAGIC: Final = b"ARROW1"
 RATIO: Final = 1024
-"""Rows that a byte of a file may stand for at most: some types need no bytes at all."""
+"""Rows that one byte of a file may encode at most: some types need no bytes at all."""
 
 _MORE: Final = b"\xff\xff\xff\xff"
 _V5, _SCHEMA, _BATCH = 4, 1, 3
@@ -135,7 +135,7 @@ def _messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
 
 
 class _Body:
-    """What a batch's message declares: its ``nodes`` (length, nulls) and buffers, taken one after the other."""
+    """The declarations of a batch's message: its ``nodes`` (length, nulls) and buffers, taken in order."""
 
     def __init__(self, whole: pa.Buffer, message: FlatTable, begin: int, size: int) -> None:
         header = message.table(2)
@@ -224,8 +224,8 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def _physical(kind: pa.DataType) -> pa.DataType:
     """Return the type by which an array is validated.
 
-    Arrow would refuse days that are not whole, times past midnight and decimals of too many digits, none of which
-    a step refuses; to it they are numbers.
+    Arrow would refuse days that are not whole, times past midnight and decimals of too many digits, though
+    a step accepts all of these: it reads them as numbers.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return _physical(kind.storage_type)

@@ -57,10 +57,10 @@ _INTEGERS: Final = {
 }
 _FLOATS: Final = {0: pa.float16(), 1: pa.float32(), 2: pa.float64()}
 _BYTES: Final = {4: pa.binary(), 5: pa.string(), 19: pa.large_binary(), 20: pa.large_string()}
-"""Types that may be widened as they are read, by what their tables say."""
+"""Types that may be widened on reading, by the contents of their tables."""
 
 _DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
-"""What an absent field means where that is not 0, by type and slot."""
+"""The value of an absent field if it is not 0, by type and slot."""
 
 
 def found_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.Schema:

@@ -55,7 +55,7 @@ Fetch = Callable[[Blob], Any]
 
 
 class Backlog:
-    """Reads and writes the backlog of a state.  ``fetch``: instead of what ``store`` maps."""
+    """Reads and writes the backlog of a state.  ``fetch``: replaces the mapping of ``store``."""
 
     def __init__(self, store: Blobs, fetch: Fetch | None = None) -> None:
         self.store, self.fetch = store, fetch or store.map

@@ -166,7 +166,7 @@ class BatchStore(Closing):
     def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
         """Map a batch that a manifest names, verify it, and read it with suspicion.  O(bytes).
 
-        ``schema``, ``rows``: what it must have.  ``compressed``: whether its buffers are, which it remembers.  Raises
+        ``schema``, ``rows``: the expected ones.  ``compressed``: whether its buffers are, which it remembers.  Raises
         `CorruptState`, naming the file.
         """
         self._named[blob.name] = self.commits
@@ -201,7 +201,7 @@ class BatchStore(Closing):
     def name(self, names: Iterable[str]) -> None:
         """Note that a manifest that is about to be published names these.  Amortised O(names).
 
-        Names are remembered for 1,000 commits after the last that named them, when nobody refers to their files.
+        Names are kept for 1,000 commits after the last that named them, even if their files are not in use.
         """
         self.commits += 1
         self._named.update(dict.fromkeys(names, self.commits))

@@ -34,7 +34,7 @@ from ddflow.storage.protocol import Blob, Write, verified
 from ddflow.storage.site import Site
 
 SIZE: Final = 1 << 30
-"""Bytes that a cache holds unless it is told otherwise."""
+"""Bytes that a cache holds by default."""
 
 _WHOLE = re.compile(r"[0-9a-f]{32}")
 _PART = re.compile(r"[0-9a-f]{16}\.part")
@@ -73,7 +73,7 @@ class Cache:
         return whole
 
     def fill(self, blob: Blob, pieces: Iterable[bytes], where: str) -> pa.Buffer:
-        """Keep a blob that comes in pieces from ``where``, and map it.  O(bytes), a piece at a time in memory.
+        """Keep a blob whose pieces come from ``where``, and map it.  O(bytes), a piece at a time in memory.
 
         No more than its length is ever taken.  Raises `CorruptState` when the pieces are not the blob, and whatever
         they raise; `StorageFull`, `StorageFailed` when the cache's disk refuses.  Nothing is left then.

@@ -18,7 +18,7 @@ class Closing:
     """
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release the resources."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -30,7 +30,7 @@ class Closing:
 
 @contextmanager
 def on_failure(undo: Callable[..., object], *given: Any) -> Iterator[None]:
-    """Call ``undo`` where the block fails, however it does; the failure goes on.
+    """Call ``undo`` if the block fails in any way; the failure goes on.
 
     >>> with on_failure(print, "undone"):
     ...     raise ValueError("it failed")

@@ -33,7 +33,7 @@ OPTIONS: Final = pa.ipc.IpcWriteOptions(
 )
 _CODEC: Final = pa.Codec("lz4")
 _PLAIN: Final = -1
-"""What a buffer says that would not have become smaller."""
+"""The claim of a buffer that compression would not make smaller."""
 
 
 def known(compression: FlatTable) -> None:

@@ -31,7 +31,8 @@ _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Status(NamedTuple):
-    """What a path is: ``kind`` "folder", "file" or "other"; ``changed``: when it was written, in seconds."""
+    """The status of a path.  ``kind``: "folder", "file" or "other".  ``changed``: the time of its last write, in
+    seconds."""
 
     kind: str
     mode: int

@@ -129,7 +129,7 @@ class Delivered(Strict, frozen=True):
 
 
 def check_files(calls: Iterable[Mapping[str, Output]]) -> None:
-    """Raise `ValueError` where an output names a file twice.  ``calls``: the outputs of each.  O(files)."""
+    """Raise `ValueError` if an output names a file twice.  ``calls``: the outputs of each.  O(files)."""
     for outputs in calls:
         for output in outputs.values():
             if len(output.blobs) > 1 and len({blob.name for blob in output.blobs}) < len(output.blobs):

@@ -33,7 +33,7 @@ WAYS: Final = (EVENTS_KIND, FULL, RESTATED)
 ROOM: Final = 1 << 14
 """Characters that the runs of one input may take in a manifest: some 300 runs where scopes are short."""
 SHOWN: Final = 4
-"""How many runs, the last ones, a message tells of."""
+"""Number of runs, the last ones, in a message."""
 
 Word = Instant | str | None
 """A value of an order column, as `ddflow.engine.full_contents.spelled` writes it."""
@@ -70,7 +70,7 @@ class FedCalls(NamedTuple):
 
     @property
     def size(self) -> int:
-        """What it counts for `ROOM`: its characters, and those of three numbers as epochs have them."""
+        """Characters that count for `ROOM`: its own, and some 50 for the three numbers."""
         return 50 + len(self.way.scope or "") + sum(map(len, map(str, self.way.order or ())))
 
     def __str__(self) -> str:
@@ -111,17 +111,17 @@ class Fed(Strict, frozen=True):
 
     @property
     def forgotten(self) -> int:
-        """How many calls are not kept one by one."""
+        """The number of calls that are not kept one by one."""
         return self.events + self.full + self.restated
 
     @property
     def calls(self) -> int:
-        """How many calls fed the input."""
+        """The number of calls that fed the input."""
         return self.forgotten + sum(run.calls for run in self.runs)
 
     @property
     def wholes(self) -> int:
-        """How many of them gave anything but events."""
+        """The number of calls that gave anything but events."""
         return self.full + self.restated + sum(run.calls for run in self.runs if run.way != EVENTS)
 
     def after(self, epoch: int, way: Way) -> Fed:

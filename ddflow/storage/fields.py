@@ -41,9 +41,9 @@ Instant = Annotated[int, Meta(ge=NEVER, le=CLOSED)]
 INSTANTS: Final = (-62_135_596_800_000, 253_402_300_799_999)
 """Unix milliseconds of the years 1 to 9999; a clock may well say a time before 1970."""
 Moment = Annotated[int, Meta(ge=INSTANTS[0], le=INSTANTS[1])]
-"""What a clock said, in unix milliseconds."""
+"""The time of a clock, in unix milliseconds."""
 Word = Annotated[int, Meta(ge=0)]
-"""A uint64; whoever reads it checks that it is less than 2**64, a bound that msgspec cannot say."""
+"""A uint64; readers check that it is less than 2**64, a bound that msgspec cannot express."""
 Hex = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 """16 bytes, such as an xxh3-128."""
 HexOrNone = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{32})?\Z")]
@@ -51,12 +51,12 @@ HexOrNone = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{32})?\Z")]
 Nonce = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 NonceOrNone = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{16})?\Z")]
 FILE: Final = r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json|parquet)"
-"""What every blob is called: the nonce of its writer, a number, what it is."""
+"""The name of a blob: the nonce of its writer, a number, its kind."""
 FileName = Annotated[str, Meta(pattern=rf"\A{FILE}\Z")]
 Path = Annotated[str, Meta(max_length=1 << 16, pattern=r"\A[^\0]*\Z")]
 
 REFUSALS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises for bytes that are not what was asked for."""
+"""The errors of decoding."""
 
 
 class Strict(Struct, frozen=True, forbid_unknown_fields=True):

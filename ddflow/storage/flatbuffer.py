@@ -23,7 +23,7 @@ import numpy as np
 
 
 class Malformed(ValueError):
-    """Metadata is not what its format says; whoever reads a file words the error."""
+    """Metadata that breaks its format; the reader of a file words the error."""
 
 
 class FlatTable:
@@ -80,7 +80,7 @@ class FlatTable:
         return at + _get(self.data, at, "I")
 
     def _vector(self, slot: int, wide: int) -> tuple[int, int]:
-        """Return the position of a vector's first item and the number of items; all lie within the bytes."""
+        """Return the position of a vector's first item and the number of items; all are within the bytes."""
         at = self.where(slot)
         if not at:
             return 0, 0

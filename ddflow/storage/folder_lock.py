@@ -32,7 +32,7 @@ from ddflow.storage.disk import NO_ROOM, Disk, no_room
 
 LOCK: Final = "ddflow-spill.lock"
 PREFIX: Final = "ddflow-"
-"""What the names of files in a scratch folder begin with: the folder may be one where others keep theirs."""
+"""The prefix of names of files in a scratch folder, which may hold other files."""
 OURS: Final = re.compile(rf"{PREFIX}[0-9a-f]{{16}}-[0-9]{{1,12}}\.arrow")
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 _locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()

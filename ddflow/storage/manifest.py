@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 FORMAT: Final = 11
-"""What `Manifest.encode` writes, and the only one that is read."""
+"""The format that `Manifest.encode` writes, the only one that is read."""
 
 DEPTH: Final = 200
 """Objects and lists within each other, in a plan: what is nested deeper could not be read from a deep stack."""
@@ -137,7 +137,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     @property
     def oldest(self) -> int | None:
-        """The first epoch whose receipt is kept; None where none is."""
+        """The first epoch with a receipt; None if there is none."""
         return self.backlog[0].first if self.backlog else self.receipts[0].epoch if self.receipts else None
 
     def encode(self) -> bytes:

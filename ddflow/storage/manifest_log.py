@@ -42,7 +42,7 @@ __all__ = ["ManifestLog", "newest"]
 GRACE: Final = 60.0
 """Seconds for which a manifest, and what it names, outlives its successor."""
 LATEST: Final = 64
-"""How many of the newest manifests are kept for that long, however fast they follow each other."""
+"""Number of newest manifests that are kept for that long, however fast they follow each other."""
 
 
 class Past(NamedTuple):
@@ -188,7 +188,7 @@ class ManifestLog:
     def sweep(self, apart: float = math.inf) -> None:
         """Delete manifests whose time is over, and then the files that only they named.  O(files deleted), amortised.
 
-        ``apart``: of more files than that, a thread deletes them, for which `settle` waits.  Never fails: what stays is
+        ``apart``: a thread deletes more files than that; `settle` waits for it.  Never fails: what stays is
         garbage that a later collection finds.
         """
         self.settle()

@@ -28,7 +28,7 @@ from ddflow.storage.scratch import ScratchStore
 
 
 class Shared:
-    """What stores in memory share: blobs with the time they were put at, manifests, marks."""
+    """The data that stores in memory share: blobs with the time of their put, manifests, marks."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, tuple[bytes, float]] = {}

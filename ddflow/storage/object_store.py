@@ -41,9 +41,9 @@ PIECE: Final = 8 << 20
 
 AT_ONCE: Final = 4
 LOOKS: Final = 32
-"""How many objects are looked at at a time; an answer has no bytes to speak of."""
+"""Number of objects in one round of requests; an answer has few bytes."""
 CLOUDS: Final = {"s3": ("S3Store", {"conditional_put": "etag", "disable_bulk_delete": True})}
-"""By the scheme of an address: the class in ``obstore.store``, and what it is configured with."""
+"""The class in ``obstore.store`` and its configuration, by the scheme of an address."""
 _MOST_PARTS = 9_000  # S3 takes 10,000.
 _RETRIES: Mapping[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60), "backoff": {}}
 _URL = re.compile(r"([a-z][a-z0-9]*)://[a-z0-9][a-z0-9.-]+[a-z0-9](?:/[^?#\0]*)?")
@@ -105,7 +105,7 @@ class Bucket:
         """Put an object if its key is free, and return whether the object there is ours.  O(bytes), two requests or
         more.
 
-        ``data`` must be nobody else's.  Tried again while there is nothing, as often as any request.  Raises
+        No other writer may put the same ``data``.  Tried again while there is nothing, as often as any request.  Raises
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have, or may yet.
         """
         self._check()
@@ -162,9 +162,9 @@ class Bucket:
         self._ask(f"put {key}", self._api.put, self._many, key, data)
 
     def upload(self, key: str, path: str, length: int) -> None:
-        """Put a file as an object whose key is nobody else's.  O(bytes), at most `AT_ONCE` pieces in memory.
+        """Put a file as an object whose key no other writer uses.  O(bytes), at most `AT_ONCE` pieces in memory.
 
-        A put in pieces takes effect at once or not at all; what has the length is therefore all of it.
+        A put in pieces takes effect at once or not at all; an object of the full length is therefore whole.
         """
         self._check()
         chunk = max(PIECE, length // _MOST_PARTS + 1)

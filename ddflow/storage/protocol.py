@@ -27,7 +27,7 @@ from ddflow.errors import Command, CorruptState, EngineClosed, Phrase, StateRefu
 from ddflow.storage.fields import FILE, FileName, Natural
 
 NAME: Final = re.compile(FILE)
-"""What every blob is called."""
+"""The pattern of a blob's name."""
 
 GREATEST: Final = 10**16 - 2
 """The greatest number of a manifest: sixteen digits, and there is a number to follow it."""
@@ -38,10 +38,10 @@ MANIFEST: Final = 1 << 28
 RESTORE: Final = Phrase(
     "restore it from a copy, go back with ", Command("rollback"), ", or replay the log into a new state"
 )
-"""What to do about a file of a state that is damaged."""
+"""The fix for a damaged file of a state."""
 
 DIGITS: Final = 16
-"""Of the name of a manifest, or of a mark."""
+"""Digits in the name of a manifest, or of a mark."""
 
 
 class Blob(NamedTuple):
@@ -91,8 +91,8 @@ class Blobs(ABC):
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Map the bytes of a blob, or load them; compares length and digest first.
 
-        ``check``: without, the digest need not be, and the caller does it.  O(bytes).  Raises `CorruptState` when the
-        blob is missing or not what was put, naming it.
+        ``check``: without, the digest need not be, and the caller does it.  O(bytes).  Raises `CorruptState` if the
+        blob is missing or has other bytes, naming it.
         """
 
     @abstractmethod

@@ -31,7 +31,7 @@ from ddflow.storage.protocol import MANIFEST, NAME, RESTORE, Blob, Entry, Store,
 from ddflow.storage.scratch import ScratchStore, sweep
 
 MANY: Final = 2_000
-"""Of more blobs than these, sizes are taken from a list of all."""
+"""Number of blobs above which sizes come from a list of all."""
 
 _OURS = re.compile(r"(?:blobs|manifests|marks|probes)/.*")
 

@@ -70,7 +70,7 @@ class ScratchStore(BlobFolder):
         raise AssertionError
 
     def close(self) -> None:
-        """Remove every file; nothing can be put any more.  What is mapped stays readable.  Twice is harmless."""
+        """Remove every file; nothing can be put any more.  Mapped bytes stay readable.  Twice is harmless."""
         self._end()
 
     def _must_write(self) -> None:
@@ -86,7 +86,7 @@ def sweep(spill: str) -> None:
 
 
 class _ScratchSite(Site):
-    """A folder of which the state does not depend, so that a call may be made again."""
+    """A folder that the state does not depend on, so that a call may be repeated."""
 
     def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
         return failure(self.path, what, error, wanted)

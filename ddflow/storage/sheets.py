@@ -37,18 +37,18 @@ from ddflow.storage.protocol import Blob, Blobs, Store
 INLINE: Final = 128
 """Files, or sheets, that a text names in itself."""
 EDGE: Final = 32
-"""How many of those a sheet has, about."""
+"""Number of files or sheets in a sheet, about."""
 FEWEST, MOST = 8, 128
-"""How many at least, and at most."""
+"""The least and the greatest number of them."""
 FRESH: Final = 4
 """Sheets that a commit writes at most."""
 DEEPEST: Final = 16
 """Sheets within each other: more than any text of ours has."""
 
 _FILE: Final = b'{"file":'
-"""What the record of a file begins with; in a text of a user the quotes would be escaped."""
+"""The beginning of the record of a file; a text of a user would have escaped quotes."""
 _NAMED: Final = 64
-"""Bytes of a line in which the name of its file is."""
+"""Bytes of a line that hold the name of its file."""
 _BLOB: Final = Decoder(Blob)
 
 
@@ -121,7 +121,7 @@ class Sheets:
     def __init__(self, store: Blobs) -> None:
         self.store, self.blobs, self.names = store, list[Blob](), set[str]()
         self._seen: dict[bytes, set[str]] = {}
-        """By the digests of the pieces that the last text had, sheets and others, the names of the files in them."""
+        """Names of files by the digest of their piece, for all pieces of the last text, sheets or not."""
 
     def resume(self, text: Text) -> None:
         """Go on from a version that was read.  O(bytes)."""
@@ -139,7 +139,7 @@ class Sheets:
         return self.store.put("json", lambda sink: sink.write(text))
 
     def _replace_pieces(self, data: bytes, fresh: int) -> bytes:
-        """Replace pieces of a text by the names of sheets, of which ``fresh`` may be new."""
+        """Replace pieces of a text by the names of sheets; ``fresh`` of the sheets may be new."""
         if data.count(_FILE) < INLINE:
             self.blobs, self.names, self._seen = [], names_in(data), {}
             return data

@@ -33,7 +33,7 @@ from ddflow.storage.file_writer import FileWriter
 
 TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
 HOUR: Final = 3600.0
-"""Seconds after which a temporary file is nobody's: it lives for as long as it takes to write one manifest."""
+"""Seconds after which a temporary file is abandoned: it lives while one manifest is written."""
 NOT_OURS: Final = {
     errno.EACCES,
     errno.EPERM,
@@ -44,12 +44,13 @@ NOT_OURS: Final = {
     errno.EINVAL,
     errno.ENOTSUP,
 }
-"""What the disk says of a folder that cannot be used as one of ours."""
+"""The disk's errors for a folder that ddflow cannot use."""
 _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
 
 
 class Guarded:
-    """A block in which what the disk refuses is an error of ours; no generator, because a commit has twenty of them."""
+    """A block that turns refusals of the disk into errors of ddflow; no generator, because a commit has twenty of
+    them."""
 
     __slots__ = ("opening", "site", "what")
 
@@ -93,7 +94,7 @@ class Site:
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
     def guarded(self, what: str, opening: bool = False) -> Guarded:
-        """Return a block for ``with`` that raises ddflow's error for what the disk refuses inside; others pass
+        """Return a block for ``with`` that raises ddflow's error for a refusal of the disk; other errors pass
         through."""
         return Guarded(self, what, opening)
 
