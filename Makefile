@@ -60,7 +60,7 @@ mutants: setup ## small random changes of the code, and which tests notice them;
 golden: setup ## record anew what users see: public names, help texts, answers
 	$(RUN)/python tests/test_outside.py
 
-messages: setup ## record anew the texts of errors that tests see; runs every test
+messages: setup ## record anew the texts of errors that tests see
 	$(RUN)/python tests/messages.py
 
 notebooks: setup ## run the notebooks and keep their output

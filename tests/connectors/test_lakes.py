@@ -286,7 +286,7 @@ def test_a_table_of_delta_lake_that_was_restored_says_so(tmp_path: Path, by: str
         table.optimize.compact()
         engine.step({"orders": {"id": [50], "city": ["Genf"], "amount": [1]}})
         for _ in range(2):
-            with raises(SinkRefused):
+            with pytest.raises(SinkRefused, match=r"it has epoch \d, and was given \d; was it restored\? ddflow sync"):
                 engine.run(sinks=sinks)
         engine.sync(sinks)
         assert there("delta", tmp_path, "out") == held(engine, "by_city")

@@ -240,7 +240,7 @@ def test_rows_out_of_place_are_a_corrupt_state() -> None:
         )
 
     lie(store, tell)
-    with raises(dd.errors.CorruptState):
+    with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
         compared(store, steps)
 
 
@@ -301,7 +301,7 @@ def test_rows_out_of_place_or_of_another_range_are_a_corrupt_state(again: int) -
     assert len(high) == 4 and Piece.of(table, bound, secret, high[0], high[-1]).high.tolist() == high
     wrong = pa.concat_tables([table.slice(0, 3), table.slice(again, 1)])
     for bad, begin, end in ((wrong, 0, 2**64 - 1), (table, high[0] + 1, high[-1]), (table, high[0], high[-1] - 1)):
-        with raises(dd.errors.CorruptState):
+        with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
             Piece.of(bad, bound, secret, begin, end)
 
 
