@@ -63,6 +63,8 @@ def members(thing: type) -> Iterator[str]:
     names = {
         name for base in thing.__mro__ if base.__module__.startswith(("ddflow", "spark_bridge")) for name in vars(base)
     }
+    if issubclass(thing, dd.DdflowError) and thing is not dd.DdflowError:
+        names -= vars(dd.DdflowError).keys()  # shown once
     for name in sorted(names):
         if name.startswith("_") and name not in ("__iter__", "__len__", "__getitem__", "__enter__", "__exit__"):
             continue
