@@ -76,7 +76,7 @@ class FragmentFolder(OpenSink):
     def occupied(self) -> bool:
         """Return whether there are records, or files that are not ours."""
         with self._disk("ask"):
-            return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._unrecorded())
+            return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._list_orphans())
 
     def prepare(self) -> None:
         """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
@@ -94,7 +94,7 @@ class FragmentFolder(OpenSink):
             return
         with self._disk("write"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
-            for path in self._unrecorded():
+            for path in self._list_orphans():
                 path.unlink()
             records = self._names(RECORDS, ".json")
             stem = f"{int(Path(records[-1]).stem) + 1 if records else 1:012}"
@@ -124,7 +124,7 @@ class FragmentFolder(OpenSink):
             tables = [each.cast(pa.schema([f.with_nullable(True) for f in each.schema])) for each in tables]
             return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
-    def _unrecorded(self) -> list[Path]:
+    def _list_orphans(self) -> list[Path]:
         """List our files that have no record."""
         recorded = {Path(name).stem for name in self._names(RECORDS, ".json")}
         files = [self.folder / name for name in self._names("", ".parquet") if Path(name).stem not in recorded]
