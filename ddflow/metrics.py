@@ -40,7 +40,7 @@ LOG.addFilter(mask_record)
 
 
 class SinkLag(NamedTuple):
-    """What a sink of `Engine.run` has yet to take."""
+    """The lag of a sink of `Engine.run`."""
 
     epochs: int
     """Committed epochs that it has not."""
@@ -51,7 +51,7 @@ class SinkLag(NamedTuple):
 
 
 class SourceLag(NamedTuple):
-    """How far a source of `Engine.run` is behind what is there.
+    """The lag of a source of `Engine.run`.
 
     >>> str(SourceLag(1200, "messages")), str(SourceLag(1, "files")), str(SourceLag(81920, "bytes"))
     ('1,200 messages', '1 file', '82 kB')

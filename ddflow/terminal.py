@@ -129,7 +129,7 @@ def html_text(text: str) -> str:
 
 
 def _cells(text: str) -> int:
-    """How many cells of a terminal a text takes: two for a wide character, none for an accent of its own."""
+    """Count the cells of a terminal that a text takes: two for a wide character, none for a separate accent."""
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
@@ -138,9 +138,9 @@ EVERY = 0.2
 
 
 class Line:
-    """A line on the terminal of stderr that is written anew, `EVERY` so often.
+    """A line on the terminal of stderr, rewritten every `EVERY` seconds.
 
-    ``shows``: whether; never where that is no terminal.
+    ``shows``: whether; never without a terminal.
     """
 
     def __init__(self, shows: bool) -> None:
@@ -159,6 +159,6 @@ class Line:
         sys.stderr.flush()
 
     def close(self) -> None:
-        """End it, where it was written."""
+        """End the line, if it was written."""
         if self._next:
             sys.stderr.write("\n")

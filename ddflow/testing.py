@@ -202,13 +202,15 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
             (before, f"retract({other}) before {some}, and add({other}) after"),
         ):
             if found != whole:
-                _broken(f"{how} give {found}; without them it is {whole}", "let retract undo add, whenever it comes")
+                _raise_broken(
+                    f"{how} give {found}; without them it is {whole}", "let retract undo add, whenever it comes"
+                )
         shuffled = draw.sample(adds, len(adds))
         if (found := folded(shuffled)) != whole:
             told = f"the values {some} give {whole}, and {[each for _, each in shuffled]} give {found}"
-            _broken(told, "keep what does not depend on the order, such as exact sums")
+            _raise_broken(told, "keep what does not depend on the order, such as exact sums")
     return rounds
 
 
-def _broken(found: str, remedy: str) -> None:
+def _raise_broken(found: str, remedy: str) -> None:
     raise NotInvariant("dd.testing.aggregate_laws", found, remedy)

@@ -47,14 +47,14 @@ _SECONDS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d"
 
 
 class Description(NamedTuple):
-    """Which times a batch speaks of (``lower <= t < upper``), and from which on it tells them apart (``since``)."""
+    """The times that a batch covers (``lower <= t < upper``), and the first that it distinguishes (``since``)."""
 
     lower: int
     upper: int
     since: int
 
     def meets(self, later: Description) -> bool:
-        """Whether ``later`` goes on exactly where this ends."""
+        """Whether ``later`` begins exactly at the end of this one."""
         return self.upper == later.lower
 
     def joined(self, later: Description) -> Description:
@@ -156,8 +156,9 @@ def from_text(asked: str, text: str, kind: pa.DataType) -> int:
 
 
 def seconds(text: str, asked: str) -> float:
-    """Parse a span of time to seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``. Raises `SpecError`, naming
-    ``asked``.
+    """Parse a span of time to seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``.
+
+    Raises `SpecError`, naming ``asked``.
 
     >>> seconds("90", "--grace"), seconds("24h", "--orphans"), seconds("50ms", "commit_every=")
     (90.0, 86400.0, 0.05)

@@ -36,8 +36,10 @@ NAME: Final = "messages"
 
 @dataclass(frozen=True)
 class Decode:
-    """Messages in, rows out, in types that travel.  ``names``: of the columns that come.  ``beside``: those that go
-    along.  O(bytes).  Raises `BadMessage`."""
+    """Messages in, rows out, in types that travel.
+
+    ``names``: of the columns that come. ``beside``: those that go along. O(bytes). Raises `BadMessage`.
+    """
 
     format: Format
     target: Target

@@ -39,7 +39,7 @@ class SinkOptions(NamedTuple):
 
     @classmethod
     def of(cls, sinks: Mapping[str, TableSink] | None, give_up_after: str | None, backlog: str | int = "1GB") -> Self:
-        """As `spark_bridge.run` takes them.  Raises `SpecError`."""
+        """Make the options from the arguments of `spark_bridge.run`. Raises `SpecError`."""
         return cls(dict(sinks or {}), RunOptions(sink_backlog=backlog, give_up_after=give_up_after))
 
 

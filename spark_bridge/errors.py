@@ -121,7 +121,7 @@ def translated() -> Iterator[None]:
 def fail(session: SparkSession, query: Any, error: Exception) -> None:
     """End a classic query from outside of its batches: it fails with the error's text at its next trigger.
 
-    A Spark that cannot be given an error so is asked to stop the query instead, which fails nothing.  O(1).
+    If Spark does not accept an error this way, the query is stopped instead, without a failure. O(1).
     """
     _note(error)
     text = "".join(traceback.format_exception_only(error)).strip()

@@ -39,8 +39,11 @@ _QUERY: Final = "sql.streaming.queryId"
 
 
 class Feeder:
-    """What ``foreachBatch`` calls.  ``account``: what this process committed.  ``fail``: ends the query with an error,
-    where that is in this process.  ``failure``: of a sink, which ended it."""
+    """The function of ``foreachBatch``.
+
+    ``account``: the commits of this process. ``fail``: ends the query with an error, if the query is in this process.
+    ``failure``: the sink error that ended it.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Feeder:
 
     @property
     def name(self) -> str:
-        """What the query is called: its name, or its inputs."""
+        """The query's name, or its inputs."""
         return self.options.name or ", ".join(self.flow.inputs)
 
     def __repr__(self) -> str:
@@ -100,9 +103,9 @@ class Feeder:
         self._report(job, session, committed, feed.batch)
 
     def pump(self, session: Any) -> bool:
-        """Give sinks what they lack; whether they lack nothing.  Where one fails, a thread goes on with it.
+        """Write waiting epochs to the sinks and return whether nothing waits. A thread retries a sink that fails.
 
-        Raises what a sink raises that is refused, or has failed for too long.
+        Raises the error of a sink that is refused, or has failed for too long.
         """
         of = self.outlets(session).of
         drained = of.pump()
@@ -139,8 +142,10 @@ class Feeder:
             self.at = outlets.of.at
 
     def finish(self, session: Any) -> None:
-        """Close all times that are open; or report again how they were closed, since the process that did it may have
-        died before its report.  Raises as an epoch does."""
+        """Close all open times, or report again how they were closed. Raises the errors of an epoch.
+
+        The second case follows a process that died after the close and before its report.
+        """
         with self._lock:
             self._finish(session)
 

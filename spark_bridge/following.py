@@ -54,8 +54,11 @@ AGAIN: Final = (
 
 @dataclass(frozen=True)
 class UpdatesFile:
-    """A file of updates.  ``folder``: where it is a Parquet file of an output folder, else None.  ``columns``: that it
-    was written with, None for those that the output has now."""
+    """A file of updates.
+
+    ``folder``: of outputs, for a Parquet file, else None. ``columns``: at the time of writing, None if the output still
+    has them.
+    """
 
     epoch: int
     blob: Blob
@@ -74,8 +77,10 @@ class FileSplit(InputPartition):
 
 @dataclass(frozen=True)
 class SnapshotSplit(InputPartition):
-    """What a version holds, or a ``share`` of it, less the updates of ``files``, stamped with a time.  ``schema``: of
-    all columns; None for upserts, which carry their own times."""
+    """The contents of a version, or a ``share`` of it, less the updates of ``files``, stamped with a time.
+
+    ``schema``: of all columns; None for upserts, which carry their own times.
+    """
 
     version: Version
     share: tuple[int, int] | None
@@ -154,8 +159,9 @@ class Follower(DataSourceStreamReader):
         return [FileSplit(version, tuple(group), schema) for group in groups]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the updates of a partition, in the types that travel. O(bytes). Raises `SnapshotExpired`,
-        `CorruptState`.
+        """Read the updates of a partition, in the types that travel.
+
+        O(bytes). Raises `SnapshotExpired`, `CorruptState`.
         """
         if isinstance(partition, FileSplit):
             tables = self._read_files(partition.version, partition.files, partition.schema)
@@ -200,7 +206,7 @@ class Follower(DataSourceStreamReader):
         return [kept[number] for number in wanted]
 
     def _compare(self, manifest: Manifest, at: Offset) -> None:
-        """Raise `SnapshotExpired` where the state went back before an offset, or its output is gone."""
+        """Raise `SnapshotExpired` if the state went back before an offset, or its output was dropped."""
         there, asked = self._offset(manifest, at["epoch"]), f"follow {self.where} at epoch {at['epoch']}"
         if at["epoch"] >= 0 and at.get("dropped") != there.get("dropped"):
             found = f"the output {self.output!r} was dropped since; one of its name is another"

@@ -101,9 +101,9 @@ class Job:
         self.coordinator.close()
 
     def routed(self, frames: Mapping[str, DataFrame]) -> DataFrame:
-        """Frames as one of chunks, each on its way to its partition.  Runs nothing.
+        """Combine frames into one of chunks, each with its partition. Runs nothing.
 
-        Raises `MissingExtra` where pandas is missing or does not fit.
+        Raises `MissingExtra` if pandas is missing or does not fit.
         """
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
@@ -331,8 +331,10 @@ def _mebibytes(size: str) -> int:
 
 
 def _default(session: Any) -> int:
-    """How many partitions a new state has, if nobody says: as many as the cluster has cores, where that can be known,
-    and no more than a shuffle of Spark's."""
+    """Choose the number of partitions of a new state: the cluster's cores, if Spark knows them.
+
+    It is at most the number of partitions of a Spark shuffle.
+    """
     context, most = context_of(session), int(session.conf.get(SHUFFLES) or 1)
     return most if context is None else max(min(int(context.defaultParallelism), most), 1)
 

@@ -94,7 +94,7 @@ class Listener(StreamingQueryListener):
 
 
 class Account:
-    """What a process keeps of a query's epochs: the last `KEPT`, and the total.  One thread adds, others may read."""
+    """A process's record of a query's epochs: the last `KEPT`, and the total. One thread adds, others may read."""
 
     def __init__(self) -> None:
         self._batches: deque[EpochStats] = deque(maxlen=KEPT)
@@ -107,7 +107,7 @@ class Account:
             self._total, self._epochs = summed((self._total, batch)), self._epochs + 1
 
     def stats(self) -> QueryStats:
-        """All of it, as it is now.  O(batches)."""
+        """Return a copy of the current record. O(batches)."""
         return QueryStats(self._batches.copy(), self._total, self._epochs)
 
 

@@ -67,7 +67,7 @@ class PartCache:
 
     @property
     def nbytes(self) -> int:
-        """Of all parts."""
+        """Bytes of all parts."""
         return sum(each.nbytes for each in self._parts.values())
 
     def take(self, key: Key, held: Collection[str]) -> StagePart | None:
@@ -101,15 +101,18 @@ class PartCache:
 
 
 class Memory(NamedTuple):
-    """Bytes that this process may use, with others of its machine or container, and those that nobody uses yet."""
+    """Bytes that this process may use together with others of its machine or container, and the free ones of these."""
 
     total: int
     available: int
 
 
 class CacheLimit(NamedTuple):
-    """How many bytes of parts a worker keeps open.  ``fixed``: if the user chose.  ``workers``: of an executor, which
-    share its memory.  ``granted``: what Spark grants all workers of an executor beside its JVM, if that is limited."""
+    """The bytes of parts that a worker keeps open.
+
+    ``fixed``: if the user chose. ``workers``: of an executor, which share its memory. ``granted``: the memory that
+    Spark grants all workers of an executor outside of its JVM, if that is limited.
+    """
 
     fixed: int | None
     workers: int = 1
@@ -191,7 +194,7 @@ class CacheWatch:
 
 
 def close(part: StagePart) -> None:
-    """Close a part that nobody will miss.  Never fails: its files are in the state, or garbage there."""
+    """Close a part that is no longer needed. Never fails: its files are in the state, or garbage there."""
     with suppress(DdflowError, OSError):
         part.close()
 

@@ -24,8 +24,11 @@ _NAMES = "name string, length bigint, digest binary"
 
 
 class OutputFiles(NamedTuple):
-    """Where committed files are, and who reads them.  ``folder``: of Parquet outputs, else None.  ``past``: the columns
-    that they were written with, where the plan has others now."""
+    """The places of committed files, and the session that reads them.
+
+    ``folder``: of Parquet outputs, else None. ``past``: their columns at the time of writing, if the plan has others
+    now.
+    """
 
     session: Any
     store: str

@@ -49,8 +49,10 @@ _EXACT: Final = (pat.is_integer, pat.is_boolean, pat.is_string, pat.is_date32)
 
 
 class Read(NamedTuple):
-    """What is read: a version of a state, its plan where that has functions, the output's name, those of its columns
-    that are wanted, in the flow's types, and the times."""
+    """A read: a version of a state, its plan if it has functions, the output's name, columns and times.
+
+    The columns are the requested ones, in the flow's types.
+    """
 
     version: Version
     flow: Plan | None
@@ -86,7 +88,7 @@ class BatchReader(DataSourceReader):
 
 
 class Searcher(BatchReader):
-    """A reader that takes filters over: of the rows, and of the partitions where they say what the key is."""
+    """A reader that applies Spark's filters to rows, and to partitions if they determine the key."""
 
     def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
         super().__init__(read, plan, manifest)
@@ -113,7 +115,7 @@ class Searcher(BatchReader):
         return rest
 
     def _values(self) -> dict[str, list[Any]]:
-        """By column, the values of which a row must have one, as far as filters say."""
+        """Return the values that filters allow, by column."""
         out: dict[str, list[Any]] = {}
         for each in self.filters:
             given = [each.value] if isinstance(each, EqualTo) else list(each.value) if isinstance(each, In) else None

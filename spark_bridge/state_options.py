@@ -21,11 +21,14 @@ KEEP: Final = 100
 
 
 class StateOptions(NamedTuple):
-    """How a state is opened and its tasks run.  ``partitions``: None for the state's own.  ``outputs``: a folder of
-    Parquet files, or None.  ``memory``: a size, of a task.  ``trust``: as in `Flow.open`.  ``part_cache``: what a
-    worker keeps open, a size or "auto".  ``adopt``: whether another query may go on feeding the state.  ``name``: what
-    Spark's pages and the log call it, by default its inputs.  ``keep``: how many epochs can be replayed, and followed.
-    ``checkpoint``: of the query, for messages.  ``metrics``: as in `Flow.open`."""
+    """How a state is opened and its tasks run.
+
+    ``partitions``: None for the state's own. ``outputs``: a folder of Parquet files, or None. ``memory``: a size, of a
+    task. ``trust``: as in `Flow.open`. ``part_cache``: what a worker keeps open, a size or "auto". ``adopt``: whether
+    another query may go on feeding the state. ``name``: what Spark's pages and the log call it, by default its inputs.
+    ``keep``: how many epochs can be replayed, and followed. ``checkpoint``: of the query, for messages. ``metrics``: as
+    in `Flow.open`.
+    """
 
     state: str
     partitions: int | None

@@ -47,10 +47,13 @@ TASKS: Final = ("take", "open", "step", "write")
 
 
 class EpochStats(NamedTuple):
-    """A batch that became an epoch.  ``batch``: its number to its query; None where none gave it.  ``rows``: that came,
-    by input.  ``counts``: events by verdict.  ``pending``: events that wait.  ``updates``: by output, where not empty.
-    ``nbytes``: of all files written.  ``figures``: microseconds and bytes.  ``replayed``: whether it was committed
-    before.  ``time_type``: of times, as text shows them."""
+    """A batch that became an epoch.
+
+    ``batch``: its number to its query; None without a query. ``rows``: that came, by input. ``counts``: events by
+    verdict. ``pending``: events that wait. ``updates``: by output, if not empty. ``nbytes``: of all files written.
+    ``figures``: microseconds and bytes. ``replayed``: whether it was committed before. ``time_type``: of times, as text
+    shows them.
+    """
 
     batch: int | None
     epoch: int
@@ -66,7 +69,7 @@ class EpochStats(NamedTuple):
 
     @classmethod
     def of(cls, done: Committed, batch: int | None, time_type: pa.DataType) -> EpochStats:
-        """Of an epoch that this process committed.  O(files)."""
+        """Make the figures of an epoch that this process committed. O(files)."""
         written = sum(blob.length for output in done.outputs.values() for blob in output.blobs)
         return cls(
             batch,
@@ -84,7 +87,7 @@ class EpochStats(NamedTuple):
 
     @classmethod
     def kept(cls, epoch: Epoch, time_type: pa.DataType) -> EpochStats:
-        """Of an epoch as a state keeps it: without the driver's own times.  O(files)."""
+        """Make the figures of an epoch from a state, without the driver's times. O(files)."""
         each = []
         for call in epoch.calls:
             rows = {name.removeprefix(ROWS): n for name, n in call.figures.items() if name.startswith(ROWS)}
@@ -193,16 +196,16 @@ class QueryStats(tuple[EpochStats, ...]):
     epochs: int
 
     def __new__(cls, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> QueryStats:
-        """As the class says.  O(batches)."""
+        """Make the stats from the arguments of the class. O(batches)."""
         made = super().__new__(cls, batches)
         made.total, made.epochs = total, epochs
         return made
 
     @classmethod
     def read(cls, state: str, trust: str = "owner") -> QueryStats:
-        """Of the last epochs that a state keeps, of every writer.  O(files of those).
+        """Read the figures of the last epochs that a state keeps, of every writer. O(files of those).
 
-        ``trust``: as in `Flow.open`.  Raises `StateRefused`, `CorruptState`, and what the store raises.
+        ``trust``: as in `Flow.open`. Raises `StateRefused`, `CorruptState`, and the errors of the store.
         """
         with opened_store(state, trust=trust) as store:
             manifest = newest(store)

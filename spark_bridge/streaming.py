@@ -103,7 +103,7 @@ def stream(
     check_trigger(trigger)
     place = check_address(state, outputs)
     frames = by_input(flow, frames)
-    columns = _streaming(flow, frames)
+    columns = _check_streams(flow, frames)
     checkpoint = checkpoint or _checkpoint(place)
     _check_close(flow, trigger, close)
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
@@ -112,8 +112,8 @@ def stream(
     return Stream(feeder, frames, checkpoint, trigger, name, close)
 
 
-def _streaming(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tuple[str, ...]]:
-    """By input, the declared columns that its stream has.  Raises as `stream`."""
+def _check_streams(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tuple[str, ...]]:
+    """Check the streams and return the declared columns of each, by input. Raises the errors of `stream`."""
     if not frames:
         raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
     return {input: checked(flow, input, frame, streaming=True) for input, frame in frames.items()}
@@ -241,7 +241,7 @@ class Epochs:
 
     @property
     def recent(self) -> tuple[EpochStats, ...]:
-        """The epochs of `stats`.  Raises as that does."""
+        """The epochs of `stats`, with its errors."""
         return tuple(self.stats())
 
 
@@ -270,7 +270,7 @@ class Query:
 
     @property
     def name(self) -> str:
-        """The name that it was given, or its inputs.  Spark has none then, as two queries may not share one."""
+        """The query's name, or its inputs. Spark has no name then, because two queries may not share one."""
         return self._feeder.name
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:

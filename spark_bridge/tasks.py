@@ -64,9 +64,9 @@ _SEEN: Final = set[Version]()
 
 
 def look(version: Version) -> None:
-    """Raise `StateRefused`, naming this host, unless the state is there: that manifest, or one that followed it.  O(1).
+    """Raise `StateRefused`, naming this host, unless it sees the state: that manifest, or a later one. O(1).
 
-    A manifest that followed may be another state's: what a task goes on from it compares by itself.
+    A later manifest may belong to another state; the task compares its own files itself.
     """
     if version not in _SEEN:
         with suppress(SnapshotExpired):
@@ -76,9 +76,11 @@ def look(version: Version) -> None:
 
 @dataclass(frozen=True)
 class Route:
-    """Rows of one input, packed for their partitions.  ``names``: of the columns that come, by position.  ``version``:
-    of the state, which must be seen; None: it is not looked for.  O(rows).  Raises `StateRefused`, and
-    what the router raises."""
+    """Rows of one input, packed for their partitions.
+
+    ``names``: of the columns that come, by position. ``version``: of the state, which must be seen; None: it is not
+    looked for. O(rows). Raises `StateRefused`, and what the router raises.
+    """
 
     router: Partitioner
     version: Version | None
@@ -93,7 +95,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Redigest:
-    """Chunks of an epoch that is given again, digested by the columns that it was given with.  O(rows)."""
+    """Chunks of a replayed epoch, digested by the columns of its first commit. O(rows)."""
 
     digests: PastDigests
 
@@ -312,8 +314,11 @@ def travelling(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
 
 
 def settle() -> None:
-    """Spare this worker's garbage collector what will never be garbage: Spark calls it after every task, which took
-    0.1 s with all that is imported by then.  Twice in a process: with what the first task loaded, too."""
+    """Exempt permanent objects from this worker's garbage collector.
+
+    Spark calls the collector after every task, which took 0.1 s with all imports. Runs twice in a process: the second
+    time with the objects of the first task.
+    """
     if TaskContext.get() is not None and next(_BEGUN) < 2:
         gc.collect()
         gc.freeze()

@@ -27,7 +27,7 @@ class LimitedTopics(TopicStream, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self.most is None else ReadMaxRows(self.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Go no further than what is there now."""
+        """Stop at the messages that are available now."""
         self._target = self.topics.now()
 
     def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:

@@ -91,11 +91,14 @@ class Topics:
         return found
 
     def positions(self, offsets: Offsets) -> Positions:
-        """Offsets of the topics that are there, as Spark keeps them.  O(partitions)."""
+        """Return the offsets of the existing topics, in Spark's form. O(partitions)."""
         return {topic: remembered(each, self.ends(topic).origin) for topic, each in offsets.items()}
 
     def offsets(self, positions: Positions) -> Offsets:
-        """Those of positions.  O(topics).  Raises as `begin`, `SourceChanged` for those of another topic."""
+        """Return the offsets of positions. O(topics).
+
+        Raises the errors of `begin`, and `SourceChanged` for positions of another topic.
+        """
         return {topic: dict(self.ends(topic).still(each)) for topic, each in positions.items() if topic in self.of}
 
     def between(self, start: Offsets, end: Offsets) -> list[InputPartition]:
@@ -145,7 +148,7 @@ class TopicStream(DataSourceStreamReader):
         return self.topics.positions(self.topics.begin())
 
     def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:
-        """Where a batch ends: all that is there."""
+        """Return the end of a batch: all available messages."""
         return self.topics.positions(self.topics.now(None if start is None else self.topics.offsets(start)))
 
     def partitions(self, start: Positions, end: Positions) -> Sequence[InputPartition]:

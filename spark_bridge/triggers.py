@@ -32,7 +32,7 @@ SPAN: Final = re.compile(
 
 
 def check_trigger(trigger: Any) -> None:
-    """Raise `SpecError` for what is no trigger.  O(1)."""
+    """Raise `SpecError` for an invalid trigger. O(1)."""
     if trigger is None or trigger == {}:
         return
     asked = cut(f"stream with trigger={trigger!r}")

@@ -123,8 +123,7 @@ def carried(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
 
 
 def restored(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
-    """Convert columns from Spark back to their types in ``schema``, by name, if they came in the carriers of these
-    types.
+    """Convert columns from Spark back to their types in ``schema``, by name, if they came in those types' carriers.
 
     The others stay unchanged, for `ddflow.columns.schema.conform` to judge. O(rows) for the columns that need it.
     ``schema``: loose. Raises `SchemaMismatch` if a value does not fit.
@@ -162,7 +161,7 @@ def by_input(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
 
 
 def _check_frame(frame: Any, asked: str) -> None:
-    """Raise `NotArrow` for what is no Spark DataFrame."""
+    """Raise `NotArrow` for a value that is no Spark DataFrame."""
     if isinstance(frame, DataFrame):
         return
     found, remedy = f"{type(frame).__name__} is no Spark DataFrame", "give a DataFrame"

@@ -43,7 +43,7 @@ Where = Callable[[int], str | Row]
 
 
 class Admitted(NamedTuple):
-    """What one push or step brought."""
+    """Rows that one push or step brought."""
 
     events: Events
     """The events that go on, in the order of their times."""
@@ -63,8 +63,10 @@ class Admitted(NamedTuple):
 
 @dataclass
 class Came:
-    """What came of an input in a call so far.  ``table``: that messages are of, None while none has said it;
-    ``messages``: how many."""
+    """Counts of an input's messages so far in a call.
+
+    ``table``: the table of the messages, None until one names it; ``messages``: their number.
+    """
 
     table: str | None
     messages: int = 0
@@ -107,10 +109,11 @@ class Admission:
         return tuple(name for name in self.bound.schema.names if name not in self.columns)
 
     def parts(self, given: Any, came: Came | None = None) -> Iterator[tuple[Any, Truncate | None, Where | None]]:
-        """Rows as they are given; of messages the events, cut where one truncates, which is told before the next part.
+        """Yield rows unchanged, and the events of messages, split at each truncate, which comes before the next part.
 
-        With each part what errors call its rows, where they are events.  ``came``: what came before in the call.  O(1),
-        O(bytes) of messages.  Raises `BadMessage`, and `SchemaMismatch` for what is no table of messages.
+        Each part comes with the function that names its rows in errors, if they are events. ``came``: the earlier
+        messages. O(1), O(bytes) of messages. Raises `BadMessage`, and `SchemaMismatch` for a value that is no table of
+        messages.
         """
         came = came or Came(self.table)
         first = came.messages
@@ -126,7 +129,7 @@ class Admission:
         yield made.rows.slice(begin), before, partial(self._place, given, first, made.at[begin:])
 
     def uncut(self, given: Any, came: Came | None = None) -> Any:
-        """Rows as they are given, and of messages the events.  As `parts`, and `BadMessage` for a truncate."""
+        """Return rows unchanged, and the events of messages. Like `parts`, and raises `BadMessage` for a truncate."""
         made = self.decoded(given, came)
         return uncut(made, self.what).rows if isinstance(made, Decoded) else made
 
@@ -169,7 +172,7 @@ class Admission:
         return messages_of(self.format, to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
 
     def events(self, given: Any) -> pa.RecordBatch:
-        """Rows in the columns of events; nothing is copied where they have those, in one chunk.  O(rows) else.
+        """Convert rows to the columns of events without a copy if they have them, in one chunk. O(rows) else.
 
         Raises `NotArrow`, `SchemaMismatch`.
         """
@@ -201,9 +204,10 @@ class Admission:
         look: Callable[[pa.RecordBatch], None] | None = None,
         where: Where | None = None,
     ) -> Admitted:
-        """Check and number the rows of one input.  ``time``: of the step, in epoch mode.  ``before``: how many
-        rows came before these in the same call.  ``look``: is shown them all.  ``where``: what errors call a row, by
-        default its number in the call.  O(rows).
+        """Check and number the rows of one input.
+
+        ``time``: of the step, in epoch mode. ``before``: how many rows came before these in the same call. ``look``: is
+        shown them all. ``where``: what errors call a row, by default its number in the call. O(rows).
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """

@@ -50,7 +50,7 @@ class CallGuard:
 
     @property
     def here(self) -> bool:
-        """Whether this is the process that opened the engine, and no child that was forked from it."""
+        """Whether this process opened the engine; False in a forked child."""
         return os.getpid() == self._process
 
     def alone(self, what: str) -> CallGuard:
@@ -70,7 +70,7 @@ class CallGuard:
         return self
 
     def _enter(self, here: bool = True) -> None:
-        """Wait for the turn; in a forked child, where it may be held for ever, only take it if it is free."""
+        """Wait for the turn; a forked child takes it only if it is free, because its holder may not exist there."""
         if not here:
             self._turn.acquire(blocking=False)
             return
@@ -176,7 +176,7 @@ class CallGuard:
         """Do nothing: the turn was taken already."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Give the turn back; memory that a call could not have is an error of ours, which says what became of it."""
+        """Give the turn back, and replace an error for lack of memory by `OutOfMemory`."""
         self._leave()
         self._calls.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
@@ -192,7 +192,7 @@ class CallGuard:
 
 
 class Commit:
-    """Around what is written to a store: when it fails, nobody knows what is there until it is opened again."""
+    """A block that writes to a store: if it fails, the store's content is unknown until it is opened again."""
 
     def __init__(self, turns: CallGuard) -> None:
         self.guard = turns

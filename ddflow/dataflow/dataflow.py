@@ -160,7 +160,7 @@ class Dataflow:
             return self.take(inflows, self.compute(given, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int) -> Step:
-        """Hold-back mode: take in what was admitted, and close the times before ``to``, if it is later."""
+        """Take admitted rows in, in hold-back mode, and close the times before ``to``, if it is later."""
         if to > self.frontier:
             return self.advance(inflows, to)
         self.check_budget(None, inflows)
@@ -185,9 +185,9 @@ class Dataflow:
     def _earliest(
         self, batchers: Mapping[str, Batcher], times: Ints, error: ExpressionError | NotSingle
     ) -> ExpressionError | NotSingle:
-        """Name the earliest time that an expression fails; return the error of that time.
+        """Find the earliest time at which an expression fails, and return its error.
 
-        ``times``: those that were to be closed.  ``error``: that of all of them.  O(log times) computations.
+        ``times``: the times to close. ``error``: the error of all of them together. O(log times) computations.
         """
         low, high = 0, times.size - 1
         while low < high:
@@ -258,7 +258,7 @@ class Dataflow:
         return ComputedStep(computation.run(), {} if sides is None else sides.tables(), rows, since)
 
     def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
-        """Raise `BudgetExceeded` where there is nowhere to spill to, and taking it in would pass the budget."""
+        """Raise `BudgetExceeded` if the rows would exceed the budget and there is no folder to spill to."""
         if self.budget.memory is None or self.budget.spills:
             return
         more = 0 if computed is None else computed.stepped.nbytes

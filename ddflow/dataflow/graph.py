@@ -72,7 +72,7 @@ class Released(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """A computed step: what it puts out, and what it will change."""
+    """A computed step: its outputs, and its changes to the state."""
 
     outputs: dict[str, pa.Table]
     changes: dict[str, list[Change]]
@@ -176,10 +176,9 @@ class Graph:
             each.apply(stepped.kept.get(node, ()), upper, since)
 
     def refill(self, node: Collection, last: int, upper: int, since: int) -> None:
-        """Make the state of an operator, which no file has, of what its inputs hold.  O(rows of the inputs).
+        """Rebuild the state of an operator that has no file from the rows of its inputs. O(rows of the inputs).
 
-        ``last``: the last closed time.  Raises what operators raise where a plan asks, and did not before, for what
-        cannot be.
+        ``last``: the last closed time. Raises the errors of operators if a new part of the plan cannot be computed.
         """
         if lost := [name for name in self.unkept(*node.inputs) if not self.inputs[name].unfed]:
             raise self.gone(f"{node.verb}({', '.join(node.schema.names)})", lost)
@@ -191,7 +190,7 @@ class Graph:
         running.apply([] if change is None else [change], upper, since)
 
     def unkept(self, *nodes: Collection) -> list[str]:
-        """List the inputs that are not kept and that reading some collections would need. O(nodes)."""
+        """List the inputs without kept rows that reading some collections would need. O(nodes)."""
         seen = self._read_for(nodes)
         return [name for name, each in self.inputs.items() if not each.bound.kept and self.plan.inputs[name] in seen]
 
@@ -209,7 +208,7 @@ class Graph:
 
     @staticmethod
     def gone(what: str, lost: Sequence[str]) -> PlanChanged:
-        """Make the error for a new part of the plan that needs rows which no state holds."""
+        """Make the error for a new part of the plan that needs rows of inputs without state."""
         return PlanChanged(
             f"open a state with the new {what}",
             f"it is made of the inputs {list(lost)}, whose rows are not kept",
@@ -267,9 +266,7 @@ class Graph:
         return pick_alike(done[node], pa.table(dict(given)), {name: name for name in given}, Alike(self.secret))
 
     def _way(self, node: Collection, names: Iterable[str]) -> Names | None:
-        """Return the collections to look up for some columns, with the column names in each; None if look-ups are not
-        enough.
-        """
+        """Find the collections to look up for some columns, with the names in each; None if that is not enough."""
         nodes = self._read_for([node])
         kept = [each for each in nodes if self.opened[each].arrangements]
         told = trace_names(nodes, {name: name for name in names}, kept)
@@ -319,7 +316,7 @@ class Graph:
 
 
 def _whole(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
-    """Pieces of what is held as one; the columns of ``schema``.  O(rows)."""
+    """Combine pieces into one, with the columns of ``schema``. O(rows)."""
     every = list(pieces) or [once_each(empty(schema))]
     if len(every) == 1 and every[0].rows.schema.names == schema.names:
         return every[0]
@@ -328,15 +325,15 @@ def _whole(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
 
 
 def pick_alike(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: Alike) -> Updates:
-    """Return those of some updates that have the values of a row.  ``names``: the columns, as it calls them.  O(n)."""
+    """Return the updates that have the values of a row. ``names``: its columns, as the updates name them. O(n)."""
     return updates.picked(np.flatnonzero(alike.which(updates.rows.select([*names]), given, names)))
 
 
 def trace_names(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Container[Collection] = ()) -> Names:
-    """For each collection the columns whose values are told where those of the last are: what they are called there.
+    """Map each collection to its columns whose values follow from the given columns of the last collection.
 
-    ``nodes``: the last, and all that it is made of, each behind its inputs; those ``kept`` are read, and not made. Of a
-    collection's rows only those with these values are of interest: see `Collection.commuting`.  O(nodes * columns).
+    ``nodes``: the last, and all that it is made of, each after its inputs; those ``kept`` are read, and not computed.
+    Only a collection's rows with these values matter: see `Collection.commuting`. O(nodes * columns).
     """
     told: Names = {nodes[-1]: dict(asked)}
     for node in reversed(nodes):
@@ -348,7 +345,7 @@ def trace_names(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Con
 
 
 def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.Array] | None:
-    """Values in the types of columns; None where a column can not have one."""
+    """Cast values to the types of columns; return None if a column cannot have one."""
     try:
         kinds = [schema.field(name).type for name in given]
         return [
@@ -359,7 +356,7 @@ def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.A
 
 
 def needed(plan: Plan) -> dict[Collection, pa.Schema]:
-    """For each node that an output depends on, the columns that somebody reads; one at least, to carry the rows."""
+    """Find, for each node below an output, the columns that its readers use; at least one, to carry the rows."""
     read: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
     for node in reversed(plan.nodes):
         if node in read:

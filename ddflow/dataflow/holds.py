@@ -39,7 +39,7 @@ class Hold:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands among the others; the number makes it one of its own among those of one time."""
+        """The position among the others; the number distinguishes holds at one time."""
         return self.time, self.number
 
 
@@ -62,9 +62,9 @@ class Holds:
         return hold
 
     def advance(self, hold: Hold, to: int) -> None:
-        """Let go of what is before ``to``; of a claim that was given up nothing is left to move.
+        """Release the times before ``to``; does nothing for a hold that has ended.
 
-        O(log n) expected.  Raises `TimeWentBack` for a time before the one it holds.
+        O(log n) expected. Raises `TimeWentBack` for a time before the one it holds.
         """
         with self._lock:
             if to < hold.time:
@@ -83,8 +83,9 @@ class Holds:
         self._left.append(hold)
 
     def least(self) -> int:
-        """Return the least held time, `CLOSED` if there is none. O(log n) for each claim that ended since the last
-        call.
+        """Return the least held time, `CLOSED` if there is none.
+
+        O(log n) for each claim that ended since the last call.
         """
         with self._lock:
             if self._left:
@@ -97,7 +98,7 @@ class Holds:
             return len(self._held)
 
     def _sweep(self) -> None:
-        """Take out what was given up; the lock is held."""
+        """Remove the holds that have ended; the caller has the lock."""
         while self._left:
             self._held.discard(self._left.popleft().place)
 
@@ -111,8 +112,9 @@ class Holds:
 
 
 class RecentSteps:
-    """The last steps of an engine that has readers.  ``nbytes``: of their updates.  ``ended``: whether none will
-    come any more.
+    """The last steps of an engine that has readers.
+
+    ``nbytes``: of their updates. ``ended``: whether none will come any more.
 
     Safe to use from any thread.
     """
@@ -123,9 +125,9 @@ class RecentSteps:
         self._lock, self._wakers = threading.Lock(), set[Callable[[], object]]()
 
     def add(self, before: int, last: int, step: Step, least: int) -> None:
-        """Take in a step that closed the times behind ``before`` up to ``last``, and wake whoever waits.
+        """Add a step that closed the times after ``before`` up to ``last``, and wake all waiting readers.
 
-        ``least``: the least time that a reader holds.  O(outputs).
+        ``least``: the least time that a reader holds. O(outputs).
         """
         with self._lock:
             if least < last:
@@ -147,7 +149,7 @@ class RecentSteps:
             self.nbytes -= self._steps.popleft()[3]
 
     def end_steps(self) -> None:
-        """Note that no step will come any more, and wake whoever waits."""
+        """Note that the last step has come, and wake all waiting readers."""
         with self._lock:
             self.ended = True
             self._wake()

@@ -54,7 +54,7 @@ class Inflow:
     """That messages are of, None while none has said it."""
 
     def put(self, events: Events, budget: Budget) -> None:
-        """Put events with those that came; where they are many they go to files.  Raises `SpillFull`, `SpillFailed`."""
+        """Add events; spill them to files if they are many. Raises `SpillFull`, `SpillFailed`."""
         if self.batcher is None:
             self.chunks += [events] if events.times.size else []
             return
@@ -64,7 +64,7 @@ class Inflow:
 
     @property
     def released(self) -> Released:
-        """Those that need not wait, together."""
+        """The events that no longer wait, together."""
         return Released.of(joined(self.chunks) if self.chunks else None)
 
     @property
@@ -90,11 +90,13 @@ def flowing(
     look: Callable[[pa.RecordBatch], None] | None = None,
     truncated: Truncated | None = None,
 ) -> Inflow:
-    """Admit all rows of one input.  ``time``: of the step, in epoch mode.  ``look``: is shown all rows.
-    ``truncated``: the events of a truncate, by what came before.  O(rows).
+    """Admit all rows of one input.
 
-    Raises what `Admission.admit` raises, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull`
-    and `SpillFailed`; nothing has changed then.
+    ``time``: of the step, in epoch mode. ``look``: sees all rows. ``truncated``: makes the events of a truncate from
+    the rows before it. O(rows).
+
+    Raises the errors of `Admission.admit`, `BudgetExceeded` for a row that is larger than the budget allows,
+    `SpillFull` and `SpillFailed`, each before any change.
     """
     most = budget.piece // 2 if budget.spills else None
     inflow, came = Inflow(batcher), Came(admission.table)
@@ -192,10 +194,9 @@ def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str,
 
 
 def portions(given: Any, what: str, schema: pa.Schema, most: int, guessed: Collection[str] = ()) -> Iterator[pa.Table]:
-    """Rows as tables of at most ``most`` bytes; at least one, so that its columns are looked at.
+    """Split rows into tables of at most ``most`` bytes; at least one, so that its columns are checked.
 
-    A reader, or whatever gives one, is read as it goes.  Raises what `arrow` raises, and `BudgetExceeded` for a row
-    that is larger than that.
+    A reader is read lazily. Raises the errors of `arrow`, and `BudgetExceeded` for a row that is larger.
     """
     given = arrow(given, what, schema, guessed)
     if not isinstance(given, pa.RecordBatchReader):

@@ -41,7 +41,7 @@ ARRIVAL: Final = "_arrival"
 
 
 def check_listed(bound: Binding) -> None:
-    """Raise `SpecError` where a key column has the name of one that `verdict_rows` adds."""
+    """Raise `SpecError` if a key column has the name of one that `verdict_rows` adds."""
     taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.key_schema.names)
     if taken:
         raise SpecError(
@@ -52,9 +52,12 @@ def check_listed(bound: Binding) -> None:
 
 
 def verdict_rows(bound: Binding, of: Admitted | Outcome) -> pa.Table:
-    """One row an event: ``_arrival`` (its number among all events of the input), ``seq`` (that, or the seq column's
-    value), the key, ``verdict``, the time of the resolution (null for events refused at the door), and ``winner_``
-    columns of the order its key holds.  O(events)."""
+    """Make one row for each event. O(events).
+
+    Its columns are ``_arrival`` (its number among all events of the input), ``seq`` (that, or the seq column's value),
+    the key, ``verdict``, the time of the resolution (null for events refused on arrival), and ``winner_`` columns of
+    the order its key holds.
+    """
     codes: np.ndarray[Any, Any]
     if isinstance(of, Admitted):
         events = of.events.rows.slice(0, 0) if of.refused is None else of.refused
@@ -76,7 +79,7 @@ def verdict_rows(bound: Binding, of: Admitted | Outcome) -> pa.Table:
 
 
 def is_bad(name: str) -> bool:
-    """Whether a side output is that of messages that could not be read."""
+    """Whether a side output holds unreadable messages."""
     return name.endswith(".bad")
 
 
@@ -96,7 +99,7 @@ class SideOutputs:
         self.made: dict[str, list[pa.Table]] = defaultdict(list)
 
     def add(self, resolution: Outcome) -> None:
-        """Take in what a resolution has for them.  O(events) of inputs that have one."""
+        """Add the side outputs of a resolution. O(events) of inputs with side outputs."""
         for name, (input, schema) in self.wanted.items():
             if input.name == resolution.bound.name and not is_bad(name):
                 self.made[name].append(self._table(input, schema, resolution))

@@ -47,10 +47,10 @@ def make_room(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], sha
 
 
 class Release:
-    """What ``batchers`` release before ``to``; in ranges on disk, for as long as the block runs, where it is too much.
+    """The events that ``batchers`` release before ``to``; in ranges on disk during the block, if they are many.
 
-    ``inputs``: by name.  O(events released).  Raises `SpillFull`, `SpillFailed`.  No generator, which would take a
-    tenth of the time of a step of one event.
+    ``inputs``: by name. O(events released). Raises `SpillFull`, `SpillFailed`. It is no generator, because a generator
+    would take a tenth of the time of a step of one event.
     """
 
     def __init__(

@@ -161,7 +161,7 @@ class Computation:
         return self.graph.running[node].compute(net, self.since)
 
     def _catch_up(self) -> None:
-        """Compute operators of the pieces that wait, when all are there."""
+        """Compute deferred operators once all pieces of their inputs have come."""
         for node in self.nodes:
             if node in self.deferred:
                 for (each,) in self._together([self.deferred.pop(node)], [None]):
@@ -187,7 +187,7 @@ class Computation:
         return Updates(pa.table({}), ranks, np.ones(ranks.size, np.int64), self.times)
 
     def _propagate(self, node: Collection, updates: Updates) -> None:
-        """Give a piece of a node's updates to all that pass it on; keep it where it is needed whole."""
+        """Pass a piece of a node's updates to the operators above it; keep the pieces that others need together."""
         fresh: dict[Collection, Updates] = {node: updates}
         self._charge_time(node)
         for each in self.nodes:
@@ -206,7 +206,7 @@ class Computation:
                 self.done.setdefault(each, []).append(self.buffer.keep(made) if self.many else made)
 
     def _pieces(self, node: Collection) -> list[Updates]:
-        """All pieces of a node's updates; an empty one where there are none."""
+        """Return all pieces of a node's updates; an empty one if there are none."""
         found = self.done.get(node)
         if found:
             return found

@@ -53,14 +53,14 @@ def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa
     for high, _, references in living(upsert.arranged):
         for begin in range(0, high.size, PIECE):
             rows = gathered(upsert.arranged.pool(), references[begin : begin + PIECE], keys)
-            yield _deleting(upsert, rows, cut)
+            yield _make_deletes(upsert, rows, cut)
     before = [events.rows.select(keys.names) for events in inflow.pieces]
     if before:
         named = pa.Table.from_batches(before).group_by(keys.names).aggregate([]).select(keys.names)
-        yield _deleting(upsert, [column.combine_chunks() for column in named.columns], cut)
+        yield _make_deletes(upsert, [column.combine_chunks() for column in named.columns], cut)
 
 
-def _deleting(upsert: RunningUpsert, keys: list[pa.Array], cut: Truncate) -> pa.RecordBatch:
+def _make_deletes(upsert: RunningUpsert, keys: list[pa.Array], cut: Truncate) -> pa.RecordBatch:
     schema = upsert.bound.schema
     n = len(keys[0])
     columns = dict(zip(upsert.bound.key_schema.names, keys, strict=True))

@@ -164,7 +164,7 @@ class Calls:
             self.files = []
 
     def flush(self) -> int:
-        """Commit the calls since the last commit as one epoch; the last one's number.  As `Engine.flush`."""
+        """Commit the calls since the last commit as one epoch and return its number. Like `Engine.flush`."""
         if self.durable is None:
             raise SpecError(
                 "flush", "this engine's state is in memory", "open the flow with a state: flow.open('state/orders')"
@@ -187,9 +187,9 @@ class Calls:
         self.flush()
 
     def close(self) -> None:
-        """Commit what waits for its span to end, and let go of everything.  Raises as `flush`.
+        """Commit the waiting calls and release everything. Raises the errors of `flush`.
 
-        Where a thread's commit failed and nobody was told, that is raised here.
+        If the commit of a thread failed and its error was not raised yet, it is raised here.
         """
         for each in self.before_close:
             each()
@@ -208,7 +208,7 @@ class Calls:
             raise untold
 
     def digest(self, name: str) -> Digest:
-        """Of the rows of an input, which are still to come."""
+        """Make the digest of an input's rows, which come later."""
         return Digest(self.dataflow.secret, self.hashes[name])
 
     def done(self, asked: Asked, digest: str, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:

@@ -127,9 +127,10 @@ def fill(
 def lend(
     dataflow: Dataflow, nodes: Iterable[Collection], stored: StoredInventory, batch_store: BatchStore, indexed: bool
 ) -> None:
-    """Fill what is opened of collections whose state another stage holds, from an inventory of that, to be looked into.
+    """Fill collections whose state is in another stage from that stage's inventory, for look-ups.
 
-    What was filled from an earlier one is brought up to date: O(bytes that are new).  Raises `CorruptState`."""
+    Collections filled from an earlier inventory are updated: O(new bytes). Raises `CorruptState`.
+    """
     inventories, ids, names = Inventories([stored], 1), node_ids(dataflow.flow), dataflow.graph.names
     for node in nodes:
         if node in names and (found := inventories.input(names[node])):
@@ -265,9 +266,10 @@ def _restore_regrown(
     secret: Secret,
     home: BatchStore | None,
 ) -> None:
-    """Fill an arrangement whose versions are identified by a column that they were written without: it is null.
+    """Fill an arrangement whose versions were written without a column that now identifies them; it is null there.
 
-    Their identities are others with it, so nothing is found where it lies.  O(versions), in memory."""
+    The column changes their identities, so all versions are placed again. O(versions), in memory.
+    """
     there = {name for names in record.shapes for name in names}
     schema = pa.schema([field for field in empty.schema if field.name in there])
     old = empty.like(schema, next((batch.layout.words for batch in record.batches), None))
@@ -301,9 +303,10 @@ def _restore_pending(
 
 
 def reached(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
-    """By input, the greatest event time there ever was, and the greatest order where keys expire.  O(inputs).
+    """Return the greatest event time of each input, and the greatest order if keys expire. O(inputs).
 
-    Inventories say so as well, each of its own part: this is what all partitions must know."""
+    Each inventory has these for its part; all partitions need them over all parts.
+    """
     times = {name: each.greatest for name, each in dataflow.admissions.items() if dataflow.flow.holds_back}
     expiring = {name: each.expiring for name, each in dataflow.graph.inputs.items() if each.expiring is not None}
     orders = {name: greatest for name, each in expiring.items() if (greatest := each.horizons.greatest) is not None}

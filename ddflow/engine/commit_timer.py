@@ -48,7 +48,7 @@ class CommitTimer:
         return now - self._began >= self.span
 
     def settle(self, epoch: int, ended: bool = False) -> None:
-        """Tell whoever waits that an epoch is committed, and nothing waits any more; ``ended``: none will be again."""
+        """Wake the threads that wait for an epoch, because it is committed; ``ended``: because it will never be."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -50,7 +50,7 @@ from ddflow.time import INT64, NEVER, shown
 
 @dataclass(frozen=True)
 class Asked:
-    """A call as it was made: ``time``: of the step, or the frontier asked for."""
+    """A call with its arguments. ``time``: of the step, or the requested frontier."""
 
     kind: Kind
     time: int
@@ -107,7 +107,7 @@ class Commits:
         return durable
 
     def close(self) -> None:
-        """Let go of the store; what was not committed is gone.  Twice is harmless."""
+        """Release the store; uncommitted calls are lost. A second call does nothing."""
         for call in self.calls:
             for output in call.outputs.values():
                 for blob in output.blobs:
@@ -194,7 +194,7 @@ class Commits:
         return None
 
     def _at(self, epoch: int) -> int:
-        """Which of the calls of an epoch that is given again comes next."""
+        """Return the position of the call that comes next in the replay of an epoch."""
         return self._told[1] if self._told[0] == epoch else 0
 
     def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
@@ -229,9 +229,9 @@ class Commits:
         return step
 
     def acknowledge(self, dataflow: Dataflow) -> None:
-        """Publish what is attached, where the newest manifest does not say it.  As `commit`.
+        """Publish the positions of sources and sinks if the newest manifest has others. Like `commit`.
 
-        While the next step owes what a new output held, the plan stays: the output would not be new any more.
+        While the next step owes a new output its rows, the plan stays: otherwise the output would no longer be new.
         """
         manifest = self.log.manifest_log.manifest
         if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
@@ -243,7 +243,7 @@ class Commits:
                 self.log.manifest_log.sweep()
 
     def keep(self, dataflow: Dataflow, retain: int) -> None:
-        """Keep ``retain`` times of history of what comes from here on, none of what came.  As `commit`."""
+        """Keep ``retain`` times of history from now on, and no earlier history. Like `commit`."""
         dataflow.retain = retain
         with dataflow.guard.use("retain"), dataflow.guard.commit:
             self.publish(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
@@ -274,7 +274,7 @@ class Commits:
         return self.epoch
 
     def publish(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
-        """Write what is in no file yet, and publish the engine's state as the next version.  As `commit`."""
+        """Write the state that no file has yet, and publish it as the next version. Like `commit`."""
         self.batch_store.settle()
         data = encoded(recovery.take(dataflow, self.batch_store))
         part = self.sheets.put(data)

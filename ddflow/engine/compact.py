@@ -71,7 +71,7 @@ def compact(calls: Calls, forget: bool, look: Look = lambda rows: None) -> None:
 
 
 def _refuse(calls: Calls, forget: bool) -> None:
-    """Raise `SpecError` where it cannot be done now."""
+    """Raise `SpecError` if the state cannot be compacted now."""
     dataflow = calls.dataflow
     least = dataflow.holds.least()
     if forget and least < dataflow.last:
@@ -144,7 +144,7 @@ def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:
 
 
 def rewrite(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows: None) -> None:
-    """Copy the events that still wait out of runs of which some were released.  O(their bytes)."""
+    """Copy the pending events out of runs that have released others. O(their bytes)."""
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:
             new = Waiting.resident(run.waiting.copied(), run.final)

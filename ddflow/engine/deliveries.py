@@ -74,12 +74,12 @@ class Deliveries:
             each.trying.give_up(monotonic(), self.patience)
 
     def cancel(self) -> None:
-        """Let writes that go on fail, where their targets can; what they were given waits.  From another thread."""
+        """Let running writes fail, if their targets support that; their epochs wait. Call it from another thread."""
         for each in self.each.values():
             each.trying.cancel()
 
     def reshaped(self) -> None:
-        """Go on with the columns that outputs have now, behind the commit that has them."""
+        """Continue with the new columns of outputs, after the commit that has them."""
         for each in self.each.values():
             each.reshaped()
 
@@ -118,7 +118,7 @@ def passed_over(attached: Iterable[str], given: Collection[str], where: str) -> 
 def sync(
     epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
 ) -> dict[str, Synced]:
-    """Give targets the difference, none before all are seen to take it.  As `Engine.sync`."""
+    """Write the difference to the targets, after a check of all of them. Like `Engine.sync`."""
     with ExitStack() as stack:
         each = {name: stack.enter_context(closing(Delivery(epochs, name, sink, look))) for name, sink in sinks.items()}
         for delivery in each.values():
@@ -147,7 +147,7 @@ def _give(each: Mapping[str, tuple[Delivery, TableChanges]]) -> None:
 
 
 def detach(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
-    """Forget sinks and sources.  As `Engine.detach`."""
+    """Forget sinks and sources. Like `Engine.detach`."""
     kinds: dict[str, dict[str, Any]] = {"sink": epochs.log.sinks, "source": epochs.log.sources}
     known = {f"{kind}:{name}": (of, name) for kind, of in kinds.items() for name in of}
     chosen = list[tuple[dict[str, Any], str]]()

@@ -146,8 +146,9 @@ class Delivery:
         return self.epochs.epoch - self.at
 
     def waiting_bytes(self) -> int:
-        """Count the bytes of the updates that wait. O(epochs since the last call), and the first time O(epochs that
-        wait).
+        """Count the bytes of the updates that wait.
+
+        O(epochs since the last call), and the first time O(epochs that wait).
         """
         for receipt in self.epochs.kept(max(self._counted, self.at)):
             self._sizes.append((receipt.epoch, receipt.size(self.name)))
@@ -287,7 +288,7 @@ class Delivery:
         return True
 
     def _give(self, receipt: Epoch) -> None:
-        """Write an epoch: of what many staged, where they may, else from here."""
+        """Write an epoch: in staged parts if the target takes those, else from this process."""
         self.look(0)
         rows = self._rows(receipt.epoch)
         in_parts = staging = None

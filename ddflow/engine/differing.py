@@ -23,7 +23,7 @@ from ddflow.connectors.modes import among
 
 
 class Synced(NamedTuple):
-    """What `Engine.sync` gave to a target, or would: rows of its table."""
+    """Counts of the table's rows that `Engine.sync` wrote, or would write."""
 
     deleted: int
     """That went."""

@@ -249,14 +249,14 @@ class EpochLog:
     def publish(
         self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
     ) -> None:
-        """Publish the next version: that of a new epoch, the last of ``receipts``, or another of the same one.
+        """Publish the next version: the version of a new epoch, the last of ``receipts``, or another of the same one.
 
-        ``inventories``: of its parts.  ``files``: the names of all that those name.  ``state``: the fields of the
-        manifest that change with it.  O(what changed), and once O(what others left).  Raises `Fenced`, `StorageFull`,
-        `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have.
+        ``inventories``: of its parts. ``files``: the names of all files that those name. ``state``: the fields of the
+        manifest that change with it. O(what changed), and once O(what others left). Raises `Fenced`, `StorageFull`,
+        `StorageFailed` if it did not happen, and `OutcomeUnknown` if it may have.
         """
         before = self.manifest_log.manifest
-        backlog, receipts = self._waiting(receipts)
+        backlog, receipts = self._select_backlog(receipts)
         new = replace(
             before,
             epoch=max(before.epoch, receipts[-1].epoch if receipts else 0),
@@ -280,13 +280,13 @@ class EpochLog:
             self.change = PlanChange()
 
     def attach(self, note: str) -> None:
-        """Publish what is attached, and nothing else; of sinks those that outputs of the state have.  As `publish`."""
+        """Publish the sources and sinks, and nothing else; only sinks of existing outputs. Like `publish`."""
         log, sinks = self.manifest_log, {n: each for n, each in self.sinks.items() if n not in self.change.outputs}
         log.settle()
         new = replace(log.manifest, sources=dict(self.sources), sinks=sinks)
         log.commit(new, log.manifest.inventories, log.names, note)
 
-    def _waiting(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
+    def _select_backlog(self, receipts: tuple[Epoch, ...]) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
         """Return the backlog and the receipts of the next version. O(changes + log kept)."""
         log = self.manifest_log
         taken, backlog = (
@@ -313,9 +313,9 @@ class EpochLog:
         self.manifest_log.sweep(apart)
 
     def _look_after(self) -> None:
-        """Collect what is garbage, once, and take over the versions that others left.  O(those); never fails.
+        """Collect garbage once, and take over the versions of earlier writers. O(those); never fails.
 
-        Where something cannot be accounted for, nothing is deleted from here at all; ``ddflow gc`` tells why.
+        If a file is unaccounted for, nothing is deleted; ``ddflow gc`` says why.
         """
         self._tidy = True
         store = self.manifest_log.store

@@ -44,7 +44,10 @@ ASKED = "engine.evolve"
 
 
 def evolve(calls: Calls, given: Any, found: bool = False) -> None:
-    """See `Engine.evolve`.  ``found``: whether the columns came from a source, whose names nobody wrote here."""
+    """Implement `Engine.evolve`.
+
+    ``found``: whether the columns came from a source, so that their names are not a user's.
+    """
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.use("evolve"):
         calls.settled(ASKED)
@@ -68,7 +71,7 @@ def evolve(calls: Calls, given: Any, found: bool = False) -> None:
 
 
 def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
-    """Bring all that a dataflow holds into the columns of the evolved plan.  O(rows) of what changes."""
+    """Convert the rows of a dataflow to the columns of the evolved plan. O(rows) of what changes."""
     old, graph = dataflow.graph, Graph(plan, dataflow.secret, dataflow.graph.winners, dataflow.threads)
     for name, upsert in graph.inputs.items():
         was, added = old.inputs[name], change.columns.get(name, ())

@@ -105,7 +105,7 @@ class Contents:
         return sort(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
 
     def refuse_duplicates(self, by: Sorted, rows: Iterable[Events], began: int) -> None:
-        """Raise `DuplicateKeys` where a key has several rows.  O(keys).
+        """Raise `DuplicateKeys` if a key has several rows. O(keys).
 
         ``rows``: all of them, for the message; ``began``: the number of the first among all events.
         """
@@ -132,10 +132,10 @@ class Contents:
         )
 
     def absent(self, by: Sorted) -> Iterator[pa.RecordBatch]:
-        """Rows that stand for the keys to be deleted, in the columns of the input's events.
+        """Make a row for each key to delete, in the columns of the input's events.
 
-        ``by``: what `sorted` gave.  The columns of the row are as stored, order and sequence those of the tombstone,
-        others null.  O(keys held, and rows of those that are absent).  Raises `SpecError` where there is no order.
+        ``by``: the result of `sorted`. The row's columns have the stored values, order and sequence are the
+        tombstone's, others are null. O(keys held, and rows of absent keys). Raises `SpecError` if there is no order.
         """
         arranged, schema = self.upsert.arranged, self.bound.row_schema
         for high, low, references in living(arranged):
@@ -151,9 +151,9 @@ class Contents:
                 if self.scope is not None:
                     batch = batch.filter(pa.array(flags(self.scope(batch)) != 0))
                 if batch.num_rows:
-                    yield self._deleting(batch)
+                    yield self._make_deletes(batch)
 
-    def _deleting(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _make_deletes(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         n, columns = rows.num_rows, dict(zip(rows.schema.names, rows.columns, strict=True))
         if self.ordered:
             if self.order is None:

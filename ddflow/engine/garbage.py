@@ -179,9 +179,9 @@ def names_of(store: Store, manifest: Manifest) -> set[str]:
 
 
 def blobs_of(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
-    """All files of a version: its partitions, what they name, its outputs, its backlog.  As `names_of`.
+    """List all files of a version: its partitions, their files, its outputs, its backlog. Like `names_of`.
 
-    ``backlog``: the reader, where several versions are asked.
+    ``backlog``: a reader to share between several versions.
     """
     yield from _own(store, manifest)
     yield from (backlog or Backlog(store)).files(manifest.backlog)

@@ -40,9 +40,11 @@ from ddflow.storage.epochs import Attached
 
 
 class CallRows(NamedTuple):
-    """Rows for one call of an engine.  ``spots``: where each batch stands, and how many rows it has, of files.
-    ``whole``: whether they are all that their only input holds; ``order``: of the deletions then, if the source says
-    it."""
+    """Rows for one call of an engine.
+
+    ``spots``: the place of each batch in a file, and its number of rows. ``whole``: whether they are full contents of
+    their only input; ``order``: of the deletions then, if the source has one.
+    """
 
     rows: dict[str, list[pa.RecordBatch]]
     spots: list[tuple[Spot, int]]
@@ -94,7 +96,7 @@ class Inlet:
 
     @property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """By input, the key by which its rows are replaced, where they are."""
+        """The key by which an input's rows are replaced, by input, if they are."""
         return {name: bound.replaces for name, bound in self.bounds.items() if bound.replaces is not None}
 
     @property
@@ -129,14 +131,14 @@ class Inlet:
 
     @property
     def unknown(self) -> bool:
-        """Whether it was never known what is there."""
+        """Whether the source has never said how many rows it has."""
         return self._lag is None
 
     def lag(self) -> SourceLag:
         """Ask the source for the amount that it has not given yet; during its answer, repeat the last known amount."""
         known, now = None, time()
         if self._source is not None and not self.within and not self.news:
-            with self._asking():
+            with self._watch_answer():
                 known = self._source.lag()
             reached = now if known == 0 else self._source.reached
             self._lag = self._lag if known is None else known
@@ -161,7 +163,7 @@ class Inlet:
         if self.news or not self.trying.due(now):
             return None
         try:
-            with self._asking():
+            with self._watch_answer():
                 if self._source is None:
                     made = self.of.open(self.schemas, self.position)
                     check_made(f"the source {self.name!r}", "open", made, OpenSource)
@@ -195,7 +197,7 @@ class Inlet:
         return found
 
     def _look(self, found: Polled) -> None:
-        """Note which columns of what came are left out, and which are new."""
+        """Note the columns of new rows that are left out, and the columns that are new."""
         for name, bound in self.bounds.items():
             if name in found.beside:
                 fresh = self._fresh(name, found.beside[name])
@@ -258,7 +260,7 @@ class Inlet:
         """Acknowledge the taken rows to the source after their commit."""
         self.taken, self.committed, self.gathered = [], self.position, rows_of(self._open)
         if self._source is not None:
-            with self._asking():
+            with self._watch_answer():
                 self._source.acknowledge(self.committed)
 
     def _drop(self) -> None:
@@ -268,17 +270,17 @@ class Inlet:
     def close(self) -> None:
         """Let go of the source."""
         if self._source is not None:
-            with self._asking():
+            with self._watch_answer():
                 self._source.close()
             self._source = None
 
-    def _asking(self) -> AbstractContextManager[None]:
-        """Let the run notice, and end, what lasts."""
+    def _watch_answer(self) -> AbstractContextManager[None]:
+        """Let the run notice a request that lasts, and end it."""
         return self.trying.lasting("has not answered")
 
 
 def rows_of(polled: Iterable[Polled]) -> int:
-    """How many rows were brought."""
+    """Count the rows that were brought."""
     return sum(batch.num_rows for each in polled for batches in each.rows.values() for batch in batches)
 
 

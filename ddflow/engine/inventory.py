@@ -30,9 +30,12 @@ from ddflow.trace.records import ArrangementRecord
 
 
 class InputRecord(Strict, frozen=True):
-    """An input.  ``arrived``: how many events.  ``greatest``: of their times.  ``rows``: what is held.  ``runs``: what
-    waits.  ``horizon``: the greatest order of all steps, where keys expire and there was one.  ``table``: that its
-    messages are of, where that is known."""
+    """An input.
+
+    ``arrived``: the number of its events. ``greatest``: of their times. ``rows``: the held rows. ``runs``: the pending
+    events. ``horizon``: the greatest order of all steps, if keys expire and there was one. ``table``: of its messages,
+    if it is known.
+    """
 
     arrived: Natural
     greatest: Instant
@@ -61,7 +64,7 @@ _DECODER: Final = Decoder(Inventory)
 
 
 class StoredInventory(NamedTuple):
-    """``what``: where it stands, for messages.  ``of``: what it says.  ``text``: the same, and its sheets."""
+    """An inventory in a file. ``what``: its place, for messages. ``of``: its content. ``text``: its text and sheets."""
 
     what: str
     of: Inventory
@@ -78,5 +81,5 @@ class StoredInventory(NamedTuple):
         return cls(what, decoded(_DECODER, text.data, what), text)
 
     def at(self, kind: str, name: str) -> str:
-        """Where in it an input or an operator stands, for messages."""
+        """Name the place of an input or an operator in it, for messages."""
         return f"{self.what}, {kind}, {name[:80]}"

@@ -43,7 +43,7 @@ class KeptEpochs(ABC):
     @property
     @abstractmethod
     def flow(self) -> Plan:
-        """The plan, as it is now."""
+        """The current plan."""
 
     @abstractmethod
     def held(self, name: str) -> pa.Table:
@@ -51,7 +51,7 @@ class KeptEpochs(ABC):
 
     @abstractmethod
     def owes(self, name: str) -> bool:
-        """Whether an output is new, so that the next epoch gives what it held before."""
+        """Whether an output is new, so that the next epoch brings its earlier rows."""
 
     @abstractmethod
     def acknowledge(self) -> None:
@@ -125,7 +125,7 @@ class KeptEpochs(ABC):
 
 
 class EngineEpochs(KeptEpochs):
-    """Those of an engine.  ``asked``: what for.  Raises `SpecError` where its state is in memory."""
+    """The kept epochs of an engine. ``asked``: their use, for messages. Raises `SpecError` for state in memory."""
 
     def __init__(self, calls: Calls, asked: str) -> None:
         self.calls, self.durable = calls, durable(calls, asked)
@@ -137,7 +137,7 @@ class EngineEpochs(KeptEpochs):
         return self.calls.dataflow.flow
 
     def held(self, name: str) -> pa.Table:
-        """As the operators have it."""
+        """Read an output's rows from the operators."""
         with self.calls.dataflow.at_rest(f"read {name!r}") as still:
             return still.graph.output(still.flow.outputs[name], still.last)
 

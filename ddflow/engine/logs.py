@@ -165,7 +165,7 @@ class _LogParts:
                 last = groups.pop()
                 out.append(last if run.way == EVENTS else [self._mark_part(last, run)])
         if groups:
-            self._forgotten(groups)
+            self._check_forgotten(groups)
             out += [[each] if isinstance(each, MARKS) else each for each in reversed(groups)]
         told = [part for group in reversed(out) for part in group]
         marks = sum(isinstance(part, MARKS) for part in told)
@@ -174,8 +174,8 @@ class _LogParts:
             self._later(told)
         return told
 
-    def _forgotten(self, groups: Sequence[Any]) -> None:
-        """Refuse what can be none of the calls that are not kept one by one."""
+    def _check_forgotten(self, groups: Sequence[Any]) -> None:
+        """Refuse a log with more parts than the calls that the state has only counted."""
         marks = [type(each) for each in groups if isinstance(each, MARKS)]
         for kind, calls in ((Full, self.fed.full), (Restated, self.fed.restated)):
             if marks.count(kind) > calls:
@@ -186,7 +186,7 @@ class _LogParts:
             raise self._no("the log has events before that", SAY)
 
     def _later(self, told: Sequence[Any]) -> None:
-        """Refuse a log that begins later than what it is a log of, unless nothing before it matters."""
+        """Refuse a log that begins after the state's first call, unless the earlier calls do not matter."""
         first = told[0]
         if not isinstance(first, MARKS) or not way_of(first).whole:
             raise self._no("the log begins later, and not with full contents of all", "give it from the beginning")
@@ -257,8 +257,9 @@ def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.
 
 
 def _events(part: Any, admission: Admission, came: Came) -> Iterator[Any]:
-    """Read the rows of a part, and the events of messages. Raises `BadMessage` for a truncate, which clears a whole
-    input.
+    """Read the rows of a part, and the events of messages.
+
+    Raises `BadMessage` for a truncate, which clears a whole input.
     """
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         yield admission.uncut(rows, came)

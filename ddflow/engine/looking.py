@@ -23,7 +23,7 @@ from ddflow.plan.plan import Plan
 
 
 class Looking(Explaining):
-    """What an engine or a snapshot shows of itself."""
+    """Views of an engine or a snapshot on itself."""
 
     def __init__(self, dataflow: Dataflow) -> None:
         self.dataflow = dataflow
@@ -45,7 +45,7 @@ class Looking(Explaining):
 
     @property
     def verdicts(self) -> Verdicts:
-        """What became of all events since the state began, a `Verdicts`."""
+        """Counts of all events by verdict since the state began, a `Verdicts`."""
         return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
 
     def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
@@ -53,7 +53,7 @@ class Looking(Explaining):
             return shown_as(self.flow, name, format, plan_figures(self.dataflow.graph))
 
     def stats(self) -> Stats:
-        """Figures of this moment: keys, batches, bytes by where they are, merges owed, verdicts.
+        """Return the current figures: keys, batches, bytes by place, merges owed, verdicts.
 
         Returns
         -------

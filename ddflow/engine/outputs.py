@@ -32,8 +32,11 @@ from ddflow.storage.protocol import Store
 
 
 class Outputs:
-    """``sink``: where outputs go, None for the state itself.  ``before``: the sink that the newest manifest names,
-    where that is another."""
+    """The sinks of a state's outputs.
+
+    ``sink``: the folder of outputs, None for the state itself. ``before``: the sink of the newest manifest, if that is
+    another.
+    """
 
     def __init__(self, sink: Sink | None, before: Sink | None) -> None:
         self.sink, self.before = sink, before
@@ -48,9 +51,9 @@ class Outputs:
         schemas: Mapping[str, pa.Schema],
         trust: str,
     ) -> Outputs:
-        """Look at what was given for a state; nothing is made.  O(columns).
+        """Check the folder given for a state's outputs; nothing is written. O(columns).
 
-        ``manifest``: its newest, None for a new one.  ``schemas``: by output.  Raises as `Sink.check` does.
+        ``manifest``: its newest, None for a new one. ``schemas``: by output. Raises the errors of `Sink.check`.
         """
         sink = before = None
         if given is not None:
@@ -71,9 +74,10 @@ class Outputs:
         return self.sink is not None and self.before is not None
 
     def check_dropped(self, manifest: Manifest, names: Iterable[str]) -> None:
-        """Raise `StateRefused` where the sink has what an output gained that was dropped and is another one since.
+        """Raise `StateRefused` if the sink has updates of a dropped output whose name a new output has.
 
-        O(files of such outputs)."""
+        O(files of such outputs).
+        """
         for name in names if self.sink is not None else ():
             last = manifest.dropped.get(name)
             place = None if last is None or self.sink is None else self.sink.earlier(name, last)
@@ -86,7 +90,7 @@ class Outputs:
                 )
 
     def claim(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
-        """Take the sink for a state, before anything is put there.  O(outputs).  As `Sink.claim`."""
+        """Claim the sink for a state, before the first file is written. O(outputs). Like `Sink.claim`."""
         if self.sink is not None:
             self.sink.claim(manifest.id, store.where, names)
 

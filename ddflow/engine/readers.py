@@ -48,7 +48,7 @@ PAUSE: Final = 1.0
 
 
 class Followed(Protocol):
-    """What a reader needs of an engine."""
+    """The methods of an engine that a reader calls."""
 
     dataflow: Dataflow
 
@@ -103,7 +103,7 @@ class Reader(Closing):
 
     @property
     def time(self) -> int:
-        """The time at which it stands, an int64: `read` reads there, and `changes_to` begins there."""
+        """The reader's time, an int64: `read` reads there, and `changes_to` begins there."""
         return self._hold.time
 
     def read(self, as_of: Time | None = None) -> pa.Table:
@@ -272,7 +272,7 @@ class Reader(Closing):
         return self._engine.closed(asked, to)
 
     def _over(self) -> bool:
-        """Whether no step will come any more.  Raises `EngineClosed` where that is because something failed."""
+        """Whether the last step has come. Raises `EngineClosed` if a failure is the reason."""
         dataflow = self._engine.dataflow
         if self.closed or (dataflow.recent.ended and dataflow.last <= self.time):
             return True

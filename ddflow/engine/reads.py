@@ -37,7 +37,7 @@ from ddflow.time import CLOSED, Time, as_int64, as_shown
 
 
 class Reading(Looking):
-    """What you can read of an engine or a snapshot: its outputs and inputs, at the times that can be read."""
+    """Reads of an engine or a snapshot: its outputs and inputs, at the times that can be read."""
 
     @property
     def last(self) -> int:
@@ -331,7 +331,7 @@ class Reading(Looking):
             return why(still, name, key, log)
 
     def _why_between(self, still: Dataflow, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
-        """Tell why rows of an output changed.  ``beside``: whether there is another option.  As `why`."""
+        """Explain why rows of an output changed. ``beside``: whether there is another option. Like `why`."""
         asked = f"why of {name!r} between {between!r:.99}"
         if beside or not isinstance(between, tuple | list) or len(between) != 2:
             found = "it is no pair of times" if not beside else Phrase("log= and ", Option("as_of"), " are of one time")

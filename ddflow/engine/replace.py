@@ -80,9 +80,9 @@ def replace(
     epoch: int | None,
     allowed: Allowed,
 ) -> Step:
-    """Either of the two: a step, in which what is absent is deleted from the inputs that have rows.
+    """Take in full contents or corrected rows: one step that deletes absent keys from the inputs that have rows.
 
-    ``name``: the rows where ``rows`` is None, of one input or by input.  ``time``: None for one above the last.
+    ``name``: the rows if ``rows`` is None, of one input or by input. ``time``: None for one above the last.
     """
     if allowed.most is not None:
         most_absent(allowed.most, 0)
@@ -116,7 +116,7 @@ def replace(
         if (again := calls.replayed(asked, epoch, inputs)) is not None:
             return again
         make_room(dataflow.budget, dataflow.graph, dataflow.batchers)
-        inflows, digest = _flown(calls, inputs, at, every, asked)
+        inflows, digest = _admit_full(calls, inputs, at, every, asked)
         total = 0
         try:
             for each, contents in every.items():
@@ -142,7 +142,7 @@ def replace(
 
 
 def most_absent(given: int | str, there: int) -> int:
-    """How many of the keys that are there may go.  Raises `SpecError`.
+    """Compute how many of the existing keys may be deleted. Raises `SpecError`.
 
     >>> most_absent(12, 100), most_absent("12", 100), most_absent("2.5%", 100)
     (12, 12, 2)
@@ -163,10 +163,10 @@ def _further(dataflow: Dataflow, every: Mapping[str, Contents]) -> str:
     return json.dumps(words)
 
 
-def _flown(
+def _admit_full(
     calls: Calls, inputs: Mapping[str, Any], time: int, every: Mapping[str, Contents], asked: Asked
 ) -> tuple[dict[str, Inflow], str]:
-    """Admit the rows, showing them to their contents; and the call's digest, on durable state."""
+    """Admit the rows and show them to their contents; return also the call's digest, on durable state."""
     dataflow = calls.dataflow
     digests = {} if calls.durable is None else {name: calls.digest(name) for name in inputs}
 

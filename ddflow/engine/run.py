@@ -55,7 +55,7 @@ MANY: Final = 1 << 17
 
 
 class Stepping(Protocol):
-    """What is asked of an engine."""
+    """The methods of an engine that a run calls."""
 
     calls: Calls
 
@@ -267,7 +267,7 @@ class RunLoop:
                     return
 
     def _epoch(self) -> None:
-        """Take in what was gathered, and commit it with its positions."""
+        """Take in the gathered rows, and commit them with their positions."""
         moved, calls, began = [each for each in self.inlets if each.moved], self._called, monotonic()
         rows, updates = self.done.rows, self.done.updates
         for inlet in moved:
@@ -323,7 +323,7 @@ class RunLoop:
         self._evolved = True
 
     def _take(self, inlet: Inlet) -> None:
-        """Take in what a source gave.  Errors of its rows name where they stand."""
+        """Take in the rows of a source. Errors about its rows name their place."""
         for given in inlet.calls():
             with at_spots(given.spots), self.calls.reading(spot.file for spot, _ in given.spots):
                 step = self._replace(given) if given.whole else self._step(given)

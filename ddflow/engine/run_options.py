@@ -72,7 +72,7 @@ class RunOptions:
 
     @property
     def patience(self) -> float | None:
-        """Seconds for which what fails is tried again; None: for ever."""
+        """Seconds of retries after a failure; None: no limit."""
         return None if self.give_up_after is None else seconds(self.give_up_after, "give_up_after=")
 
     @property
@@ -82,7 +82,7 @@ class RunOptions:
 
     @property
     def bytes(self) -> int:
-        """Of rows in an epoch, about."""
+        """Bytes of rows in an epoch, about."""
         return parse_size(self.room, "room=") or 0
 
     def behind(self, kind: pa.DataType) -> int | None:

@@ -87,7 +87,7 @@ class RunReport:
             self.line.show(self._text())
 
     def doing(self, what: str, rows: int, began: float) -> None:
-        """Show what an epoch is in the middle of, where that is due.  ``rows``: done since it ``began``."""
+        """Show the current work of an epoch, if a report is due. ``rows``: done since it ``began``."""
         if self.line.due:
             rate = rows / max(monotonic() - began, 1e-3)
             self.line.show(self._text(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))

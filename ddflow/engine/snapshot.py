@@ -141,7 +141,7 @@ def fill_version(
     batch_store: BatchStore,
     partitions: int = 1,
 ) -> None:
-    """Fill a new dataflow with what inventories of a version say, for reading.  ``partitions``: see `recovery.fill`."""
+    """Fill a new dataflow from the inventories of a version, for reading. ``partitions``: see `recovery.fill`."""
     dataflow.recent.end_steps()
     dataflow.fed, dataflow.sources = manifest.fed, dict(manifest.sources)
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since

@@ -63,13 +63,13 @@ class Arranged(NamedTuple):
 
     @classmethod
     def of(cls, arranged: Arrangement) -> Arranged:
-        """Of an arrangement, over all of its partitions.  O(runs)."""
+        """Compute the figures of an arrangement, over all of its partitions. O(runs)."""
         total = cls(*map(sum, zip(*map(cls._but_the_index, arranged.partitions), strict=True)))
         return total._replace(bytes_resident=arranged.nbytes, bytes_index=arranged.nbytes - total.bytes_resident)
 
     @classmethod
     def _but_the_index(cls, arranged: Arrangement) -> Arranged:
-        """Of one partition; partitions that are joined share an index."""
+        """Compute the figures of one partition; joined partitions share an index."""
         spine, on_disk, slots = arranged.spine, arranged.on_disk, arranged.slots
         return cls(
             arranged.keys,

@@ -58,9 +58,9 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
 
 
 def check_counted(calls: Calls, asked: str, remedy: str = GIVE) -> None:
-    """Raise `SchemaMismatch` where the next step's time is no number, so that a caller has to give it.  O(1).
+    """Raise `SchemaMismatch` if the next step's time is no number, so that a caller must give it. O(1).
 
-    ``remedy``: in which ``{what}`` is day or moment, and ``{later}`` one above the last.
+    ``remedy``: a text in which ``{what}`` is day or moment, and ``{later}`` one above the last.
     """
     last, kind = calls.dataflow.last, calls.dataflow.time_type
     if last == NEVER or kind == INT64:

@@ -120,11 +120,11 @@ class Story:
         for row in rows:
             if row["what"] == "event":
                 lost = self._by(row, "; the key held order ") if row["verdict"] in LOST else ""
-                lines.append(f"  {_when(row)}: {row['verdict']} {self._row(row)}{lost}")
+                lines.append(f"  {_describe_time(row)}: {row['verdict']} {self._row(row)}{lost}")
             elif row["what"] == ABSENT:
                 scope = next(scopes)
                 whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
-                lines.append(f"  {_when(row)}: deleted: {whole} do not name it{self._by(row, ', by order ')}")
+                lines.append(f"  {_describe_time(row)}: deleted: {whole} do not name it{self._by(row, ', by order ')}")
         return "\n".join(lines)
 
     def _row(self, row: Mapping[str, Any]) -> str:
@@ -142,8 +142,8 @@ class Story:
         return f"{words}{as_text(order if self.source is None else self.source.order(order))}"
 
 
-def _when(row: Mapping[str, Any]) -> str:
-    """When a replay came to an event: at a time, or in a part of its log."""
+def _describe_time(row: Mapping[str, Any]) -> str:
+    """Describe when a replay came to an event: at a time, or in a part of its log."""
     return f"at {row[TIME]}" if row.get(PART) is None else f"in part {row[PART]}"
 
 

@@ -68,7 +68,7 @@ class Trying:
         return not self._cancelled and (self.failing is None or now >= self._again)
 
     def said(self, now: float) -> str:
-        """When it is tried again and what fails, for a line that may be cut; "" where nothing does."""
+        """Describe the failure and the time of the next attempt, for a line that may be cut; "" without a failure."""
         failing = self.failing
         return "" if failing is None else f"tried again in {self._wait(now)}: {' '.join(failing.found.split())}"
 
@@ -76,9 +76,9 @@ class Trying:
         return f"{ceil(max(self._again - now, 0))} s"
 
     def failed(self, error: Failure, now: float, took: float = 0.0) -> None:
-        """Note a failure of an attempt that began ``now``, and ``took`` so long; none of one that was cancelled.
+        """Note a failure of an attempt that began ``now``, and ``took`` so long; ignore a cancelled attempt.
 
-        Raises that nobody is let in, until somebody was.
+        Raises the error for a rejected login, until one has succeeded.
         """
         if isinstance(error, SourceNotLetIn | SinkNotLetIn) and not self._reached:
             raise error
@@ -111,7 +111,7 @@ class Trying:
 
     @contextmanager
     def lasting(self, does: str, cancel: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Let `cancel` end what the block asks, and `remind` say that it ``does`` so."""
+        """Let `cancel` end the request of the block, and `remind` log that it ``does`` so."""
         before, self._asked = self._asked, LastingCall(does, cancel)
         token = BREAKS.set(self._breaks)
         try:
@@ -121,14 +121,16 @@ class Trying:
             self._asked = before
 
     def remind(self) -> None:
-        """Let the log say what lasts, where that is due.  From another thread."""
+        """Log a request that lasts, if a reminder is due. Call it from another thread."""
         if (asked := self._asked) is not None and (lasted := monotonic() - asked.began) >= asked.told:
             LOG.warning("%s %s for %.0f s", self.what, asked.does, lasted)
             asked.told *= 2
 
     def cancel(self) -> None:
-        """End what lasts, if it can be ended, because a run ends.  From another thread; it is no harm where it has just
-        ended, or again."""
+        """End a request that lasts, if possible, because a run ends.
+
+        Call it from another thread; it does nothing if the request has just ended, or was cancelled.
+        """
         if (asked := self._asked) is not None:
             if not self._cancelled:
                 LOG.warning("%s lasts, and is cancelled: the run was to end, and the next one goes on", self.what)

@@ -51,7 +51,7 @@ class Watch:
             self._handle.update(self)
 
     def close(self) -> None:
-        """Draw the last state.  The table stays as it is then."""
+        """Draw the last state. The table no longer changes."""
         if self._behind and self._handle is not None:
             self._handle.update(self)
         self._handle = None

@@ -154,7 +154,7 @@ class _Telling:
         self.scopes: list[str | None] = []
 
     def table(self) -> pa.Table:
-        """All that was told."""
+        """Build the table of the story."""
         return pa.concat_tables([self.schema.empty_table(), *self.made])
 
     def _tell(
@@ -222,7 +222,7 @@ class _Telling:
         return np.flatnonzero((high == own[0][0]) & (low == own[1][0]) & (lacks == 0))
 
     def replay(self, log: Iterator[Any], frontier: int) -> None:
-        """Resolve the log's events of this key, by an operator of its own, and tell of each.  ``log``: marked parts."""
+        """Resolve the log's events of this key, by a new operator, and note each of them. ``log``: marked parts."""
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
         bound = bind(self.bound.name, self.bound.schema, spec, self.bound.format)
@@ -276,7 +276,10 @@ class _Telling:
         return out
 
     def _resolve(self, upsert: RunningUpsert, events: Events, times: Ints, contents: int | None = None) -> None:
-        """Resolve events and tell of them.  ``contents``: in full contents, from which arrival on nobody gave them."""
+        """Resolve events and note them.
+
+        ``contents``: the arrival from which full contents imply events; None without full contents.
+        """
         upsert.contents = contents
         resolution = upsert.resolve(events, times, int(times[-1]))
         winners = resolution.winner_orders(np.arange(events.times.size)) if self.winners else None

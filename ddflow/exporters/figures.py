@@ -50,7 +50,7 @@ def _one(value: float) -> list[Labelled]:
 
 
 def _ours(call: CallMetrics) -> bool:
-    """Whether a record is of a call: that of a run tells of calls that were counted already."""
+    """Whether to export a call's record; a run's record repeats calls that were counted already."""
     return call.kind != "run"
 
 

@@ -69,9 +69,9 @@ class PrometheusExporter:
                     one.observe(value)
 
     def serve(self, where: str) -> str:
-        """Serve ``/metrics`` from a thread; ``where``: a port, or ``host:port``.  Gives back the address.
+        """Serve ``/metrics`` from a thread; ``where``: a port, or ``host:port``. Returns the address.
 
-        By default only this machine is answered.  Raises `SpecError` for what is no port or cannot be taken.
+        By default only this machine is answered. Raises `SpecError` for an invalid or occupied port.
         """
         host, _, port = where.rpartition(":")
         try:

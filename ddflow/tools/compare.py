@@ -185,7 +185,7 @@ def _read_rows(
     look: Look = lambda rows: None,
     doubts: dict[str, None] | None = None,
 ) -> pa.Table:
-    """Rows in normal types.  ``doubts``: gets those of files, once each."""
+    """Read rows in normal types. ``doubts``: collects the doubts about files, once each."""
     if isinstance(given, str | os.PathLike):
         files = open_files([os.fspath(given)], types=types, how=_how(given, how))
         if doubts is not None:
@@ -206,7 +206,7 @@ def _read_rows(
 
 
 def _how(given: Any, how: FileOptions) -> FileOptions:
-    """How files are read: as all are, but where a path says otherwise."""
+    """Return the options to read a file: the common ones, except those that its path implies."""
     return replace(how, dialect=dialect_of(given)) if isinstance(given, FilePath) else how
 
 
@@ -363,7 +363,7 @@ def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
 
 
 def _names(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
-    """For each key, the columns that differ; null where it is on one side only."""
+    """List the columns that differ, for each key; null if the key is on only one side."""
     both = (at >= 0).all(axis=0)
     differ = np.zeros((at.shape[1], len(values)), bool)
     for i, name in enumerate(values):

@@ -48,7 +48,10 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, table: pa.Table, bound: Binding, secret: Secret, begin: int, end: int) -> Piece:
-        """Of a table, in order, whose first words are in [begin, end].  O(n).  Raises `CorruptState` where not."""
+        """Make the piece of an ordered table with identities from ``begin`` to ``end``. O(n).
+
+        Raises `CorruptState` for a row out of order or out of this range.
+        """
         high, low = RowHashes(bound.key_schema, secret).of(table)
         after = high[1:] > high[:-1]
         if low.size:
@@ -76,7 +79,7 @@ class Piece(NamedTuple):
         return left[left < n], left[left >= n] - n, first, second - n
 
     def among(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
-        """Which of some rows have their identity in a set of (high, low), low 0 where there is none."""
+        """Mark the rows whose identity is in a set of (high, low), low 0 if there is none."""
         low = self.low[rows].tolist() if self.low.size else [0] * rows.size
         pairs = zip(self.high[rows].tolist(), low, strict=True)
         return np.fromiter((pair in keys for pair in pairs), bool, rows.size)

@@ -29,7 +29,7 @@ __all__ = ["AS_USUAL", "Side", "as_text"]
 
 
 class Side(NamedTuple):
-    """``given``: what was given; ``how``: its files are read; ``rows``: as they were read first."""
+    """One side of a comparison. ``given``: the argument; ``how``: the options of its files; ``rows``: as first read."""
 
     given: Any
     how: FileOptions
@@ -37,7 +37,7 @@ class Side(NamedTuple):
 
     @property
     def file(self) -> tuple[str, int] | None:
-        """The only file, and what it calls its first row; None where rows are given otherwise.  O(files)."""
+        """The only file, with its number for its first row; None if rows come otherwise. O(files)."""
         places = (
             listed([os.fspath(self.given)], self.dialect.kind) if is_path(self.given) and self.given != STDIN else []
         )

@@ -214,7 +214,7 @@ class _Seen:
 
 
 def _nbytes(column: pa.Array) -> float:
-    """Bytes of a column when it is gathered into a batch of its own."""
+    """Count the bytes of a column that is gathered into a separate batch."""
     n, kind = len(column), column.type
     nulls = n / 8 if column.null_count else 0
     if pat.is_boolean(kind):

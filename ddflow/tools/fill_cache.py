@@ -14,7 +14,7 @@ from ddflow.tools.warmup import warm
 
 
 def main() -> None:
-    """Fill the cache, unless somebody else does."""
+    """Fill the cache, unless another process does."""
     os.nice(19)
     background.end_with(sys.stdin)
     directory = cache_directory()

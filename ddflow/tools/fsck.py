@@ -98,7 +98,7 @@ def fsck(
 
 
 class _Check:
-    """Of one state, once."""
+    """One check of one state."""
 
     def __init__(self, store: Store, flow: Plan | None, look: Look) -> None:
         self.store, self.flow, self.look, self.report = store, flow, look, Report(store.where)
@@ -133,7 +133,7 @@ class _Check:
 
     @contextmanager
     def _guard(self, file: str, number: int) -> Iterator[None]:
-        """Whatever is raised inside is a problem of a file: the one that the error names, else ``file``."""
+        """Report an error of the block as a problem of the file that it names, else of ``file``."""
         try:
             yield
         except Known:
@@ -243,9 +243,7 @@ class _Check:
         return self._compare(blob, number) or b""
 
     def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
-        """Return the bytes of a blob, compared once; report a problem and return None if they differ from the written
-        ones.
-        """
+        """Return the bytes of a blob, compared once; report a problem and return None if they are damaged."""
         if blob not in self.compared:
             self.compared[blob] = None
             self.files.add(blob)
@@ -317,9 +315,7 @@ class _Check:
         return None
 
     def _fragment(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
-        """Check that a fragment of an epoch in a sink is present and complete; return its number of rows, like
-        `_output`.
-        """
+        """Check that a fragment in a sink is present and complete; return its number of rows, like `_output`."""
         sink, number, blob = open_sink(str(manifest.folder), self.store), manifest.number, fragment.blob
         path = sink.place(epoch, fragment)
         if (path, blob) in self.files:

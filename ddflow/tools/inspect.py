@@ -179,7 +179,7 @@ def _folder(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:
-    """Put in what an inventory says; the keys and pending events that it has."""
+    """Add the figures of an inventory, with its keys and pending events."""
     keys = pending = 0
     for name, each in inventory.inputs.items():
         figures = _describe_arrangement(each.rows) | {

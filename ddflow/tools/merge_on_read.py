@@ -131,9 +131,10 @@ def folded(
 
 
 def take(engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: Allowed = ANY) -> Step:
-    """One call of an engine: a part of a log, as it is marked, for the input ``name``.  As those raise and cost.
+    """Make one call of an engine: take a part of a log, by its mark, in for the input ``name``.
 
-    ``allowed``: what full contents, or a corrected history, may lack.  A log is taken as it was fed.
+    Costs and errors are those of the call. ``allowed``: the number of keys that full contents, or a corrected history,
+    may lack; unlimited for a log.
     """
     if isinstance(part, Full):
         most, empty = allowed

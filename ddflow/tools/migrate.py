@@ -61,11 +61,10 @@ class Told:
         return all(fed.plain for fed in self.old.dataflow.fed.values())
 
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
-        """Mark the parts of a log of a new plan's input like the calls that fed the old state; see
-        `ddflow.engine.logs.as_fed`.
+        """Mark the parts of a log of a new plan's input like the calls that fed the old state.
 
-        An input that the old state does not have keeps the marks of its log. If both plans have only one input, a new
-        name does not matter.
+        See `ddflow.engine.logs.as_fed`. An input that the old state does not have keeps the marks of its log. If both
+        plans have only one input, a new name does not matter.
         """
         inputs = self.old.flow.inputs
         if name not in self.flow.inputs:
@@ -281,7 +280,7 @@ def _call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
 
 
 def _close(engine: Engine, old: Snapshot) -> None:
-    """In hold-back mode, close what was seen, unless ``lateness=`` does, and what the old state had closed."""
+    """Close the times of the log and of the old state in hold-back mode, unless ``lateness=`` does."""
     if not engine.flow.holds_back:
         return
     to = old.frontier if old.flow.holds_back else NEVER

@@ -32,10 +32,10 @@ from ddflow.trace.arrangement import Arrangement
 
 
 def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
-    """For each count of a state: what it counts, and how many groups have another count than their rows give.
+    """Recount each count of a state: yield its description, and the number of groups that differ from their rows.
 
-    Not of counts that hold what their inputs have forgotten, or did not keep, nor of what depends on when rows came.
-    O(rows); memory for the groups.  Raises `CountOverflow`.
+    Skips counts of rows that their inputs have forgotten or did not keep, and results that depend on arrival. O(rows);
+    memory for the groups. Raises `CountOverflow`.
     """
     ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
     for node, kept in snapshot.dataflow.graph.keeping.items():

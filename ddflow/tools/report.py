@@ -18,8 +18,11 @@ from ddflow.errors import Command, Phrase
 
 
 class Problem(NamedTuple):
-    """``file``: its name in the state, or its path.  ``found``: what is wrong with it.  ``manifest``: the newest one
-    that names it, None for what concerns all."""
+    """A problem of a file.
+
+    ``file``: its name in the state, or its path. ``found``: the fault. ``manifest``: the newest that names the file,
+    None for a problem of the whole state.
+    """
 
     file: str
     found: str

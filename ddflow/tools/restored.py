@@ -51,8 +51,11 @@ Place = Callable[[Batch], Words]
 
 
 class Operators(NamedTuple):
-    """Of a plan, all of them new.  ``inputs``: by name.  ``kept``: by id, None where they are not known.  ``by``:
-    the columns by which those are cut into partitions that are not cut by their groups."""
+    """New operators of a plan.
+
+    ``inputs``: by name. ``kept``: by id, None if they are unknown. ``by``: the columns that determine the partition,
+    for operators whose groups do not.
+    """
 
     inputs: Mapping[str, RunningInput]
     kept: Mapping[str, Readable] | None
@@ -75,7 +78,7 @@ class Memo(BatchStore):
         self.opened: dict[tuple[Blob, str, int], StoredBatch] = {}
 
     def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
-        """As `BatchStore.open`; raises `Known` for a file that is known to be damaged."""
+        """Open a file like `BatchStore.open`; raise `Known` for a file that is known to be damaged."""
         if blob.name in self.damaged:
             raise Known(f"the file {blob.name}", "it is damaged", "see there")
         if compressed:
@@ -87,8 +90,11 @@ class Memo(BatchStore):
 
 
 class Examination:
-    """Of one inventory of one manifest, that of the partition ``number``.  ``seen``: the files whose rows were looked
-    at, which grows.  ``whole``: whether all is asserted, or only what no other inventory shares."""
+    """The check of one inventory of a manifest, of the partition ``number``.
+
+    ``seen``: the files whose rows were checked; it grows. ``whole``: whether to check everything, or only facts that
+    other inventories do not share.
+    """
 
     def __init__(
         self,
@@ -104,7 +110,7 @@ class Examination:
         self.batch_store, self.guard, self.seen, self.whole = batch_store, guard, seen, whole
 
     def run(self, stored: StoredInventory) -> None:
-        """Look at all of it.  O(bytes).  What is wrong goes to the guard."""
+        """Check the whole inventory. O(bytes). Its faults go to the guard."""
         arrived = waiting = 0
         complete, inputs = True, stored.of.inputs
         for name, upsert in self.operators.inputs.items():
@@ -116,7 +122,7 @@ class Examination:
             with self.guard():
                 complete = False
                 arrived += inputs[name].arrived
-                waiting += self._pending(inputs[name], at, upsert)
+                waiting += self._check_pending(inputs[name], at, upsert)
                 complete = True
         with self.guard():
             kept = stored.of.operators
@@ -132,8 +138,8 @@ class Examination:
                 found = f"{arrived:,} events came in, {done:,} were resolved and {waiting:,} are pending"
                 raise wrong(stored.what, found)
 
-    def _pending(self, record: InputRecord, at: str, upsert: RunningInput) -> int:
-        """How many events wait; whether they are of keys of this partition."""
+    def _check_pending(self, record: InputRecord, at: str, upsert: RunningInput) -> int:
+        """Count the pending events, and check that their keys belong to this partition."""
         batcher = pending.restore(record.runs, at, upsert.bound.event_schema, self.batch_store, spilled=True)
         batcher._check()
         for run in batcher.runs.by_least if self.manifest.partitions > 1 else ():
@@ -165,8 +171,10 @@ class Examination:
         told: bool,
         place: Place = lambda batch: batch.high,
     ) -> None:
-        """Look at one.  ``at``: where it stands, for messages.  ``told``: whether its identities tell which partition
-        its keys are of."""
+        """Check an arrangement.
+
+        ``at``: its place, for messages. ``told``: whether its identities determine the partition of its keys.
+        """
         arrangements.restore(arranged, record, at, self.batch_store, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
             raise wrong(
@@ -194,7 +202,7 @@ class Examination:
             arranged._check()
 
     def _batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
-        """Whether rows are where their keys belong, and hashed as they are; and the Bloom filter."""
+        """Check the places and hashes of rows, and the Bloom filter."""
         name, bloom = record.file.name, record.bloom
         if name not in self.seen:
             self.seen.add(name)
@@ -272,9 +280,9 @@ def wrongly_attached(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[st
 
 
 def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
-    """How many keys are live, and how many are there and deleted.  O(versions).
+    """Count the live keys and the deleted ones. O(versions).
 
-    ``rows``: what the current versions should be hashed to.  Raises `CorruptState` for one that is not.
+    ``rows``: the expected hashes of the current versions. Raises `CorruptState` for another hash.
     """
     live = dead = 0
     for parts in arranged.ranges():

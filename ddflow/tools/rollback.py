@@ -46,7 +46,7 @@ _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 
 
 class OldVersion(NamedTuple):
-    """A version of a state: its ``number``, its ``manifest`` where that can be read, and what is ``wrong`` with it."""
+    """A version of a state: its ``number``, its ``manifest`` if it is readable, and its faults in ``wrong``."""
 
     number: int
     manifest: Manifest | None
@@ -137,7 +137,7 @@ def rollback(
         if found.number != numbers[0]:
             made = _copy_version(store, found, numbers[0] + 1, look)
         ahead = {name: each.epoch for each in named for name in each.sinks if each.epoch > made.epoch}
-        return RolledBack(made, found.number, passed, _hidden(store, made, sinks), ahead)
+        return RolledBack(made, found.number, passed, _withdraw_outputs(store, made, sinks), ahead)
 
 
 def _numbers(store: Store) -> list[int]:
@@ -264,8 +264,8 @@ def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     return store.put("json", lambda sink: sink.write(data))
 
 
-def _hidden(store: Store, made: Manifest, sinks: list[Sink]) -> list[str]:
-    """Withdraw what all sinks there were show of epochs that are none any more; where that was."""
+def _withdraw_outputs(store: Store, made: Manifest, sinks: list[Sink]) -> list[str]:
+    """Withdraw the files of undone epochs from all earlier sinks; list the places."""
     found = [(sink, sink.later(made.epoch)) for sink in sinks]
     # Somebody may have gone on by now; what he has shown he had committed before.
     again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}

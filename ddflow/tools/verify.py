@@ -72,10 +72,13 @@ class Difference:
 
 @dataclass
 class Compared:
-    """One input.  ``events``: of the log; ``later``: those at or after the state's frontier, ``pending``: events that
-    wait in the state for theirs; ``bad``: messages of the log that cannot be read, and are left out as a step does.
-    ``rows``: in the state; ``expected``: of the log.  ``unknown``: keys that were not compared.  ``first``: the first
-    rows that differ.  ``notes``: what to know of it."""
+    """The comparison of one input.
+
+    ``events``: of the log; ``later``: events at or after the state's frontier, ``pending``: events that wait in the
+    state for their times; ``bad``: messages of the log that cannot be read, and are left out like in a step. ``rows``:
+    in the state; ``expected``: of the log. ``unknown``: keys that were not compared. ``first``: the first rows that
+    differ. ``notes``: remarks on the result.
+    """
 
     input: str
     events: int = 0
@@ -219,7 +222,7 @@ def verify(
 
 
 class _Comparison:
-    """Of one input of a snapshot with its log."""
+    """A comparison of one input of a snapshot with its log."""
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
@@ -237,7 +240,7 @@ class _Comparison:
 
     def run(self, log: Any, memory: str | int | None, spill: Any) -> Compared:
         """Read both sides, once."""
-        self._pending()
+        self._count_pending()
         bound = self.bound
         fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
         given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
@@ -261,8 +264,8 @@ class _Comparison:
             else:
                 yield replace(part, rows=self.bound.schema.empty_table())
 
-    def _pending(self) -> None:
-        """Count what waits; keys of which an event was advanced may hold more by the log than they do yet."""
+    def _count_pending(self) -> None:
+        """Count the pending events, and note keys whose events were advanced: the log may have more for these."""
         for run in self.snapshot.dataflow.batchers[self.out.input].runs.by_least:
             waiting = run.waiting
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)

@@ -49,7 +49,7 @@ Progress = Callable[[int, int, str], None]
 
 
 class Warmed(NamedTuple):
-    """What `warm` did."""
+    """The result of `warm`."""
 
     kernels: int
     """How many there are, all ready now."""
@@ -62,8 +62,7 @@ class Warmed(NamedTuple):
 def warm(progress: Progress | None = None) -> Warmed:
     """Compile, or load from the cache, every kernel: some ten seconds, or one.
 
-    ``progress`` is told of each compilation as it begins, and of each part that is done.  Where the compiler is off
-    there is nothing to do.
+    ``progress`` receives each compilation as it begins, and each finished part. Does nothing if the compiler is off.
     """
     every = entries()
     names, compiled = {kernel.py_func.__name__ for kernel in every}, 0
@@ -78,7 +77,7 @@ def warm(progress: Progress | None = None) -> Warmed:
             compiled += 1
             tell(name)
 
-    parts = iter(()) if all(isinstance(kernel, Interpreted) for kernel in every) else _parts()
+    parts = iter(()) if all(isinstance(kernel, Interpreted) for kernel in every) else _run_flows()
     with watched(compiling), PATIENCE.over():
         for part in parts:
             tell(part)
@@ -86,20 +85,20 @@ def warm(progress: Progress | None = None) -> Warmed:
     return Warmed(len(every), compiled, cache_directory())
 
 
-def _parts() -> Iterator[str]:
-    """Run the flows; yields what was done after each."""
-    yield from _by_epochs()
-    yield from _by_time()
-    yield from _on_disk()
+def _run_flows() -> Iterator[str]:
+    """Run the flows and yield a description after each."""
+    yield from _run_by_epochs()
+    yield from _run_by_time()
+    yield from _run_on_disk()
     yield from _run_reopened()
-    yield from _back()
-    yield from _merging()
+    yield from _run_to_upserts()
+    yield from _run_merging()
     yield from _run_ordered()
-    yield from _aggregates()
+    yield from _run_aggregates()
 
 
-def _by_epochs() -> Iterator[str]:
-    """Wide identities, order columns with nulls, deletes, every operator; merges and an index that grows."""
+def _run_by_epochs() -> Iterator[str]:
+    """Run wide identities, order columns with nulls, deletes, every operator, merges and an index that grows."""
     columns = {
         "key": pa.string(),
         "part": pa.float64(),
@@ -146,8 +145,8 @@ def _orders(n: int, seed: int) -> pa.Table:
     )
 
 
-def _by_time() -> Iterator[str]:
-    """Identities of one word, events that wait, late ones that are advanced, ties; a step that threads share."""
+def _run_by_time() -> Iterator[str]:
+    """Run identities of one word, pending events, late ones that are advanced, ties, and a step shared by threads."""
     columns = {"key": pa.int64(), "value": pa.int32(), "at": pa.timestamp("us")}
     flow = dd.Flow()
     readings = flow.upserts("readings", columns, dd.Upsert("key", time="at", late="advance", tie="greatest"))
@@ -165,8 +164,8 @@ def _by_time() -> Iterator[str]:
         engine.read("counts")
 
 
-def _on_disk() -> Iterator[str]:
-    """State in files, searched there: keys that are there and keys that are not, of one word and of several."""
+def _run_on_disk() -> Iterator[str]:
+    """Search state in files for existing and for missing keys, of one word and of several."""
     flow = dd.Flow()
     flow.output("text", flow.upserts("text", {"key": pa.string(), "at": pa.int64()}, dd.Upsert("key", "at")))
     flow.output("numbers", flow.upserts("numbers", {"key": pa.int64(), "value": pa.int64()}, dd.Upsert("key")))
@@ -192,7 +191,7 @@ def _run_reopened() -> Iterator[str]:
         yield "state that is opened again"
 
 
-def _back() -> Iterator[str]:
+def _run_to_upserts() -> Iterator[str]:
     """Turn updates back into upserts, by each rule; keys of one row and of several."""
     key = np.arange(60) // 2
     updates = pa.table({"key": key, "value": np.arange(60), "_time": key * 0, "_diff": key * 0 + 1})
@@ -201,8 +200,8 @@ def _back() -> Iterator[str]:
         yield "updates that become upserts"
 
 
-def _merging() -> Iterator[str]:
-    """Partial rows, merged by row, by groups and by cells; keys that expire; machines of one state and of several."""
+def _run_merging() -> Iterator[str]:
+    """Run partial rows, merged by row, by groups and by cells; expiring keys; machines of one state and of several."""
     columns = pa.schema(
         {
             "key": pa.int64(),
@@ -248,7 +247,7 @@ def _merging() -> Iterator[str]:
         yield "machines"
 
 
-def _aggregates() -> Iterator[str]:
+def _run_aggregates() -> Iterator[str]:
     """Run sums of integers, floats and decimals, and of squares."""
     columns = {"id": pa.int64(), "city": pa.string(), "n": pa.int64(), "f": pa.float64(), "d": pa.decimal128(9, 2)}
     texts = {"rows": "count(f)", "i": "sum(n)", "mean": "avg(f)", "d": "sum(d)", "v": "var_pop(f)"}

@@ -109,11 +109,11 @@ class Batcher:
         return number
 
     def spill(self, batch_store: BatchStore, at_most: int, chunk: int = LARGE) -> None:
-        """Write runs to files until at most so many bytes are resident; they are then mapped.  O(bytes written).
+        """Write runs to files until at most so many bytes are resident; they are then mapped. O(bytes written).
 
-        Those that wait longest go first, joined and cut by time into files of about ``chunk`` bytes, 8 MB at most,
-        which takes the memory of a few; a file is unlinked when its last event is consumed and nobody refers to it any
-        more. Raises `SpillFull`, `SpillFailed`; the batcher is then as before, and no file is left.
+        Runs with the latest times go first, joined and split by time into files of about ``chunk`` bytes, 8 MB at most.
+        This takes the memory of a few files. A file is unlinked after its last event is consumed and its last reference
+        is gone. Raises `SpillFull`, `SpillFailed`; the batcher is then unchanged, and no file is left.
         """
         self._peeked = None
         chunk = min(chunk, LARGE)

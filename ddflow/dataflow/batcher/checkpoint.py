@@ -28,8 +28,11 @@ from ddflow.storage.protocol import Blob
 
 
 class PendingRecord(Strict, frozen=True):
-    """A run of pending events.  ``rows``: of its file, of which those from ``begin`` on wait.  ``advanced``: whether
-    events have been given later times.  ``final``: whether it is merged no more.  ``columns``: of its events."""
+    """A run of pending events.
+
+    ``rows``: of its file; those from ``begin`` on are pending. ``advanced``: whether events have later times than they
+    came with. ``final``: whether later merges skip it. ``columns``: of its events.
+    """
 
     file: Blob
     rows: Positive

@@ -61,7 +61,7 @@ class PendingRun:
 
     @classmethod
     def own(cls, events: Events, final: bool = False) -> PendingRun:
-        """Events in memory of their own: copied where they are a slice of more.  O(1), or O(n)."""
+        """Hold events in separate memory: copy them if they are a slice of a larger table. O(1), or O(n)."""
         run = cls.resident(events, final)
         return cls.resident(events.copied(), final) if run.wasteful else run
 
@@ -98,7 +98,7 @@ class PendingRun:
 
     @property
     def size(self) -> int:
-        """Bytes of the events that wait, about, were they in memory of their own."""
+        """Bytes of the pending events, about, if they were in separate memory."""
         return self.bytes_resident * len(self) // self.events.times.size
 
     @property
@@ -126,8 +126,9 @@ def filed(events: Events) -> pa.RecordBatch:
 
 
 def unfiled(record: pa.RecordBatch, advanced: bool) -> Events:
-    """Rebuild the events of a file's record over the same memory. ``advanced``: whether it has their original times.
-    O(columns).
+    """Rebuild the events of a file's record over the same memory.
+
+    ``advanced``: whether it has their original times. O(columns).
     """
     own = 2 + advanced
     times, arrival, *original = (column.to_numpy() for column in record.columns[:own])

@@ -60,7 +60,7 @@ class Runs:
         return out
 
     def push(self, run: PendingRun) -> None:
-        """Put in a new run, to which the caller's memory belongs.  What waits of the one before is here to stay."""
+        """Add a new run in the caller's memory; copy the events of the run before if it wastes memory or is large."""
         fresh, self.fresh = self.fresh, run
         if fresh is not None and (fresh.wasteful or fresh.bytes_resident >= LARGE):
             self.swap([fresh], kept(fresh))
@@ -149,7 +149,7 @@ def size_class(size: int) -> int:
 
 
 def class_of(run: PendingRun) -> int:
-    """Which runs a run is merged with: the resident ones of its size class; 0 for none."""
+    """Return the size class of a run: resident runs of one class are merged; 0 for none."""
     return 0 if run.final or run.bytes_resident >= LARGE else size_class(run.bytes_resident)
 
 
