@@ -10,7 +10,7 @@ with 2, as for wrong usage; any other import that fails is a bug and shows itsel
 import sys
 
 SHELL = ("typer", "rich", "click")
-"""What the extra ``shell`` installs."""
+"""The packages of the extra ``shell``."""
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ class SourceLag(NamedTuple):
     """None until that is known, so before the source is first open and within a first copy, and of one that cannot
     tell."""
     unit: str
-    """What the amount counts, a plural: "messages", "files", "bytes".  A source has the same one for ever."""
+    """What the amount counts, a plural: "messages", "files", "bytes". A source never changes it."""
     failing: bool = False
     """Whether its last attempt failed."""
     seconds: float | None = None
@@ -110,9 +110,9 @@ class CallMetrics(NamedTuple):
     owed: Mapping[str, int] = NOTHING
     """Versions that merges in progress have yet to copy, by arrangement: the merge debt."""
     sources: Mapping[str, SourceLag] = MappingProxyType({})
-    """What the sources of a run have not brought yet, by name."""
+    """The lags of a run's sources, by name."""
     sinks: Mapping[str, SinkLag] = MappingProxyType({})
-    """What the sinks of a run have yet to take, by output."""
+    """The lags of a run's sinks, by output."""
     at: str = ""
     """``time`` as a person reads it, such as ``2026-11-26`` where times are days; "" for a push and for a run."""
 

@@ -165,7 +165,7 @@ def _tell(trial: _Trial, calls: list[list[int]], how: str) -> None:
 
 
 def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = None, *, rounds: int = 100) -> int:
-    """Hold an aggregate of one's own to its laws: ``retract`` undoes ``add``, and the order does not matter.
+    """Check the laws of your aggregate: ``retract`` undoes ``add``, and the order does not matter.
 
     ``values``: what is added, at least two; by default integers from -1,000 to 1,000 and, where the state has doubles,
     eighths of these, whose sums are exact.  States are compared to the last bit, -0.0 as 0.0.

@@ -31,7 +31,7 @@ from spark_bridge.tasks import Batches, travelling
 from spark_bridge.types import arrow_schema, spark_schema
 
 NAME: Final = "messages"
-"""What errors call the input."""
+"""The input's name in errors."""
 
 
 @dataclass(frozen=True)

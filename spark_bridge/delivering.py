@@ -89,9 +89,9 @@ def sync(
     detach: tuple[str, ...] = (),
     trust: Literal["owner", "group"] = "owner",
 ) -> dict[str, Synced]:
-    """Give targets the difference between what they hold and what the outputs of a state hold, as ``ddflow sync`` does.
+    """Write the difference between a state's outputs and their targets to the targets, like ``ddflow sync``.
 
-    Stop what feeds the state first; otherwise it is `Fenced`.
+    Stop the writer of the state first; otherwise it is `Fenced`.
 
     Parameters
     ----------

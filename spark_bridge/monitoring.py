@@ -33,7 +33,7 @@ from spark_bridge.stats import NOTHING, EpochStats, QueryStats, summed
 KEPT: Final = 100
 """How many of the last epochs of a query are kept."""
 QUERIES: Final = 64
-"""Of how many queries a process keeps accounts for listeners."""
+"""The number of queries whose accounts a process keeps for listeners."""
 LOG: Final = logging.getLogger("ddflow.spark")
 SILENT = 2.0
 """Seconds that jobs take before a terminal shows how they go, and between two looks at them."""

@@ -39,7 +39,7 @@ from spark_bridge.state_options import KEEP
 from spark_bridge.types import arrow_schema
 
 OUT: Final = "out"
-"""What the output of a query is called in a state."""
+"""The name of a query's output in a state."""
 
 
 def sql(
@@ -58,10 +58,10 @@ def sql(
     sinks: Mapping[str, TableSink] | None = None,
     give_up_after: str | None = "10min",
 ) -> DataFrame:
-    """Run a query over batch DataFrames: a DataFrame of the updates of its answer.
+    """Run a query over batch DataFrames and return a DataFrame of the updates of its answer.
 
-    Without ``state``, the frame is lazy and the answer's updates lead there from nothing.  With ``state``, the rows of
-    the frames are one more epoch of it, committed when this returns, and the updates are those of that epoch.
+    Without ``state``, the frame is lazy and the answer's updates lead there from nothing. With ``state``, the rows of
+    the frames are one more epoch of it, committed when this returns, and the DataFrame has the updates of that epoch.
 
     Parameters
     ----------

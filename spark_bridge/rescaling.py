@@ -29,7 +29,7 @@ from spark_bridge.job import described, settings
 from spark_bridge.state_options import check_address
 
 LARGE: Final = 64 << 20
-"""Bytes of a state from which on tasks are worth their start."""
+"""The size of a state in bytes from which tasks are worth their start."""
 _MADE: Final = pa.schema([("made", pa.binary())])
 
 
@@ -59,9 +59,9 @@ def rescale(
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
 ) -> Rescaled:
-    """Split or join the partitions of a state, as ``ddflow rescale`` does.
+    """Split or join the partitions of a state, like ``ddflow rescale``.
 
-    Stop what feeds the state first; otherwise it is `Fenced`.
+    Stop the writer of the state first; otherwise it is `Fenced`.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def evolve(
 ) -> Evolved:
     """Rewrite a state so that columns have wider types, or drop outputs and inputs, as ``ddflow evolve`` does.
 
-    Stop what feeds the state first; otherwise it is `Fenced`.
+    Stop the writer of the state first; otherwise it is `Fenced`.
 
     Parameters
     ----------

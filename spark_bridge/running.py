@@ -83,7 +83,7 @@ def run(
     sinks: Mapping[str, TableSink] | None = None,
     give_up_after: str | None = "10min",
 ) -> Mapping[str, DataFrame]:
-    """Run a flow over batch DataFrames: a DataFrame of updates for each output.
+    """Run a flow over batch DataFrames and return a DataFrame of updates for each output.
 
     Without ``state``, it runs from an empty start and the frames are lazy: no job runs yet.  With ``state``, it runs at
     once, as one epoch, committed when it returns; inputs without a DataFrame have no rows.

@@ -119,7 +119,7 @@ class DdflowSource(DataSource):
             return spark_schema(own, f"output {name!r}")
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make what reads a batch: the newest version, or that of an epoch.
+        """Make the reader of a batch: the newest version, or the version of an epoch.
 
         Parameters
         ----------

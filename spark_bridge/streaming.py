@@ -248,7 +248,7 @@ class Epochs:
 class Query:
     """A running query: Spark's own ``StreamingQuery``, and ddflow's figures of it.
 
-    `awaitTermination` and `processAllAvailable` raise an error of ddflow's that ended it as that error.
+    `awaitTermination` and `processAllAvailable` raise the ddflow error that ended it.
 
     Attributes
     ----------
@@ -333,9 +333,9 @@ class Query:
             raise self._feeder.failure from error
 
     def stop(self) -> None:
-        """Stop the query.  Spark gives a running batch again when a query goes on.  No time is closed.
+        """Stop the query. Spark replays a running batch when a query continues. No time is closed.
 
-        What a sink lacks then it gets when the query, or a run, goes on.
+        A sink gets its missing epochs when the query, or a run, continues.
         """
         self._close, self._stopped = False, True
         self._query.stop()

@@ -56,11 +56,11 @@ from spark_bridge.types import carried, loose, restored
 
 Batches = Iterable[pa.RecordBatch]
 BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
-"""What one yielded batch holds at most (a single row may be larger)."""
+"""The most bytes of one yielded batch (a single row may be larger)."""
 WAYS: Final = ("hit", "behind", "miss")
 """How a task may find its part."""
 _SEEN: Final = set[Version]()
-"""What was seen from this process already."""
+"""The versions that this process has seen."""
 
 
 def look(version: Version) -> None:

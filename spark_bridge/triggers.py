@@ -23,9 +23,9 @@ from ddflow.columns.names import did_you_mean
 from ddflow.errors import SpecError, cut
 
 FLAGS: Final = ("availableNow", "once")
-"""Those that end by themselves; they are true or left out."""
+"""The triggers that end by themselves; they are true or left out."""
 ENDLESS: Final = ("continuous", "realTime")
-"""Those that make no batches."""
+"""The triggers that make no batches."""
 SPAN: Final = re.compile(
     r"\s*(interval\s+)?([+-]?\s*\d+(\.\d*)?\s*((micro|milli)?second|minute|hour|day|week)s?\s*)+", re.IGNORECASE
 )

@@ -39,7 +39,7 @@ from ddflow.time import CLOSED, NEVER, shown
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
 NOTHING: Ints = np.empty(0, np.int64)
 Where = Callable[[int], str | Row]
-"""What an error calls a row."""
+"""The name of a row in an error."""
 
 
 class Admitted(NamedTuple):
@@ -90,7 +90,7 @@ class Admission:
         self.spelled = INTERVAL in bound.schema.types
         """Whether values of a column may be written in several ways; the column keeps one."""
         self.key = [name for name in bound.indispensable if name not in self.certain]
-        """The columns in which null makes an event bad."""
+        """The columns that may not be null in an event."""
         self.words = None if bound.spec.time is None else word_reader(bound.time_type)
         """Reads the events' times."""
         self.notes = bound.event_schema != bound.schema
@@ -99,7 +99,7 @@ class Admission:
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
         self.format, self.marks = bound.format, bound.marks_bad
         self.unseen = Unseen(()) if bound.format is None else Unseen(bound.target.columns.names, bound.format.asked)
-        """What no message has had."""
+        """The columns that no message has had."""
 
     @property
     def lacking(self) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ class ComputedStep(NamedTuple):
     rows: dict[str, list[pa.Table]]
     """By input, verdict rows, when they are asked for."""
     since: int
-    """What it will be after the step."""
+    """Its value after the step."""
 
 
 class Dataflow:
@@ -108,7 +108,7 @@ class Dataflow:
         self.sources: dict[str, Attached] = {}
         """By name, the sources that are attached, with their committed positions."""
         self.owed: dict[str, pa.Table] = {}
-        """What new outputs held before the next step, which gives it."""
+        """The rows of new outputs, which the next step gives."""
 
     @cached_property
     def ids(self) -> dict[Collection, str]:

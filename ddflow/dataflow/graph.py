@@ -47,7 +47,7 @@ Keep = Callable[[Collection, Updates], Updates]
 Held = dict[Collection, tuple[Arrangement, ...]]
 """The state of a graph."""
 Names = dict[Collection, dict[str, str]]
-"""By collection, each behind its inputs: columns that have a value, and what they are called at the end."""
+"""By collection, each after its inputs: the columns with a value, and their names in the last one."""
 
 
 class Released(NamedTuple):
@@ -114,7 +114,7 @@ class Graph:
         self.keeping = {node: each for node, each in self.running.items() if node.keeps}
         """The operators that hold a state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
-        """What a step computes: a collection stands behind what it is made of."""
+        """The collections that a step computes, each after its inputs."""
         self.exchange = {node for node in self.nodes if _meets(node)}
         """The operators that must see all pieces of a step together."""
         self.whole = {each for node in self.exchange for each in node.inputs} | set(plan.outputs.values())

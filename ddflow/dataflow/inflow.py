@@ -37,7 +37,7 @@ class Inflow:
     """The rows of one input in one call."""
 
     batcher: Batcher | None
-    """What waits, with the rows that were admitted; None where nothing need wait: in epoch mode, in memory."""
+    """The pending events, with the admitted ones; None in epoch mode in memory, which has no pending events."""
     chunks: list[Events] = field(default_factory=list)
     """The events that were admitted then."""
     rows: int = 0
@@ -49,7 +49,7 @@ class Inflow:
     listed: list[pa.Table] = field(default_factory=list)
     """Verdict rows, when they are asked for."""
     bad: list[pa.Array] = field(default_factory=list)
-    """What is to be said of messages that could not be read."""
+    """The marks of unreadable messages."""
     table: str | None = None
     """That messages are of, None while none has said it."""
 
@@ -76,7 +76,7 @@ class Inflow:
 Look = Callable[[pa.RecordBatch], None]
 """Is shown rows as they came."""
 Truncated = Callable[[Inflow, Truncate], Iterable[pa.RecordBatch]]
-"""Gives the events of a truncate, by what came before it."""
+"""Makes the events of a truncate from the rows before it."""
 
 
 def flowing(

@@ -27,7 +27,7 @@ CHARACTERS: Final = 60
 
 
 class Step(Mapping[str, pa.Table]):
-    """What a call returns: a mapping of each output's name to its updates.
+    """The result of a call: a mapping of each output's name to its updates.
 
     Each value is a `pyarrow.Table` of the row's columns, then ``_time`` (int64, or the type of the time column) and
     ``_diff`` (int64), sorted by time, with the retractions of a key before its assertion.

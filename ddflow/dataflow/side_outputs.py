@@ -37,7 +37,7 @@ from ddflow.plan.binding import Binding
 from ddflow.plan.input import Input
 
 ARRIVAL: Final = "_arrival"
-"""What the column of verdict rows is called that holds the numbers of their events."""
+"""The column of event numbers in verdict rows."""
 
 
 def check_listed(bound: Binding) -> None:

@@ -73,7 +73,7 @@ class Computation:
         self.times = times[0] if len(times) == 1 else np.unique(np.concatenate([ints(), *times]))
         self.done: dict[Collection, list[Updates]] = {}
         self.deferred: dict[Collection, list[Updates]] = {}
-        """By operator, the pieces whose expression failed, until equal rows of all pieces are there."""
+        """By operator, the pieces whose expression failed, until equal rows of all pieces have come."""
         self.out = Stepped({}, {}, {}, {}, {})
         self.nodes, self.exchange, self.kept = graph.nodes, graph.exchange, graph.whole
 

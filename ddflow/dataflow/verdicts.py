@@ -19,15 +19,15 @@ from ddflow.columns.names import did_you_mean
 from ddflow.terminal import html_table
 
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
-"""By the codes of ``kernels.resolve``, in the order in which they are resolved."""
+"""By the codes of ``kernels.resolve``, in the order of resolution."""
 GONE: Final = "gone"
-"""Beside verdicts in the totals of a state: how many of these were of inputs that were taken out since."""
+"""The name of a count next to verdicts in the totals of a state: events of inputs that were dropped since."""
 SHOWN: Final = ("applied", "superseded", "noop", "stale", "tie_lost", "late", "bad", "forgotten")
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What became of events, counted.  It prints as text.
+    """Counts of events by verdict. It prints as text.
 
     Each count that it prints is an entry, ``verdicts["absent"]``, and an attribute, ``verdicts.absent``.
 
@@ -40,7 +40,7 @@ class Verdicts:
     rows : mapping of str to pyarrow.Table, optional
         By input, one row for each event resolved here, if the engine was opened with ``verdicts="rows"``.
     absent : int
-        Keys that this call deleted because full contents do not name them.  These are no events.
+        Keys that this call deleted because full contents lack them. These are no events.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class Verdicts:
         Returns
         -------
         Verdicts
-            With the sums of all counts; what is pending is so after the last.
+            With the sums of all counts; ``pending`` is the last one's.
         """
         counts = {name: sum(each[name] for each in parts) for name in (*SHOWN, "absent")}
         rows = dict[str, list[pa.Table]]()

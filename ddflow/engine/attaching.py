@@ -61,43 +61,45 @@ class Attaching(ABC):
         interval : str
             How long rows are gathered for an epoch.
         rows, room : int, and str or int
-            After so many rows, or about so many bytes of them, an epoch ends before.
+            An epoch ends earlier after so many rows, or about so many bytes.
         until : str or datetime, optional
-            A span, or a time, to end at.  By default when all sources have, or behind an epoch at `stop` or a signal.
+            A span, or a time, to end at. By default when all sources have ended, or after an epoch at `stop` or a
+            signal.
         lateness : int or str, optional
-            Hold-back mode: how far behind the greatest time seen events may come, of inputs whose spec does not say so.
+            Hold-back mode: how late events may come after the greatest time seen, for inputs whose spec does not set
+            it.
         idle : str, optional
             Hold-back mode: a source that is silent for so long does not hold the frontier.
         sink_backlog : str or int
             Bytes of updates that may wait for a sink (or 10,000 epochs); then no more input is taken.
         give_up_after : str, optional
-            How long a source or a sink that fails is tried again; None: for ever.
+            How long ddflow retries a source or a sink that fails; None: for ever.
         evolve : {"add", "stop"}
-            What to do about a column that is new at a source: take it in behind an epoch, or end the run.
+            Add a new column of a source after an epoch, or end the run.
         max_absent : int or str, optional
             The most keys that full contents of a source may delete, 100 or ``"50%"``, as of `replace`.
         on_epoch : callable, optional
-            Called with the `Step` of each epoch, on this thread, behind its commit.  What it raises ends the run.
+            Called with the `Step` of each epoch, on this thread, after its commit. An error in it ends the run.
 
         Returns
         -------
         RunDone
-            What it did, and why it ended.
+            Its counts, and the reason for its end.
 
         Raises
         ------
         SpecError
-            For a name that is none, an option that is none, an output without the key that a mode needs.
+            For an unknown name, an invalid option, an output without the key that a mode needs.
         SinkRefused, SinkAhead
             For a target that this state cannot write, or that has an epoch of another history.
         SourceFailed, SinkFailed
-            For what failed for ``give_up_after``; the state is whole.
+            For a failure that lasted ``give_up_after``; the state is complete.
         SourceChanged, SchemaMismatch, DdflowError
-            For a source that is not as it was; for a column that is new or wider; what `step` and `evolve` raise.
+            For a source that has changed; for a column that is new or wider; the errors of `step` and `evolve`.
 
         Notes
         -----
-        A state keeps updates for a sink until you `detach` it.  You may open it without the columns that a run took in.
+        A state keeps updates for a sink until you `detach` it. You may open it without the columns that a run added.
         """
         waits = lateness, idle, sink_backlog, give_up_after
         options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
@@ -120,16 +122,16 @@ class Attaching(ABC):
         dry: bool = False,
         look: Look = lambda rows: None,
     ) -> dict[str, Synced]:
-        """Give targets the difference between what they hold and what the outputs hold, as of the last epoch.
+        """Write the difference between the outputs and their targets to the targets, as of the last epoch.
 
         Parameters
         ----------
         sinks : mapping of str to TableSink
             By output.
         adopt : bool
-            Whether to take over a table that nobody recorded, or that another state wrote.
+            Whether to take over a table without a record, or with the record of another state.
         dry : bool
-            Only say what would be given.
+            Only report the difference.
         look : callable
             For progress, called with the number of rows read of outputs and tables, and written, since its last call.
 
@@ -141,9 +143,9 @@ class Attaching(ABC):
         Raises
         ------
         SinkRefused
-            For a table that is another's, without ``adopt``, or of another shape; no row of any target is changed.
+            For a table of another state, without ``adopt``, or of another shape; no row of any target is changed.
         SinkFailed, SpecError
-            As `run`; it says which targets were changed before one that failed.
+            As `run`; the error lists the targets that were changed before one failed.
 
         Notes
         -----
@@ -153,12 +155,12 @@ class Attaching(ABC):
         return sync(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
 
     def detach(self, *names: str) -> None:
-        """Forget sinks, for which updates are kept, and sources with their positions.
+        """Forget sinks, whose updates the state keeps, and sources with their positions.
 
         Parameters
         ----------
         *names : str
-            Of outputs and of inputs, as they were attached; ``sink:NAME`` or ``source:NAME`` where both have one.
+            Of outputs and of inputs, with their names in `run`; ``sink:NAME`` or ``source:NAME`` if both have the name.
 
         Raises
         ------
@@ -167,7 +169,7 @@ class Attaching(ABC):
 
         Notes
         -----
-        Tables stay as they are.  A source that is attached again is read from its beginning.  O(what changed).
+        Tables stay as they are. A source attached later is read from its beginning. O(what changed).
         """
         self.calls.settled("detach")
         detach(EngineEpochs(self.calls, "detach"), names)

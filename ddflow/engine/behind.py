@@ -43,7 +43,7 @@ from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.spec import Upsert
 
 MOST: Final = 100
-"""Rows of an output that are explained together, and keys of an input whose events are told, at most."""
+"""The most rows of an output explained together, and keys of an input with a story."""
 
 
 def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None, after: int | None = None) -> Origins:

@@ -55,7 +55,7 @@ class Asked:
     kind: Kind
     time: int
     further: str = ""
-    """What else the call names, in words of its own; it counts in the digest."""
+    """Other arguments of the call, as text; part of the digest."""
     began: float = field(default_factory=perf_counter, compare=False)
     """When, by the clock that measures how long calls take."""
     time_type: pa.DataType = field(default=INT64, compare=False)

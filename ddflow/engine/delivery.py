@@ -97,11 +97,11 @@ class Delivery:
         self.key, self.shape = self._shape()
         self._table: OpenSink | None = None
         self._made = False
-        """Whether the target's table is there."""
+        """Whether the target's table exists."""
         self.before: TargetRecord | None = None
         self.trying = Trying(f"the sink of {name!r}")
         self._sizes, self._size, self._counted = deque[tuple[int, int]](), 0, 0
-        """Of the epochs that wait: their numbers and bytes, those together, and the last that was counted."""
+        """The waiting epochs: their numbers and bytes, the sum of bytes, and the last counted epoch."""
         known = self._find_record()
         self.at = self.epochs.epoch if known is None else known.epoch
 

@@ -32,7 +32,7 @@ class Synced(NamedTuple):
     added: int
     """That are new."""
     keys: pa.Table | None = None
-    """The keys of those that are deleted, then of those that are changed; None where rows are only added."""
+    """The keys of deleted rows, then of changed rows; None if rows are only added."""
 
 
 def told(made: TableChanges, both: pa.Table, key: Sequence[str] | None, secret: Secret) -> Synced:

@@ -61,8 +61,8 @@ class Engine(Reading, Attaching, Watching, Closing):
     def close(self) -> None:
         """Free all state in memory.  A second call does nothing.
 
-        What waits for its ``commit_every="50ms"`` is committed before; under None, what was not committed is lost.  A
-        `run` that works on another thread is stopped, as by `stop`, and waited for.
+        Calls that wait for ``commit_every="50ms"`` are committed first; under None, uncommitted calls are lost. A `run`
+        on another thread is stopped like by `stop`, and this call waits for it.
         """
         with self.dataflow.guard.idle("close", self.stop), self.dataflow.guard.alone("close"):
             self.calls.close()
@@ -78,13 +78,13 @@ class Engine(Reading, Attaching, Watching, Closing):
         Parameters
         ----------
         inputs : mapping of str to table, or table
-            By input, a path or anything that speaks Arrow.  With one input its rows will do.
+            By input, a path or anything that speaks Arrow. With one input its rows are enough.
         time : int, date, datetime or str, optional
-            The ``_time`` of the updates, above that of the last step; by default the next number, 1 at first.  The
-            first step says of which type times are: int64, dates, or timestamps of microseconds, which have no default.
+            The ``_time`` of the updates, above the last step's; by default the next number, 1 at first. The first step
+            sets the type of times: int64, dates, or timestamps of microseconds. The last two have no default.
         epoch : int, optional
-            On durable state, its number.  A committed epoch given again returns what it returned, as a ``time`` does.
-            Without both a call is never given again.
+            On durable state, its number. A replayed epoch or ``time`` returns its first result. Without both no call is
+            a replay.
 
         Returns
         -------
@@ -94,13 +94,14 @@ class Engine(Reading, Attaching, Watching, Closing):
         Raises
         ------
         WrongMode, TimeWentBack
-            In hold-back mode; if ``time`` is not above that of the last step.
+            In hold-back mode; if ``time`` is not above the last step's.
         NotArrow, SchemaMismatch, NullKey
-            For rows that the inputs do not take; for a time that is not of the type of those before, or is missing.
+            For rows that the inputs do not take; for a time of another type than earlier times, or a missing one.
         TieRefused, BudgetExceeded, CountOverflow
             If a rule, the budget or an operator refuses the step; there are more of these.  Nothing changes then.
         ReplayMismatch, EpochSkipped
-            On durable state, for other rows than were committed, or an epoch that is neither the next nor kept.
+            On durable state, for rows that differ from the committed ones, or an epoch that is neither the next nor
+            kept.
 
         Notes
         -----
@@ -158,7 +159,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         Parameters
         ----------
         frontier : int, date, datetime or str
-            An int64 in the unit of the time column, or a day or moment as that has them; `CLOSED` closes all times.
+            An int64 in the unit of the time column, or a day or moment of its type; `CLOSED` closes all times.
         epoch : int, optional
             As in `step`.
 
@@ -172,7 +173,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         WrongMode, TimeWentBack
             In epoch mode; if ``frontier`` is below the present one.
         TieRefused
-            For a tie under ``tie="error"``; on durable state, also what `step` raises there.
+            For a tie under ``tie="error"``; on durable state, also the errors of `step`.
 
         Notes
         -----
@@ -302,9 +303,8 @@ class Engine(Reading, Attaching, Watching, Closing):
     def evolve(self, columns: Any) -> None:
         """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
 
-        New ones come at the end, null in all rows there are, unless a name is near that of another column.  Integers,
-        floats and text may become wider.  Outputs that pass all columns grow with their input; projections and groups
-        do not.
+        New columns come last, null in all existing rows, unless a name is close to another column's. Integers, floats
+        and text may become wider. Outputs that pass all columns grow with their input; projections and groups do not.
 
         Parameters
         ----------
@@ -315,11 +315,11 @@ class Engine(Reading, Attaching, Watching, Closing):
         ------
         SpecError, PlanChanged
             For a type that is not wider or would rewrite state (`ddflow.evolve`); for a new column whose name may be
-            misspelled, which the flow that declares it takes in when it is opened; while calls are not committed.
+            misspelled (declare it in the flow and open that instead); while calls are not committed.
 
         Notes
         -----
-        O(rows) of the columns that widen, of all where one is new.
+        O(rows) of the columns that widen, of all rows if a column is new.
         """
         evolve(self.calls, columns)
 

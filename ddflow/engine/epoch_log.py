@@ -67,10 +67,10 @@ from ddflow.storage.protocol import GREATEST, Blob, Store
 KEPT: Final = 8
 """How many epochs can be given again."""
 TIDY: Final = 2_000
-"""Of more inventories than these, what others left is for ``ddflow gc``, and no commit waits for it."""
+"""The most inventories for which a commit collects garbage; more are for ``ddflow gc``."""
 
 Fits = Callable[[Manifest, str], None]
-"""Raises where a version, and where that is, do not fit who opens the state."""
+"""Raises if a version at its place does not fit the options of the open call."""
 
 
 class EpochLog:
@@ -83,7 +83,7 @@ class EpochLog:
         self.fingerprint = fingerprint(self.plan)
         manifest = manifest_log.manifest
         self.sources, self.sinks = dict(manifest.sources), dict(manifest.sinks)
-        """What is attached to the state, as the next version says it."""
+        """The sources and sinks of the next version."""
         self.added = dict(manifest.added)
         """By input, the columns that it got from its source."""
         self._tidy = False

@@ -65,7 +65,7 @@ class Contents:
         self.order = None if order is None else given_order(order, self.ordered, self.bound.schema, asked)
         self._fixed = order is not None
         self.spelled = None if self.order is None else spelled(self.order)
-        """The order that was given, in words that a manifest keeps."""
+        """The given order, encoded for a manifest."""
         self.named = 0
         """Keys that are held and named, once `absent` has gone through all."""
         self._ids: list[tuple[Words, Words]] = []

@@ -39,25 +39,25 @@ from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
 
 DAY: Final = 86_400.0
-"""Seconds after which a file that no manifest names is garbage."""
+"""Seconds after which a file without a manifest is garbage."""
 TICK: Final = 2.0
 """Seconds by which one file must be older than another to be put before it: some stores' clocks tell no less."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What `gc` deleted; with ``dry_run``, what it would delete.
+    """The files that `gc` deleted; with ``dry_run``, the files that it would delete.
 
     Attributes
     ----------
     manifests : list of int
         The numbers of the deleted manifests.
     kept : list of int
-        The numbers of those that stay.
+        The numbers of the kept ones.
     files, bytes : int
         Deleted files, and their bytes.
     waiting, bytes_waiting : int
-        Files that no manifest names but that may yet be needed, and their bytes.
+        Files without a manifest that may still be needed, and their bytes.
     outputs : list of str
         Where failed commits left fragments in the sink of the outputs.
     """
@@ -102,8 +102,8 @@ def gc(
     Raises
     ------
     CorruptState
-        If the newest version, one that is kept, or a manifest less than ``orphans`` old cannot be read.  Nothing is
-        deleted then.  What the store raises is a `DdflowError`, too.
+        If the newest version, a kept one, or a manifest less than ``orphans`` old cannot be read. Nothing is deleted
+        then. The errors of the store are a `DdflowError`, too.
 
     Notes
     -----

@@ -85,7 +85,7 @@ class Inlet:
         """Called when the source is open, before it is read."""
         self._source: OpenSource | None = None
         self._lag: int | None = None
-        """What was there and not taken, when that was last known."""
+        """The last known lag."""
         self._reached = None if before is None or before.reached is None else before.reached / 1000
         """As `OpenSource.reached`, also of one that fails now."""
 

@@ -79,7 +79,7 @@ SAY: Final = (
     "give one part for each call that the state was fed by, in their order; or mark those that are no events: "
     "dd.Full(rows), on the command line --full FILE"
 )
-"""What to do about a log that cannot be told apart."""
+"""The remedy for an ambiguous log."""
 
 
 def parts_of(log: Any, what: str) -> Iterator[Any]:

@@ -44,7 +44,7 @@ from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, as_int64, as_shown, shown
 
 PAUSE: Final = 1.0
-"""Seconds after which who waits for a step looks whether the engine still goes on."""
+"""Seconds after which a waiting reader checks that the engine still runs."""
 
 
 class Followed(Protocol):
@@ -132,7 +132,7 @@ class Reader(Closing):
         return self._engine.read(self.name, self.time if as_of is None else as_of)
 
     def get(self, /, **key: Any) -> dict[str, Any] | None:
-        """Look up the row of a key or a group at the reader's own time, as ``engine.get`` does.
+        """Look up the row of a key or a group at the reader's time, like ``engine.get``.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class Reader(Closing):
         Returns
         -------
         dict or None
-            The row by column; None where there is none.
+            The row by column; None if there is none.
 
         Raises
         ------
@@ -182,8 +182,8 @@ class Reader(Closing):
     def changes_to(self, time: Time | None = None) -> pa.Table:
         """Return the net changes from the reader's time to a closed time, and move the reader to it.
 
-        Call it again and again to follow a collection: what it returns adds up, from ``read()`` on, to the collection.
-        When it raises, the reader stays where it was.
+        Call it repeatedly to follow a collection: its results add up, from ``read()`` on, to the collection. If it
+        raises, the reader does not move.
 
         Parameters
         ----------
@@ -212,16 +212,16 @@ class Reader(Closing):
         return out
 
     def changes(self, *, timeout: float | None = None) -> FollowedSteps:
-        """Follow the collection: a `Step` for each step of the engine behind the reader's time, as it is closed.
+        """Follow the collection: yield a `Step` for each step of the engine after the reader's time.
 
-        Use it in a ``for`` or an ``async for``, on any thread but one that writes meanwhile.  With each step the reader
-        goes on to its last time; so who begins again misses none and has none twice.  It ends when the reader or the
-        engine is closed.
+        Use it in a ``for`` or an ``async for``, on any thread except one that writes meanwhile. Each step moves the
+        reader to its last time, so a second loop misses no step and repeats none. It ends when the reader or the engine
+        is closed.
 
         Parameters
         ----------
         timeout : float, optional
-            It also ends when no step came for so many seconds; 0: with the last step that there is.
+            It also ends after so many seconds without a step; 0: with the last existing step.
 
         Returns
         -------
@@ -231,14 +231,14 @@ class Reader(Closing):
         Raises
         ------
         EngineClosed
-            From the iterator, when the engine went no further, or was closed before a reader that is behind had all.
+            From the iterator, if the engine failed, or was closed before the reader had all steps.
 
         Notes
         -----
-        A step may come before its commit; `Step.committed` waits for that.  Steps wait for readers in 64 MB of memory.
-        What a slower one has missed beyond these, what was before it was opened, and all steps of an input that is no
-        output come from history: the net changes since the reader's time as one step, stamped with the last time,
-        without verdicts; in O(n), for n rows of the inputs.
+        A step may come before its commit; `Step.committed` waits for that. Steps wait for readers in 64 MB of memory.
+        History replaces steps that a slower reader missed, steps before it was opened, and all steps of an input that
+        is no output. It gives the net changes since the reader's time as one step, stamped with the last time, without
+        verdicts; in O(n), for n rows of the inputs.
         """
         self._must_be_open("changes")
         return FollowedSteps(self, timeout)

@@ -60,7 +60,7 @@ class Reading(Looking):
         return self.dataflow.output_schema(name)
 
     def read(self, name: str, as_of: Time | None = None) -> pa.Table:
-        """Read an output or an input, as it is or as it was.
+        """Read an output or an input, at the last closed time or an earlier one.
 
         Parameters
         ----------
@@ -108,24 +108,24 @@ class Reading(Looking):
         name : str
             The output or input.
         **key : scalar
-            A value for each column of its key: what the plan proves unique, such as the key of an upsert, the columns
-            of a group, or the key of ``to_upserts``.
+            A value for each column of its key. The plan proves keys, such as the key of an upsert, the columns of a
+            group, or the key of ``to_upserts``.
 
         Returns
         -------
         dict or None
-            The row by column; None where there is none.
+            The row by column; None if there is none.
 
         Raises
         ------
         SpecError
-            For other columns than a key has, or where the plan proves none: `read` gives all rows.
+            For other columns than a key has, or if the plan proves no key: `read` returns all rows.
         NotReadable
-            For an unknown name, or a value that is none of its column.
+            For an unknown name, or a value of another type than its column.
 
         Notes
         -----
-        O(1) expected in memory, O(log n) for each run on disk.  O(n) where rows are not kept by these columns, as of a
+        O(1) expected in memory, O(log n) for each run on disk. O(n) if rows are not kept by these columns, such as of a
         join, or of a top by the key of its input.
 
         Examples
@@ -264,23 +264,25 @@ class Reading(Looking):
     ) -> Story | Origins:
         """Tell why a row is there: the story of an input's key, or the inputs' rows that make an output's row.
 
-        Of a key: what it holds and held, what waits, and what became of its events in a log.  Of an output, the rows of
-        each input that make the rows with these values.  Of both, their sources, and how far these were read.
+        For a key, the story has its current and earlier rows, its pending events, and the verdicts of its events in a
+        log. For an output, it has the rows of each input that make the rows with these values. Both name their sources,
+        with the positions of these.
 
         Parameters
         ----------
         name : str
-            The input or output; the input where both are called so.
+            The input or output; the input if both have the name.
         key : scalar, sequence or mapping
-            The key's value; values in the order of the key columns; or a mapping by column.  Of an output: values by
-            column, of some columns or all; what rows have them is explained together, 100 at most.
+            The key's value; values in the order of the key columns; or a mapping by column. For an output: values by
+            column, of some columns or all; the rows that have them are explained together, 100 at most.
         log : table or iterable of tables, optional
-            As for `ddflow.verify`.  Each part of an iterable is one epoch.  Of an output a mapping by input, or the log
-            of its only input of upserts; the keys of the rows that are found are told, 100 of an input at most.
+            As for `ddflow.verify`. Each part of an iterable is one epoch. For an output a mapping by input, or the log
+            of its only input of upserts; the keys of the found rows get stories, 100 of an input at most.
         as_of : int, date, datetime or str, optional
-            Of an output: a closed time, not before `since`.  By default the last closed one.
+            For an output: a closed time, not before `since`. By default the last closed one.
         between : tuple of two times, optional
-            Of an output: what changed after the first, up to and with the second, in its rows and those that make them.
+            For an output: the changes after the first, up to and with the second, in its rows and the rows that make
+            them.
 
         Returns
         -------
@@ -290,17 +292,17 @@ class Reading(Looking):
         Raises
         ------
         NotReadable
-            For an unknown name, a value that is none of its column, a time that cannot be read, or an output that is
-            made of inputs that are not kept.
+            For an unknown name, a value of another type than its column, a time that cannot be read, or an output of
+            inputs that are not kept.
         LogUnclear
-            For a log that is not what the input was fed.
+            For a log that differs from the input's calls.
         DdflowError
-            Also `TimeWentBack`, `TieRefused`, and what `Engine.step` raises for rows that the input does not take.
+            Also `TimeWentBack`, `TieRefused`, and the errors of `Engine.step` for rows that the input does not take.
 
         Notes
         -----
-        O(runs + pending events), and O(n) for n events of a log.  Of an output O(n log n), for n rows of all
-        collections that it is made of, and O(n) for n events of the log for each key.  No row is named for an absence.
+        O(runs + pending events), and O(n) for n events of a log. For an output O(n log n), for n rows of all
+        collections that it is made of, and O(n) for n events of the log for each key. A missing row has no explanation.
 
         Examples
         --------

@@ -13,23 +13,23 @@ from typing import Literal
 
 @dataclass
 class RunDone:
-    """What a run did.
+    """The counts of a run.
 
     Attributes
     ----------
     epochs, rows, updates : int
-        How many were committed, taken in, and put out.  Full contents that are read together are one epoch, and each
-        has a time of its own.
+        The committed epochs, the rows taken in, and the updates put out. Full contents read together are one epoch, and
+        each has another time.
     moved : int
-        How often positions were committed without an epoch, because nothing before them was rows of an input.
+        How often positions were committed without an epoch, because no rows of an input came before them.
     stopped : {"end", "signal", "stop", "time"}
-        Why it ended.
+        The reason for its end.
     seconds : float
         How long it took.
     sinks : dict of str to int
         By output, the last epoch that its sink has.
     behind : dict of str to float
-        By source, how far behind it was at the end, in seconds, as `metrics.SourceLag` has it; None where unknown.
+        By source, its lag at the end in seconds, from `metrics.SourceLag`; None if unknown.
     """
 
     epochs: int = 0

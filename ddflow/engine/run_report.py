@@ -45,7 +45,7 @@ class EpochDone(NamedTuple):
     seconds: float
     """From its first call to behind its commit."""
     lags: Mapping[str, int | None]
-    """By source, what is there and was not taken, in its unit."""
+    """The lag of each source, in its unit."""
     behind: Mapping[str, float | None]
     """The same in seconds."""
     sinks: Mapping[str, int]

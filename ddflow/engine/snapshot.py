@@ -82,16 +82,16 @@ class Snapshot(Reading, Closing):
         state : str, path or Store
             The state's folder, or ``s3://bucket/prefix``.
         epoch : int, optional
-            Which version.  By default the newest.
+            The version. By default the newest.
         flow : Plan, optional
-            The state's plan; needed where it has functions, because no state holds them.
+            The state's plan; needed if it has functions, because no state holds them.
         trust : {"owner", "group"}
             As in `Flow.open`.
 
         Returns
         -------
         Snapshot
-            It stays readable, whatever the state's writer does.
+            It stays readable during later commits of the writer.
 
         Raises
         ------

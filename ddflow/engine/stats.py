@@ -53,7 +53,7 @@ class Arranged(NamedTuple):
     bytes_mapped: int
     """On disk, mapped."""
     bytes_index: int
-    """Of the resident bytes, those of the index."""
+    """The index's part of the resident bytes."""
     written: int
     """Versions that steps have written since the engine was opened."""
     copied: int
@@ -99,13 +99,13 @@ COLUMNS: Final = {
     "copied": "copied",
     "owed": "owed",
 }
-"""Figure -> what stands over its column."""
+"""Figure -> the head of its column."""
 WHERE_THERE_ARE_SOME: Final = ("tombstones", "bytes_mapped", "owed")
 """Columns that are left out while they are 0 everywhere."""
 
 
 class Stats(Mapping[str, Any]):
-    """What ``engine.stats()`` returns: an immutable mapping of figures, which prints as a table.
+    """The result of ``engine.stats()``: an immutable mapping of figures, which prints as a table.
 
     Parameters
     ----------
@@ -124,8 +124,8 @@ class Stats(Mapping[str, Any]):
     bytes_pending_mapped : int
         The bytes of pending events that are on disk.
     pinned : int
-        The bytes of memory that only readers hold, of rows that were merged, spilled or deleted since: beside the
-        budget, and freed when they have read.
+        The bytes of memory that only readers hold, of rows that were merged, spilled or deleted since. They do not
+        count for the budget, and are freed after the reads.
     time_type : pyarrow.DataType
         Of times, as the table shows them.
 

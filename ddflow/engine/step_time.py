@@ -28,7 +28,7 @@ from ddflow.plan.evolve import timed
 from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_shown, as_value, shown, type_of
 
 GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
-"""What to do about a step without a time."""
+"""The remedy for a step without a time."""
 
 
 def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> int:

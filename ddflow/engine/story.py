@@ -24,9 +24,9 @@ from ddflow.time import NEVER
 from ddflow.time import shown as time_shown
 
 HELD: Final = ("deleted", "held")
-"""What a version is called in a story, by whether it is live."""
+"""The name of a version in a story, by whether it is live."""
 ABSENT: Final = "absent"
-"""What the deletion of a key that full contents do not name is called, and its verdict."""
+"""The name, and the verdict, of a deletion by full contents that lack the key."""
 PART: Final = "_part"
 """The column of the number of an event's part of the log, from 1."""
 LISTED: Final = 20

@@ -117,7 +117,7 @@ class Watching(ABC):
         Returns
         -------
         Watch
-            The table.  `Watch.close` ends it, and so does the engine's `close`.
+            The table. `Watch.close` ends it, and the engine's `close` too.
 
         Raises
         ------

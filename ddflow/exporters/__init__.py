@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 def prometheus(
     flow: str, *, registry: "CollectorRegistry | None" = None, serve: str | int | None = None
 ) -> "PrometheusExporter":
-    """Figures for Prometheus.  Needs the extra ``metrics``.
+    """Export figures to Prometheus. Needs the extra ``metrics``.
 
     Parameters
     ----------
@@ -48,13 +48,13 @@ def prometheus(
     Raises
     ------
     MissingExtra
-        Where ``prometheus_client`` is not installed.
+        If ``prometheus_client`` is not installed.
     SpecError
-        For a port that is none, or that is taken.
+        For an invalid or occupied port.
 
     Notes
     -----
-    O(figures) a call.  Several engines may share an exporter; each flow has a name of its own.
+    O(figures) a call. Several engines may share an exporter; each flow has another name.
     """
 
     def made() -> "PrometheusExporter":

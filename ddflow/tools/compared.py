@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     table: pa.Table
     high: Words
     low: Words
-    """uint64[n], or of size 0 where one word is enough."""
+    """uint64[n], or of size 0 if one word is enough."""
     value: Words
     """uint64[n]: hashes of what counts in "did it change"."""
 

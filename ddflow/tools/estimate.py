@@ -64,18 +64,18 @@ SECRET: Final = Secret(0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
 @dataclass(frozen=True)
 class Estimate:
-    """What state will take once all rows are in.  It prints as a table; sizes are in bytes."""
+    """The size of the state with all rows. It prints as a table; sizes are in bytes."""
 
     keys: int
     """Keys that hold a live row."""
     tombstones: int
     """Deleted keys whose order must stay."""
     bytes_index: int
-    """Of the index, in the mean over steps."""
+    """Bytes of the index, in the mean over steps."""
     bytes_batches: int
-    """Of the batches of versions, in the mean over steps."""
+    """Bytes of the batches of versions, in the mean over steps."""
     bytes_most: int
-    """Of index and batches together, after whichever step."""
+    """Bytes of index and batches together, after the largest step."""
 
     @property
     def bytes_resident(self) -> int:
@@ -113,7 +113,7 @@ class Estimate:
 
 
 def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 100_000) -> Estimate:
-    """Estimate what the state of an input will take when these rows come in.
+    """Estimate the size of an input's state with these rows.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ def fsck(
     trust: Trust = "owner",
     look: Look = lambda size: None,
 ) -> Report:
-    """Check every byte of a state: all kept manifests, every file that they name, and what these hold.
+    """Check every byte of a state: all kept manifests, all their files, and the contents of these.
 
     Parameters
     ----------

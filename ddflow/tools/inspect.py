@@ -43,7 +43,7 @@ from ddflow.trace.records import ArrangementRecord, RunRecord
 
 
 def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
-    """Tell what a state consists of, from its manifest and inventory alone: O(the inventory).
+    """Describe the parts of a state, from only its manifest and inventory: O(the inventory).
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ def merge_on_read(
     spill: str | PathLike[str] | None = None,
     secret: Secret | None = None,
 ) -> pa.Table:
-    """Fold a log without state: the rows that live after all its events.
+    """Fold a log without state, and return the rows that live after all its events.
 
     Parameters
     ----------

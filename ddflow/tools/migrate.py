@@ -83,7 +83,7 @@ Feed = Callable[[Engine, int, Told], None]
 
 @dataclass(frozen=True)
 class Migrated:
-    """What `migrate` did.
+    """The result of `migrate`.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ def replay(
     memory: str | int | None = None,
     trust: Trust = "owner",
 ) -> Iterator[Migrated]:
-    """As `migrate`, of a log that ``feed`` replays; where the block fails, the new state goes as if it never was."""
+    """Like `migrate`, for a log that ``feed`` replays; if the block fails, the new state is removed."""
     with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
         wanted = _select_outputs(old, flow, output, whole)
         given: dict[str, Any] = {

@@ -55,7 +55,7 @@ def changes(
     title: str | None = None,
     ax: "Axes | None" = None,
 ) -> "Axes":
-    """Rows that came and went, or keys that were added, removed and changed, by time.
+    """Plot the rows that were added and removed, or the keys that were added, removed and changed, by time.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def changes(
     SpecError
         For a step, which has the updates of each output.
     MissingExtra
-        Where matplotlib is not installed.
+        If matplotlib is not installed.
 
     Notes
     -----
@@ -170,7 +170,7 @@ def verdicts(of: Any, *, noop: bool = False, title: str | None = None, ax: "Axes
     SpecError
         For anything else.
     MissingExtra
-        Where matplotlib is not installed.
+        If matplotlib is not installed.
     """
     given = list(of) if isinstance(of, Iterable) and not isinstance(of, Step | CallMetrics) else [of]
     counts = [_counts(each) for each in given]

@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 
 @dataclass
 class Report:
-    """What `fsck` found.  It prints as text.
+    """The result of `fsck`. It prints as text.
 
     Attributes
     ----------

@@ -45,7 +45,7 @@ from ddflow.trace.records import ArrangementRecord, BatchRecord
 from ddflow.trace.spill import WORDS, BloomFilter
 
 Guard = Callable[[], AbstractContextManager[None]]
-"""Notes whatever is raised inside, and goes on after it."""
+"""Notes an error of its block, and continues."""
 Place = Callable[[Batch], Words]
 """The identities, their first words, that say which partition a batch's rows are of."""
 

@@ -55,7 +55,7 @@ class OldVersion(NamedTuple):
 
 @dataclass(frozen=True)
 class RolledBack:
-    """What `rollback` did.
+    """The result of `rollback`.
 
     Attributes
     ----------

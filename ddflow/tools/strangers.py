@@ -23,7 +23,7 @@ from ddflow.storage.site import TEMPORARY
 from ddflow.storage.state_folder import INSIDE
 
 NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
-"""What a file of a state is called."""
+"""The name of a state's file."""
 _NUMBER: Final = re.compile(r"[0-9]{16}")
 
 

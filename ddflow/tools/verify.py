@@ -116,7 +116,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Verified:
-    """What `verify` found.  It prints as text.
+    """The result of `verify`. It prints as text.
 
     Attributes
     ----------

@@ -56,7 +56,7 @@ class Warmed(NamedTuple):
     compiled: int
     """How many had to be compiled; the others were in the cache, or ready."""
     directory: Path | None
-    """Where compiled kernels are kept for the next process; None where no directory can be written."""
+    """The directory of compiled kernels for the next process; None if no directory is writable."""
 
 
 def warm(progress: Progress | None = None) -> Warmed:

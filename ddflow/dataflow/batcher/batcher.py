@@ -35,7 +35,7 @@ class Batcher:
     def __init__(self, runs: Runs | None = None, pending: int = 0) -> None:
         self.runs, self.pending = Runs() if runs is None else runs, pending
         self._peeked: tuple[int, Events | None] | None = None
-        """What the last peek gave, until anything changes."""
+        """The result of the last peek, until the next change."""
 
     def __len__(self) -> int:
         return self.pending

@@ -32,7 +32,7 @@ from ddflow.operators.upsert.events import joined
 FAN: Final = 16
 """Runs of one size class that are merged into one."""
 LARGE: Final = 8 << 20
-"""Bytes from which a run is not merged any more."""
+"""The size in bytes from which runs are final."""
 CHUNK: Final = 1 << 20
 """Bytes of the pieces that it is then cut into."""
 LEAST = attrgetter("least")
@@ -48,9 +48,9 @@ class Runs:
         self.by_least: list[PendingRun] = []
         self.bytes_resident = self.mapped = 0
         self.classes: dict[int, tuple[int, int]] = {}
-        """Of the runs that will be merged, by class: how many, and their bytes."""
+        """The number and the bytes of the runs to merge, by class."""
         self.fresh: PendingRun | None = None
-        """What waits of the last push, as the caller gave it."""
+        """The last pushed run, in the caller's memory."""
 
     def copy(self) -> Runs:
         """Copy the collection; later changes of one do not affect the other. O(runs)."""
