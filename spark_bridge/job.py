@@ -71,10 +71,10 @@ _DESCRIPTION: Final = "spark.job.description"
 
 
 class Job:
-    """A flow on a state, opened by the driver.  ``columns``: by input, those of its rows, as `checked` gives them.
+    """A flow on a state, opened by the driver. ``columns``: by input, the columns of its rows, from `checked`.
 
-    Raises `SpecError` for what cannot run, as on a state of another number of partitions than the options say, and what
-    `EpochDriver.open` raises.
+    Raises `SpecError` for a flow that cannot run, for example on a state with another number of partitions than the
+    options, and the errors of `EpochDriver.open`.
     """
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:

@@ -152,7 +152,7 @@ def report(name: str, batch: EpochStats, metrics: Metrics | None, sinks: Mapping
 
 
 class StageProgress(NamedTuple):
-    """A stage of Spark's: its tasks, those that are done, and the rows or bytes that it read from a source."""
+    """A stage of Spark's: its tasks, its finished tasks, and the rows or bytes that it read from a source."""
 
     tasks: int
     done: int

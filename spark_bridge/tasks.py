@@ -108,9 +108,9 @@ class Redigest:
 class EpochStage:
     """One part's share of an epoch: chunks in, sums for later stages and receipts out.
 
-    ``columns``: by input, those that the rows have.  ``stamp``: what parts have in common that may be kept open for
-    each other, beside state and place.  ``most``: how much of them a worker may keep open.  O(rows and updates).
-    Raises what `Part` raises.
+    ``columns``: by input, the columns of its rows. ``stamp``: equal for flows that may share open parts, apart from
+    state and place. ``most``: how much of them a worker may keep open. O(rows and updates). Raises the errors of
+    `Part`.
     """
 
     cut: Stages
@@ -182,8 +182,8 @@ class EpochStage:
 class RunStage:
     """One partition of a stage of a run without a state: chunks in, sums for later stages out, or updates.
 
-    ``output``: the one whose updates the last stage gives, in types that travel; None for stages before it.
-    ``columns``: as of `EpochStage`.  O(rows and updates).  Raises what `computed` raises, and `SchemaMismatch` for
+    ``output``: the output of the last stage, whose updates come in types that travel; None for stages before it.
+    ``columns``: as of `EpochStage`. O(rows and updates). Raises the errors of `computed`, and `SchemaMismatch` for
     values that Spark cannot take.
     """
 
@@ -243,8 +243,8 @@ class OnlyStage:
 class ReadFiles:
     """The rows of committed files of one output: batches of (name, length, digest) in, rows out in types that travel.
 
-    ``folder``: of Parquet files, else None.  ``there``: the columns that files have, where they are not those of
-    ``schema``.  O(bytes).  Raises `CorruptState`, and what the store raises.
+    ``folder``: of Parquet files, else None. ``there``: the columns of the files, if they differ from ``schema``.
+    O(bytes). Raises `CorruptState`, and the errors of the store.
     """
 
     store: str

@@ -40,13 +40,13 @@ SCRATCH: Final = 320
 
 
 class Budget:
-    """``memory``: bytes in all, None for no budget.  ``spill``: the folder to spill to, None for none.  ``state``: the
-    state that gives a folder where none is named.
+    """The memory of an engine, and the folder to spill to.
 
-    ``scratch``: for what a call has no room for.  ``home``: for state and pending events: the same, unless the state is
-    durable.
+    ``memory``: bytes in all, None for no budget. ``spill``: the folder, None for none. ``state``: the state that has a
+    folder if ``spill`` is None. ``scratch``: the store for results that exceed a call's share. ``home``: the store for
+    state and pending events: the same, unless the state is durable.
 
-    Raises `SpecError` for a budget too small, before the folder is looked at, and what `ScratchStore` does.
+    Raises `SpecError` for a budget too small, before it checks the folder, and the errors of `ScratchStore`.
     """
 
     def __init__(self, memory: int | None, spill: str | PathLike[str] | None, state: Store | None = None) -> None:

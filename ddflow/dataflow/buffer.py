@@ -23,8 +23,10 @@ from ddflow.storage.batch_store import BatchStore
 
 
 class UpdateBuffer:
-    """``scratch``: for files, None where there is no budget.  ``share``: bytes that may lie in memory.
-    ``home``: for changes of state."""
+    """The updates of a step, in memory or in files.
+
+    ``scratch``: for files, None without a budget. ``share``: the most bytes in memory. ``home``: for changes of state.
+    """
 
     def __init__(self, scratch: BatchStore | None, share: int, home: BatchStore | None = None) -> None:
         self.scratch, self.share, self.bytes_resident, self.home = scratch, share, 0, home

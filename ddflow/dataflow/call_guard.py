@@ -34,9 +34,10 @@ WHY: Final = {
 
 
 class CallGuard:
-    """``state``: "open", or a key of `WHY`.  ``commit``: whoever fails in it is the last one in; ``failure``: why.
+    """The lock of an engine's calls, and its state.
 
-    ``untold``: what a thread of the engine's own raised, until a call has said so.
+    ``state``: "open", or a key of `WHY`. ``commit``: a failure in this block ends the engine; ``failure``: the reason.
+    ``untold``: the error of an engine's thread, until a call has raised it.
     """
 
     def __init__(self) -> None:

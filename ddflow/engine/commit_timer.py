@@ -24,9 +24,10 @@ CALL: Final = "call"
 
 
 class CommitTimer:
-    """``span``: seconds that a call may wait for its commit, 0 for none, None where nobody commits unasked.
+    """The clock of group commits.
 
-    ``guard``: of the engine's calls.  ``epoch``: the last that was committed.
+    ``span``: seconds that a call may wait for its commit, 0 for none, None if only the caller commits. ``guard``: of
+    the engine's calls. ``epoch``: the last that was committed.
     """
 
     def __init__(self, every: str | None, guard: CallGuard, epoch: int) -> None:

@@ -36,8 +36,11 @@ NAP: Final = 0.01
 
 
 class Deliveries:
-    """``each``: by output.  ``most``: bytes of updates that may wait for one.  ``patience``: seconds for which one that
-    fails is tried again, None for ever."""
+    """The deliveries of all sinks.
+
+    ``each``: by output. ``most``: the most bytes of updates that may wait for one. ``patience``: seconds of retries for
+    a failing one, None for ever.
+    """
 
     def __init__(self, each: Mapping[str, Delivery], most: int = 1 << 30, patience: float | None = None) -> None:
         self.each, self.most, self.patience = each, most, patience

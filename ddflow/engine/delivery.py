@@ -75,7 +75,7 @@ class RowsOf:
 
 @dataclass(frozen=True)
 class Staged:
-    """Stages what a part of an epoch's updates is to a target; "" where that is nothing."""
+    """Stages a part of an epoch's updates at a target; returns "" for a part without rows."""
 
     rows: RowsOf
     stage: Callable[[pa.Table], bytes]

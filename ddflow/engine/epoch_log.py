@@ -74,8 +74,12 @@ Fits = Callable[[Manifest, str], None]
 
 
 class EpochLog:
-    """``flow``: the state's plan, as it was opened. ``manifest_log``: its manifests. ``change``: what the plan has that
-    the state has not. ``outputs``: where they go. ``keep``: how many epochs can be given again. `open` makes it."""
+    """The epochs of a state. `open` makes it.
+
+    ``flow``: the state's plan, at the time of opening. ``manifest_log``: its manifests. ``change``: the difference
+    between the plan and the state's. ``outputs``: the sinks of outputs. ``keep``: the number of epochs that can be
+    replayed.
+    """
 
     def __init__(self, flow: Plan, manifest_log: ManifestLog, change: PlanChange, outputs: Outputs, keep: int) -> None:
         self.flow, self.manifest_log, self.change, self.outputs, self.keep = flow, manifest_log, change, outputs, keep

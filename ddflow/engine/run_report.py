@@ -53,7 +53,7 @@ class EpochDone(NamedTuple):
 
 
 class RunReport:
-    """Of a run of an engine with some ``calls``.  ``shows``: whether a line on the terminal tells how it goes."""
+    """The report of a run of an engine with some ``calls``. ``shows``: whether to show a line on the terminal."""
 
     def __init__(self, calls: Calls, inlets: Sequence[Inlet], outlets: Deliveries, shows: bool) -> None:
         self.calls, self.inlets, self.outlets = calls, inlets, outlets

@@ -41,7 +41,7 @@ Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Versions(NamedTuple):
-    """n live versions, those of a key together and ascending."""
+    """n live versions; a key's versions are adjacent and ascending."""
 
     references: Ints
     """int64[n]: where their rows are."""

@@ -54,8 +54,11 @@ NullKeys = Literal["error", "drop", "keep"]
 
 
 class Comparison(NamedTuple):
-    """``table``: what `compare` returns.  ``notes``: a line for each column that one side lacks.  ``rows``: of both.
-    ``doubts``: as of `FilesSource`, of the files of both."""
+    """The result of a comparison.
+
+    ``table``: the differences that `compare` returns. ``notes``: a line for each column that one side lacks. ``rows``:
+    of both. ``doubts``: as of `FilesSource`, of the files of both.
+    """
 
     table: pa.Table
     notes: tuple[str, ...]

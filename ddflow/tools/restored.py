@@ -67,9 +67,9 @@ class Known(CorruptState):
 
 
 class Memo(BatchStore):
-    """A batch store that reads each file once, but for compressed ones, which would stay in memory.
+    """A batch store that reads each file once, except compressed files, which would stay in memory.
 
-    ``damaged``: the names of files that are not to be opened.
+    ``damaged``: the names of files that it may not open.
     """
 
     def __init__(self, store: Store, damaged: set[str]) -> None:

@@ -55,9 +55,9 @@ FIRST: Final = 10
 
 @dataclass(frozen=True)
 class Difference:
-    """A key that a state and its log do not agree on.  ``what``: missing (in the state), extra, different.
+    """A key whose rows in a state and its log differ. ``what``: missing (in the state), extra, different.
 
-    ``state``, ``log``: the rows, None where there is none.
+    ``state``, ``log``: the rows, None for a missing one.
     """
 
     what: str

@@ -29,11 +29,11 @@ SMALL: Final = 1 << 16
 
 
 class PendingRun:
-    """Events [begin, n) of ``events`` wait; ``begin`` < n.
+    """A run of pending events: [begin, n) of ``events``; ``begin`` < n.
 
-    ``bytes_resident``: bytes of memory it holds, 0 when spilled.  ``file``: where it is spilled to.  ``final``: whether
-    it is not to be merged any more.  ``least``, ``greatest``: the times of the first and the last that wait.
-    ``stored``: the file that a commit wrote all of ``events`` to.
+    ``bytes_resident``: bytes of memory it holds, 0 when spilled. ``file``: its spill file. ``final``: whether later
+    merges skip it. ``least``, ``greatest``: the times of the first and the last pending event. ``stored``: the file
+    that a commit wrote all of ``events`` to.
     """
 
     __slots__ = ("begin", "bytes_resident", "events", "file", "final", "greatest", "least", "stored")
