@@ -63,11 +63,9 @@ class Attaching(ABC):
         rows, room : int, and str or int
             An epoch ends earlier after so many rows, or about so many bytes.
         until : str or datetime, optional
-            A span, or a time, to end at. By default when all sources have ended, or after an epoch at `stop` or a
-            signal.
+            A span, or a time, to end at. By default when all sources end, or after an epoch at `stop` or a signal.
         lateness : int or str, optional
-            Hold-back mode: how late events may come after the greatest time seen, for inputs whose spec does not set
-            it.
+            Hold-back mode: how late events may come after the greatest time seen, unless an input's spec sets it.
         idle : str, optional
             Hold-back mode: a source that is silent for so long does not hold the frontier.
         sink_backlog : str or int

@@ -264,9 +264,9 @@ class Reading(Looking):
     ) -> Story | Origins:
         """Tell why a row is there: the story of an input's key, or the inputs' rows that make an output's row.
 
-        For a key, the story has its current and earlier rows, its pending events, and the verdicts of its events in a
-        log. For an output, it has the rows of each input that make the rows with these values. Both name their sources,
-        with the positions of these.
+        The story of a key has its rows, past and present, its pending events, and the verdicts of its events in a log.
+        For an output, it has the rows of each input that make the rows with these values. Both name sources and
+        positions.
 
         Parameters
         ----------
@@ -281,8 +281,7 @@ class Reading(Looking):
         as_of : int, date, datetime or str, optional
             For an output: a closed time, not before `since`. By default the last closed one.
         between : tuple of two times, optional
-            For an output: the changes after the first, up to and with the second, in its rows and the rows that make
-            them.
+            For an output: the changes after the first, up to and with the second, of its rows and their input rows.
 
         Returns
         -------
