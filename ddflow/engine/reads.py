@@ -265,8 +265,7 @@ class Reading(Looking):
         """Tell why a row is there: the story of an input's key, or the inputs' rows that make an output's row.
 
         The story of a key has its rows, past and present, its pending events, and the verdicts of its events in a log.
-        For an output, it has the rows of each input that make the rows with these values. Both name sources and
-        positions.
+        For an output, it has the input rows that make the rows with these values. Both name sources and positions.
 
         Parameters
         ----------
