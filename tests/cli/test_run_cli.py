@@ -167,11 +167,9 @@ def test_another_state_at_a_table_is_shown_the_way_to_take_it_over() -> None:
 
 
 def test_each_epoch_is_a_timed_line_where_that_is_asked_for() -> None:
-    quiet, said = (
-        subprocess.run([DDFLOW, *WORDS, *more], capture_output=True, text=True) for more in ((), ("--verbose",))
-    )
-    assert "INFO" not in quiet.stderr
-    assert re.search(r"^20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO opened .*state at epoch 1 ", said.stderr, re.M)
+    (_, quiet), (_, said) = (on_a_terminal(*WORDS, *more) for more in ((), ("--verbose",)))
+    assert "INFO" not in quiet
+    assert re.search(r"^20\d\d-\d\d-\d\d \d\d:\d\d:\d\d,\d+ INFO opened .*state at epoch 1 ", said, re.M)
 
 
 def test_a_warning_is_one_line_without_its_place_in_python() -> None:
