@@ -293,10 +293,10 @@ def _load(
         words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
         bloom = batch_store.open(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
         return replace(batch, mapped=BatchFiles(kept, layout, bloom, BloomFilter.of(batch, bloom.batch))), None
-    return _widened(batch, arranged.schema, made), file
+    return _widen_batch(batch, arranged.schema, made), file
 
 
-def _widened(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
+def _widen_batch(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
     """Add null columns that a batch was written without, and compute the hashes of its rows again."""
     if len(batch.rows.columns) == len(schema):
         return batch
