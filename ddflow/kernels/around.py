@@ -90,7 +90,7 @@ def around_ordered(
                     break
                 if _word(tree, here, REF) & mask != np.uint64(0):
                     if behind and (before == 0 or not _ties(tree, before, here, tied)):
-                        if _bounded(tree, single, before, many, tied):
+                        if _is_boundary(tree, single, before, many, tied):
                             follows, ended = False, True
                             break
                         single, many = before if many == 1 else np.int64(0), np.int64(0)
@@ -115,7 +115,7 @@ def around_ordered(
 
 @kernel
 def _begin_window(tree: Tree, keys: Identities, p: Number, tied: Number, mask: np.uint64) -> tuple[Number, Number]:
-    """The leaf and the spot where the window of a place begins."""
+    """Find the leaf and the spot at which the window of a place begins."""
     at, c = _descend(tree, keys, p, True)
     leaf = _leaf_at(tree, at, c)
     spot = _lower(tree, leaf, keys, p)
@@ -139,17 +139,17 @@ def _begin_window(tree: Tree, keys: Identities, p: Number, tied: Number, mask: n
         if _word(tree, here, REF) & mask == np.uint64(0):
             continue
         if before == 0 or not _ties(tree, before, here, tied):
-            if _bounded(tree, single, before, many, tied):
+            if _is_boundary(tree, single, before, many, tied):
                 return last // LEAF, last % LEAF
             single, many, last = before if many == 1 else np.int64(0), np.int64(0), start
         before, many, start = here, many + 1, here
-    if _bounded(tree, single, before, many, tied):
+    if _is_boundary(tree, single, before, many, tied):
         start = last
     return start // LEAF, start % LEAF
 
 
 @kernel
-def _bounded(tree: Tree, single: Number, before: Number, many: Number, tied: Number) -> bool:
+def _is_boundary(tree: Tree, single: Number, before: Number, many: Number, tied: Number) -> bool:
     """Whether there is a boundary between a class of one entry, 0 for none, and the next, of ``many``."""
     if single == 0 or many != 1:
         return False

@@ -103,7 +103,7 @@ def many(
 
 @kernel
 def _first_bit(word: np.uint64) -> int:
-    """The number of the lowest bit that is set; 64 for none.
+    """Find the number of the lowest bit that is set; 64 for none.
 
     >>> _first_bit(np.uint64(12))
     2

@@ -58,7 +58,7 @@ def start(directory: Path | None) -> bool:
 
 
 def running() -> list[subprocess.Popen[bytes]]:
-    """The processes that this one has started; closing its ``stdin`` ends one."""
+    """List the processes that this one has started; closing its ``stdin`` ends one."""
     return list(_started)
 
 
@@ -76,7 +76,7 @@ def note_filled(directory: Path | None) -> None:
 
 @contextlib.contextmanager
 def filling(directory: Path) -> Iterator[bool]:
-    """A block in which nobody else fills a cache.  Gives False where another process does that, or has done it."""
+    """Lock the cache for one filling process.  Yields False if another one fills it, or has filled it."""
     with open(directory / LOCK, "wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

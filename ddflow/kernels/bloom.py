@@ -43,14 +43,14 @@ def blocks_for(n: int) -> int:
 
 @kernel
 def _mask(bits: np.uint64) -> np.uint64:
-    """A bit in each half of a word, by the ten lowest bits."""
+    """Set a bit in each half of a word, by the ten lowest bits."""
     one, half = np.uint64(1), np.uint64(31)
     return (one << (bits & half)) | (one << (((bits >> np.uint64(5)) & half) | np.uint64(32)))
 
 
 @kernel
 def _bits(high: np.uint64, low: np.uint64) -> np.uint64:
-    """What the bits are chosen by: 40 bits from the low end.
+    """Return the word that the bits are chosen by: 40 bits from the low end.
 
     The low word may be a mere flag (whether a key is null), so it is spread first; 0, for one-word identities, stays 0.
     """

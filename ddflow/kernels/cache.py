@@ -68,7 +68,7 @@ def digest(files: Iterable[str], facts: Iterable[object]) -> str:
 
 
 def candidates() -> list[Path]:
-    """The directories that may hold the cache, best first; whether they can be written is not yet known.
+    """List the directories that may hold the cache, best first, whether they can be written or not.
 
     ``DDFLOW_CACHE_DIR`` wins, else the platform's directory for caches; then one below the temporary directory.
     """
@@ -108,18 +108,20 @@ def exposure(state: os.stat_result, user: int) -> str | None:
 
 
 def private(place: Path, name: str) -> Path:
-    """The folder ``name`` in ``place``, made if need be, this user's and closed to others; OSError if that fails."""
+    """Open or make the folder ``name`` in ``place``, private to this user.  Raises OSError if that fails."""
     directory = Path(os.path.abspath(os.path.expanduser(place))) / name
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, exist_ok=True)
-    with _opened(directory):
+    with _open_checked(directory):
         return directory
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
-    """A descriptor of a folder that `refusal` lets pass, in a parent that `exposure` lets pass; files opened through it
-    are in the folder that was checked."""
+def _open_checked(directory: Path) -> Iterator[int]:
+    """Open a folder that `refusal` lets pass, in a parent that `exposure` lets pass, and yield its descriptor.
+
+    Files opened through the descriptor are in the folder that was checked.
+    """
     with contextlib.ExitStack() as stack:
 
         def checked(name: str, flags: int, why: Callable[[os.stat_result, int], str | None], above: int | None) -> int:
@@ -139,7 +141,7 @@ def _forget_old(directory: Path) -> None:
         others = [folder for folder in directory.parent.glob("kernels-*") if folder != directory]
         others.sort(key=lambda folder: folder.lstat().st_mtime_ns, reverse=True)
         for old in others[KEPT:]:
-            with contextlib.suppress(OSError), _opened(old) as here:
+            with contextlib.suppress(OSError), _open_checked(old) as here:
                 for name in os.listdir(here):
                     if name.endswith((".kernel", ".tmp")):
                         os.unlink(name, dir_fd=here)
@@ -154,11 +156,11 @@ class KernelFolder:
 
     @classmethod
     def choose(cls, places: Iterable[Path], name: str) -> KernelFolder:
-        """The one of the digest ``name`` in the first of ``places`` that takes files; of none if no place does."""
+        """Make the folder ``name`` in the first of ``places`` that takes files; without a directory if none does."""
         for place in places:
             try:
                 directory = private(place, f"kernels-{name}")
-                _put(directory, "probe", b"some bytes")
+                _write_file(directory, "probe", b"some bytes")
                 with contextlib.suppress(FileNotFoundError):  # another process probed at the same time
                     (directory / "probe.kernel").unlink()
                 os.utime(directory)  # the most recently used
@@ -170,11 +172,11 @@ class KernelFolder:
         return cls(None)
 
     def read(self, name: str) -> bytes | None:
-        """The bytes written as ``name``; None if there are none, or not those that were written."""
+        """Return the bytes written as ``name``; None if there are none, or other ones."""
         if self.directory is None:
             return None
         try:
-            with _opened(self.directory) as here, open(f"{name}.kernel", "rb", opener=_within(here)) as file:
+            with _open_checked(self.directory) as here, open(f"{name}.kernel", "rb", opener=_within(here)) as file:
                 content = file.read()
         except OSError:
             return None
@@ -194,7 +196,7 @@ class KernelFolder:
             return
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _put(self.directory, name, payload)
+            _write_file(self.directory, name, payload)
         except OSError as error:
             LOG.debug("kernel %s was not cached: %s", name, error)
 
@@ -204,19 +206,19 @@ class KernelFolder:
 
 
 def _head(directory: Path, name: str, payload: bytes) -> bytes:
-    """What a file begins with: what it is, of which digest, which kernel, and the checksum of all of it."""
+    """Build the head of a file: its kind, digest and kernel, and the checksum of all of it."""
     label = f"ddflow kernel\n{directory.name}/{name}\n".encode()
     return label + hashlib.sha256(label + payload).digest()
 
 
 def _within(here: int) -> Callable[[str, int], int]:
-    """Opens files of the folder ``here``, for this user alone, through no symbolic link."""
+    """Return an opener of files in the folder ``here``, for this user alone, through no symbolic link."""
     return lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=here)
 
 
-def _put(directory: Path, name: str, payload: bytes) -> None:
+def _write_file(directory: Path, name: str, payload: bytes) -> None:
     aside = f"{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-    with _opened(directory) as here:
+    with _open_checked(directory) as here:
         try:
             with open(aside, "xb", opener=_within(here)) as file:
                 file.write(_head(directory, name, payload) + payload)

@@ -108,11 +108,11 @@ def differences(
     out_ranks: Narrow,
     diffs: Ints,
 ) -> int:
-    """The rows that leave and enter with each cell, in the order of times; a retraction before its assertion.
+    """List the rows that leave and enter with each cell, in the order of times; a retraction before its assertion.
 
-    before: int64[c], the place of the row before each cell, or -1.  there: uint8[s], 0 where there is no row, and
-    hashes: uint64[s], by place; those after cells are the last ones.  ranks: int32[c], below the size of ends, which is
-    scratch and one more.  Written: cells, places, out_ranks, diffs, each [2 c].  Returns how many.  O(c).
+    before: int64[c], the place of the row before each cell, or -1.  there: uint8[s], 0 if there is no row, and hashes:
+    uint64[s], by place; those after cells are the last ones.  ranks: int32[c], below the size of ends, which is scratch
+    and one more.  Written: cells, places, out_ranks, diffs, each [2 c].  Returns the number of rows.  O(c).
 
     >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
     >>> places, diffs, made = ints(0, 0), ints(0, 0), (ints(0, 0), few(0, 0))

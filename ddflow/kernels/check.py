@@ -19,7 +19,7 @@ from ddflow.kernels.pointer import load_u64
 
 @kernel
 def first_wrong(high: Words, low: Words, more: np.uint64, words: int, time: Ints, live: Flags) -> int:
-    """The first row that is not above the one before it by (identity, time), or is neither live nor not; -1 for none.
+    """Find the first row that is not above the previous one by (identity, time), or has no valid flag; -1 for none.
 
     high: uint64[n].  low: uint64[n], or of size 0 where one word is enough.  more: the address of uint64[n, words], the
     words of identities beyond two.  time: int64[n], or of size 0 where all

@@ -91,7 +91,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
     """A kernel with the compiler on: compiled, loaded from the cache, or interpreted while little goes through it."""
 
     def _compile_for_args(self, *args: Any, **kws: Any) -> Callable[..., Any]:
-        """What runs a call for whose types nothing is compiled in this process."""
+        """Return a function that runs a call for types that have no compiled form in this process."""
         if self.targetoptions["no_cpython_wrapper"]:
             return interpreted(self.py_func)
         if isinstance(self._cache, KernelCache):
@@ -101,7 +101,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
                     background.start(cache_directory())
                     return interpreted(self.py_func)
                 _compiling()
-        with _uncollected():
+        with _pause_collection():
             return cast("Callable[..., Any]", super()._compile_for_args(*args, **kws))
 
     def add_overload(self, cres: Any) -> None:
@@ -112,18 +112,18 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
             super().add_overload(cres)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """What another kernel calls: compiled once for all integers of a sign, constants included."""
+        """Return the form that other kernels call: compiled once for all integers of a sign, constants included."""
         return super().get_call_template([_widest(each) for each in args], kws)
 
 
 def _widest(kind: Any) -> Any:
-    """A type without its constant; of an integer the one of 64 bits."""
+    """Widen a type: drop its constant, and make an integer one of 64 bits."""
     kind = getattr(kind, "literal_type", kind)
     return (types.int64 if kind.signed else types.uint64) if kind in types.integer_domain else kind
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def _pause_collection() -> Iterator[None]:
     """Without the garbage collector, which takes a sixth of the time of a compilation."""
     enabled = gc.isenabled()
     gc.disable()
@@ -154,8 +154,8 @@ class Interpreted(Generic[P, R]):
 
 
 @functools.cache
-def _chosen(*switches: str) -> cache.KernelFolder:
-    """The folder for the code as it was imported, and for these switches of numba; chosen once a process."""
+def _choose_folder(*switches: str) -> cache.KernelFolder:
+    """Choose the folder for the code as it was imported and these switches of numba, once a process."""
     versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
     facts = (*versions, config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), *switches)
     name = cache.digest([file for file, _, _ in _IMPORTED], facts)
@@ -163,10 +163,10 @@ def _chosen(*switches: str) -> cache.KernelFolder:
 
 
 def _folder() -> cache.KernelFolder:
-    """The folder of this process, or none when the sources are unknown or no longer those that were imported."""
+    """Return the folder of this process, or none if the sources are unknown or differ from those imported."""
     with contextlib.suppress(OSError):  # a source was removed while we looked
         if _IMPORTED and cache.stamp(_PACKAGE) == _IMPORTED:
-            return _chosen(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
+            return _choose_folder(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
     return cache.KernelFolder(None)
 
 
@@ -183,7 +183,7 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
         return None if directory is None else str(directory)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The compiled form for the argument types ``sig``, or None: then numba compiles."""
+        """Load the compiled form for the argument types ``sig``, or return None, so that numba compiles."""
         target_context.refresh()
         folder, key = _folder(), self._key(sig, target_context.codegen())
         payload = folder.read(self._file(key))

@@ -18,7 +18,7 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.identity import _unmixed
+from ddflow.kernels.identity import _unmix_word
 from ddflow.kernels.pointer import load_u64
 from ddflow.kernels.resolve import APPLIED, NOOP, OUTCOME, RETRACTS, ROW
 
@@ -97,7 +97,7 @@ def emit_values(
         if applied or outcome[row] < 0:
             value = load_u64(values + np.uint64(row << 3))
             if outcome[row] < 0:
-                out[written] = value if hashes.size == 0 else _unmixed(hashes[row], k0, k1)
+                out[written] = value if hashes.size == 0 else _unmix_word(hashes[row], k0, k1)
                 written += 1
             if applied and mark[row] & 1 == 0:
                 out[written] = value

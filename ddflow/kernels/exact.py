@@ -131,7 +131,7 @@ def _load(at: np.uint64, size: int, given: Given) -> tuple[int, int]:
 
 
 @kernel
-def _carried(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
+def _carry_digits(digits: np.uint64, low: int, top: int) -> tuple[int, int]:
     """Bring digits within 32 bits; returns the place behind the highest one, and what is above: 0 or -1."""
     carry, place = np.int64(0), low
     while place <= top or (carry != 0 and carry != -1):
@@ -150,7 +150,7 @@ def _store(at: np.uint64, given: Given, low: int, top: int) -> tuple[int, int]:
     Digits are within 32 bits then, but for the highest one, which has the sign.
     """
     digits, low = given.digits, min(low, top + 1)
-    end, carry = _carried(digits, low, top)
+    end, carry = _carry_digits(digits, low, top)
     top, implied = end - 1, LOW if carry != 0 else ZERO
     while top >= low and load_u64(digits + WORD * np.uint64(top)) == implied:
         # What is implied must not be found there by the next addition.
@@ -214,7 +214,9 @@ def _add_integers(given: Given, begin: int, end: int) -> None:
 
 
 @kernel
-def _spread(given: Given, number: np.uint64, upper: np.uint64, more: np.uint64, bit: np.uint64, sign: np.uint64) -> int:
+def _add_product(
+    given: Given, number: np.uint64, upper: np.uint64, more: np.uint64, bit: np.uint64, sign: np.uint64
+) -> int:
     """Add a magnitude times another to digits, from a bit on; returns the highest digit's place."""
     at, shift = given.digits + WORD * (bit >> FIVE), bit & np.uint64(31)
     if more == ONE and upper == ZERO and number >> np.uint64(53) == ZERO:
@@ -273,7 +275,7 @@ def _add_others(given: Given, begin: int, end: int, kind: int, square: bool, low
         else:
             sign ^= below
         low = min(low, int(bit >> FIVE))
-        top = max(top, _spread(given, word, upper, more, bit, sign))
+        top = max(top, _add_product(given, word, upper, more, bit, sign))
     return low, top
 
 

@@ -33,8 +33,8 @@ def _width(word: np.uint64) -> int:
 
 
 @kernel
-def _rounded(high: np.uint64, low: np.uint64, more: bool, unit: int) -> np.uint64:
-    """The bits of the double nearest to (high, low) * 2**unit, of which some was cut off if ``more``."""
+def _round_to_double(high: np.uint64, low: np.uint64, more: bool, unit: int) -> np.uint64:
+    """Round (high, low) * 2**unit to the bits of the nearest double; ``more``: bits were cut off."""
     width = 64 + _width(high) if high != ZERO else _width(low)
     drop = max(width - 53, LEAST - unit)
     if drop > 128 or width == 0:
@@ -120,13 +120,13 @@ def quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Float
                 high, low = (high << HALF) | (low >> HALF), (low << HALF) | (rest // by)
                 rest %= by
         more = bool(rest != ZERO or place >= lowest)
-        bits[i] = _rounded(high, low, more, 32 * int(position) + unit) | (np.uint64(negative) << ALL)
+        bits[i] = _round_to_double(high, low, more, 32 * int(position) + unit) | (np.uint64(negative) << ALL)
     return wide
 
 
 @kernel
 def integers(ends: Ints, states: np.uint64, out: Words, fits: Flags) -> None:
-    """The sums as integers of 128 bits, in two's complement.
+    """Convert sums to integers of 128 bits, in two's complement.
 
     ends, states: as of `quotients`.  Written: out uint64[m, 2], the low word and the high one; fits uint8[m], 0 where
     a sum has more than 128 bits.  O(bytes).

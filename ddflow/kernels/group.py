@@ -20,7 +20,7 @@ from ddflow.kernels.compile import kernel
 
 @kernel
 def group(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Ints) -> int:
-    """Number the groups of equal identities; return how many there are.
+    """Assign a number to each group of equal identities, and return the number of groups.
 
     high, low: uint64[n] (low of size 0 for one-word identities).  table: int32[2**bits], all -1, more than n, scratch.
     Written: groups int32[n], the number of each row's group; first int64[at least as many as groups], the first row of

@@ -42,8 +42,8 @@ def mix_words(words: Words, k0: np.uint64, k1: np.uint64, out: Words) -> None:
 
 
 @kernel
-def _unmixed(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
-    """The word that `mix_words` mixed: its steps backwards, with the inverses of its factors."""
+def _unmix_word(word: np.uint64, k0: np.uint64, k1: np.uint64) -> np.uint64:
+    """Undo `mix_words`: take its steps backwards, with the inverses of its factors."""
     z = word ^ (word >> np.uint64(31)) ^ (word >> np.uint64(62))
     z *= np.uint64(0x319642B2D24D8EC3)
     z ^= (z >> np.uint64(27)) ^ (z >> np.uint64(54))
@@ -65,10 +65,10 @@ def unmix_words(words: Words, keep: Flags, k0: np.uint64, k1: np.uint64, out: Wo
     """
     if keep.size == 0:
         for i in range(words.size):
-            out[i] = _unmixed(words[i], k0, k1)
+            out[i] = _unmix_word(words[i], k0, k1)
         return
     for i in range(words.size):
-        out[i] = _unmixed(words[i], k0, k1) * np.uint64(keep[i])
+        out[i] = _unmix_word(words[i], k0, k1) * np.uint64(keep[i])
 
 
 @kernel

@@ -38,7 +38,7 @@ ONE, NEXT = np.uint64(1), np.uint64(64)
 
 @kernel
 def _home(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uint64) -> np.int64:
-    """The home slot of an identity.  capacity: homes in a shard.  slots: of a shard, the spare ones too.
+    """Compute the home slot of an identity.  capacity: homes in a shard.  slots: of a shard, the spare ones too.
 
     >>> int(_home(np.uint64(2**63 + 2**62), np.uint64(8), np.uint64(2), np.uint64(10)))  # half way in the second shard
     14
@@ -52,7 +52,7 @@ def _home(high: np.uint64, capacity: np.uint64, shards: np.uint64, slots: np.uin
 def _find(
     table: Words, slot: np.int64, high: np.uint64, low: np.uint64, wide: bool, shards: np.uint64, slots: np.uint64
 ) -> np.int64:
-    """The first slot, from one at or after the home on, that holds the identity or is empty, or -1 past its shard."""
+    """Find the first slot, at or after one from the home on, that has the identity or is empty; -1 past its shard."""
     while slot < table.shape[0]:
         if table[slot, REF] == np.uint64(0):
             # Only an empty slot may be another shard's: an entry never is.

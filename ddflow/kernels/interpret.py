@@ -58,7 +58,7 @@ class Patience:
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """A block in which every kernel is compiled."""
+        """Compile every kernel that is called within the block."""
         left, self.seconds = self.seconds, 0.0
         try:
             yield
@@ -71,7 +71,7 @@ PATIENCE = Patience(2.0)
 
 @functools.cache
 def interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel's function, to be called in the kernel's place.  What it takes is taken from `PATIENCE`."""
+    """Return a kernel's function, to be called in its place.  The time that it takes is taken from `PATIENCE`."""
     plain = _among(function, _globals(function.__module__))
 
     def run(*arguments: Any) -> Any:
@@ -86,7 +86,7 @@ def interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _globals(module: str) -> dict[str, Any]:
-    """The globals of a module, with its kernels' functions in the place of the kernels."""
+    """Copy the globals of a module, with its kernels' functions in the place of the kernels."""
     scope = dict(vars(sys.modules[module]))
     for name, value in list(scope.items()):
         if (function := getattr(value, "py_func", None)) is not None:
@@ -96,12 +96,12 @@ def _globals(module: str) -> dict[str, Any]:
 
 
 def _among(function: Any, scope: dict[str, Any]) -> FunctionType:
-    """A function with other globals."""
+    """Copy a function with other globals."""
     return FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _scalars(result: Any) -> Any:
-    """A result as compiled code gives it: numpy's scalars become Python's."""
+    """Convert numpy's scalars in a result to Python's, as compiled code returns them."""
     if isinstance(result, np.generic) and not isinstance(result, np.void):
         return result.item()
     if isinstance(result, tuple):

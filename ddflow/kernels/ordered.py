@@ -43,9 +43,9 @@ from ddflow.kernels.ordered_tree import (
     _lower,
     _move,
     _name,
-    _put,
     _remove,
-    _split,
+    _split_leaf,
+    _store,
     _word,
 )
 from ddflow.kernels.pointer import load_u64, prefetch, store_u64
@@ -73,7 +73,7 @@ def seek_ordered(tree: Tree, keys: Identities, starts: Narrow, place: Ints, refe
         row = np.int64(starts[g])
         if not (dense or none) and g & (AHEAD - 1) == 0:
             for i in range(g, min(g + AHEAD, starts.size)):
-                place[i] = _sought(tree, keys, np.int64(starts[i]))
+                place[i] = _find_leaf(tree, keys, np.int64(starts[i]))
         found = place[g]
         place[g], reference[g], value[g] = -1, 0, np.uint64(0)
         if none:
@@ -87,9 +87,9 @@ def seek_ordered(tree: Tree, keys: Identities, starts: Narrow, place: Ints, refe
 
 @kernel
 def _leaf_for(tree: Tree, leaf: Number, keys: Identities, row: Number, strict: bool, dense: bool) -> Number:
-    """The last leaf that begins before the words of a row, or at them where not ``strict``, else the first one.
+    """Find the last leaf that begins before the words of a row, or at them unless ``strict``, else the first one.
 
-    ``leaf``: that of a row before, 0 for none.  ``dense``: whether the leaf behind it is likely to be next.
+    ``leaf``: the leaf of a previous row, 0 for none.  ``dense``: whether the next leaf is likely to be needed next.
     """
     for _ in range(2):
         if leaf == 0:
@@ -124,8 +124,8 @@ def _ask(tree: Tree, leaf: Number, dense: bool) -> None:
 
 
 @kernel
-def _sought(tree: Tree, keys: Identities, row: Number) -> Number:
-    """The leaf for the words of a row; what a search in it reads first is asked for."""
+def _find_leaf(tree: Tree, keys: Identities, row: Number) -> Number:
+    """Find the leaf for the words of a row, and prefetch the entries that a search reads first."""
     at, c = _descend(tree, keys, row, False)
     leaf = _leaf_at(tree, at, c)
     entries = tree.table + np.uint64(leaf * LEAF) * tree.width
@@ -184,7 +184,7 @@ def write_ordered(
                 _remove(tree, leaf, spot)
         elif not there and size == LEAF:
             at, c = _descend(tree, keys, row, False)
-            _split(tree, at, c, spot == LEAF)
+            _split_leaf(tree, at, c, spot == LEAF)
             continue
         else:
             if not there:
@@ -326,7 +326,7 @@ def evict_ordered(tree: Tree, bounds: Words, gone: Flags) -> int:
                 _move(tree, base + kept, base + spot, 1)
             kept += 1
         _add(tree, USED, kept - size)
-        _put(tree.size, leaf, kept)
+        _store(tree.size, leaf, kept)
         nodes = _get(tree.counters, TOPS)
         _name(tree, at, c)
         if _get(tree.counters, TOPS) < nodes:

@@ -64,7 +64,7 @@ class Identities(NamedTuple):
 
 
 def empty_tree(leaves: Number, width: Number) -> list[Words]:
-    """The arrays of a tree without entries, with room for so many leaves, in the order of `Tree`'s fields."""
+    """Make the arrays of a tree without entries, with room for ``leaves``, in the order of `Tree`'s fields."""
     nodes = max(leaves // (FAN // 2), 1) + 2
     arrays: list[Any] = [np.empty(((leaves + 1) * LEAF, width), np.uint64)]
     sizes = leaves + 1, leaves + 1, (nodes + 1) * FAN, (nodes + 1) * FAN, nodes + 1, nodes + 1, nodes + 1, 8
@@ -75,12 +75,12 @@ def empty_tree(leaves: Number, width: Number) -> list[Words]:
 
 @kernel
 def _get(base: np.uint64, at: Number) -> Any:
-    """A number of an array."""
+    """Get a number of an array."""
     return np.int64(load_u64(base + np.uint64(at << 3)))
 
 
 @kernel
-def _put(base: np.uint64, at: Number, number: Number) -> None:
+def _store(base: np.uint64, at: Number, number: Number) -> None:
     """Set a number of an array."""
     store_u64(base + np.uint64(at << 3), np.uint64(number))
 
@@ -93,7 +93,7 @@ def _copy(base: np.uint64, to: Number, at: Number) -> None:
 
 @kernel
 def _word(tree: Tree, place: Number, word: Number) -> np.uint64:
-    """A word of an entry."""
+    """Load a word of an entry."""
     return load_u64(tree.table + np.uint64(place) * tree.width + np.uint64(word << 3))
 
 
@@ -134,10 +134,10 @@ def _below(words: np.uint64, n: Number, stride: np.uint64, word: np.uint64) -> A
 
 
 @kernel
-def _begun(tree: Tree, node: Number, keys: Identities, row: Number, strict: bool) -> Any:
-    """The last child of a node (0: of the list of nodes) that begins before the words of a row, else the first.
+def _find_child(tree: Tree, node: Number, keys: Identities, row: Number, strict: bool) -> Any:
+    """Find the last child of a node (0: the list of nodes) that begins before the words of a row, else the first.
 
-    ``strict``: not one that begins at them.
+    ``strict``: exclude a child that begins at them.
     """
     words, n = tree.first, _get(tree.counters, TOPS)
     if node > 0:
@@ -158,14 +158,14 @@ def _begun(tree: Tree, node: Number, keys: Identities, row: Number, strict: bool
 
 @kernel
 def _descend(tree: Tree, keys: Identities, row: Number, strict: bool) -> tuple[Any, Any]:
-    """The last leaf that begins before the words of a row, else the first one: its node's place, its place there."""
-    at = _begun(tree, np.int64(0), keys, row, strict)
-    return at, _begun(tree, _get(tree.top, at), keys, row, strict)
+    """Find the last leaf that begins before the words of a row, else the first: its node's place, its place there."""
+    at = _find_child(tree, np.int64(0), keys, row, strict)
+    return at, _find_child(tree, _get(tree.top, at), keys, row, strict)
 
 
 @kernel
 def _leaf_at(tree: Tree, at: Number, c: Number) -> Any:
-    """A leaf by its node's place and its place there."""
+    """Return a leaf by its node's place and its place there."""
     return _get(tree.child, _get(tree.top, at) * FAN + c)
 
 
@@ -188,7 +188,7 @@ def _lower(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
 def _add(tree: Tree, counter: Number, more: Number) -> Any:
     """Change a counter; what it is then."""
     now = _get(tree.counters, counter) + more
-    _put(tree.counters, counter, now)
+    _store(tree.counters, counter, now)
     return now
 
 
@@ -202,11 +202,11 @@ def _has_room(tree: Tree) -> Any:
 
 @kernel
 def _new(tree: Tree, free: Number, made: Number, nexts: np.uint64, stride: Number) -> Any:
-    """The number of a leaf or a node: of one that is free, else a new one."""
+    """Take the number of a free leaf or node, or make a new one."""
     number = _get(tree.counters, free)
     if number == 0:
         return _add(tree, made, 1)
-    _put(tree.counters, free, _get(nexts, number * stride))
+    _store(tree.counters, free, _get(nexts, number * stride))
     return number
 
 
@@ -215,14 +215,14 @@ def _begin(tree: Tree, word: np.uint64) -> None:
     """Make the first leaf of an empty tree."""
     leaf = _new(tree, FREE, LEAVES, tree.follows, 1)
     node = _new(tree, SPARE, NODES, tree.child, FAN)
-    _put(tree.size, leaf, 0)
-    _put(tree.follows, leaf, 0)
-    _put(tree.child, node * FAN, leaf)
+    _store(tree.size, leaf, 0)
+    _store(tree.follows, leaf, 0)
+    _store(tree.child, node * FAN, leaf)
     store_u64(tree.least + np.uint64((node * FAN) << 3), word)
-    _put(tree.fill, node, 1)
-    _put(tree.top, 0, node)
+    _store(tree.fill, node, 1)
+    _store(tree.top, 0, node)
     store_u64(tree.first, word)
-    _put(tree.counters, TOPS, 1)
+    _store(tree.counters, TOPS, 1)
 
 
 @kernel
@@ -235,7 +235,7 @@ def _insert(tree: Tree, leaf: Number, spot: Number, keys: Identities, row: Numbe
     for w in range(keys.words):
         word = load_u64(keys.more + np.uint64((row * keys.words + w) << 3))
         store_u64(here + np.uint64((LOW + 1 + w) << 3), word)
-    _put(tree.size, leaf, size + 1)
+    _store(tree.size, leaf, size + 1)
     _add(tree, USED, 1)
 
 
@@ -244,7 +244,7 @@ def _remove(tree: Tree, leaf: Number, spot: Number) -> None:
     """Take an entry out of a leaf."""
     size, here = _get(tree.size, leaf), tree.table + np.uint64(leaf * LEAF + spot) * tree.width
     copy_bytes(here, here + tree.width, np.uint64(size - spot - 1) * tree.width)
-    _put(tree.size, leaf, size - 1)
+    _store(tree.size, leaf, size - 1)
     _add(tree, USED, -1)
 
 
@@ -253,20 +253,20 @@ def _split_node(tree: Tree, at: Number, half: Number) -> None:
     """Make a node behind a full one, with its children from ``half`` on."""
     old, node = _get(tree.top, at), _new(tree, SPARE, NODES, tree.child, FAN)
     for i in range(half, FAN):
-        _put(tree.child, node * FAN + i - half, _get(tree.child, old * FAN + i))
+        _store(tree.child, node * FAN + i - half, _get(tree.child, old * FAN + i))
         _copy(tree.least, node * FAN + i - half, old * FAN + i)
-    _put(tree.fill, old, half)
-    _put(tree.fill, node, FAN - half)
+    _store(tree.fill, old, half)
+    _store(tree.fill, node, FAN - half)
     for i in range(_get(tree.counters, TOPS), at + 1, -1):
-        _put(tree.top, i, _get(tree.top, i - 1))
+        _store(tree.top, i, _get(tree.top, i - 1))
         _copy(tree.first, i, i - 1)
-    _put(tree.top, at + 1, node)
+    _store(tree.top, at + 1, node)
     store_u64(tree.first + np.uint64((at + 1) << 3), load_u64(tree.least + np.uint64((node * FAN) << 3)))
     _add(tree, TOPS, 1)
 
 
 @kernel
-def _split(tree: Tree, at: Number, c: Number, ends: bool) -> None:
+def _split_leaf(tree: Tree, at: Number, c: Number, ends: bool) -> None:
     """Make a leaf behind a full one, with half of its entries; ``ends``: with the last, for what follows all of them.
 
     Keys that ascend so fill leaves nearly whole.
@@ -280,16 +280,16 @@ def _split(tree: Tree, at: Number, c: Number, ends: bool) -> None:
     leaf, new = _get(tree.child, node * FAN + c), _new(tree, FREE, LEAVES, tree.follows, 1)
     half = LEAF - 1 if ends else LEAF // 2
     _move(tree, new * LEAF, leaf * LEAF + half, LEAF - half)
-    _put(tree.size, leaf, half)
-    _put(tree.size, new, LEAF - half)
-    _put(tree.follows, new, _get(tree.follows, leaf))
-    _put(tree.follows, leaf, new)
+    _store(tree.size, leaf, half)
+    _store(tree.size, new, LEAF - half)
+    _store(tree.follows, new, _get(tree.follows, leaf))
+    _store(tree.follows, leaf, new)
     for i in range(_get(tree.fill, node), c + 1, -1):
-        _put(tree.child, node * FAN + i, _get(tree.child, node * FAN + i - 1))
+        _store(tree.child, node * FAN + i, _get(tree.child, node * FAN + i - 1))
         _copy(tree.least, node * FAN + i, node * FAN + i - 1)
-    _put(tree.child, node * FAN + c + 1, new)
+    _store(tree.child, node * FAN + c + 1, new)
     store_u64(tree.least + np.uint64((node * FAN + c + 1) << 3), _word(tree, new * LEAF, ID))
-    _put(tree.fill, node, _get(tree.fill, node) + 1)
+    _store(tree.fill, node, _get(tree.fill, node) + 1)
 
 
 @kernel
@@ -304,10 +304,10 @@ def _name(tree: Tree, at: Number, c: Number) -> None:
     if _get(tree.fill, node) > 0:
         store_u64(tree.first + np.uint64(at << 3), load_u64(tree.least + np.uint64((node * FAN) << 3)))
         return
-    _put(tree.child, node * FAN, _get(tree.counters, SPARE))
-    _put(tree.counters, SPARE, node)
+    _store(tree.child, node * FAN, _get(tree.counters, SPARE))
+    _store(tree.counters, SPARE, node)
     for i in range(at, _add(tree, TOPS, -1)):
-        _put(tree.top, i, _get(tree.top, i + 1))
+        _store(tree.top, i, _get(tree.top, i + 1))
         _copy(tree.first, i, i + 1)
 
 
@@ -317,15 +317,15 @@ def _unlink(tree: Tree, at: Number, c: Number) -> None:
     node = _get(tree.top, at)
     leaf = _get(tree.child, node * FAN + c)
     if c > 0:
-        _put(tree.follows, _get(tree.child, node * FAN + c - 1), _get(tree.follows, leaf))
+        _store(tree.follows, _get(tree.child, node * FAN + c - 1), _get(tree.follows, leaf))
     elif at > 0:
         before = _get(tree.top, at - 1)
         last = _get(tree.child, before * FAN + _get(tree.fill, before) - 1)
-        _put(tree.follows, last, _get(tree.follows, leaf))
-    _put(tree.follows, leaf, _get(tree.counters, FREE))
-    _put(tree.counters, FREE, leaf)
+        _store(tree.follows, last, _get(tree.follows, leaf))
+    _store(tree.follows, leaf, _get(tree.counters, FREE))
+    _store(tree.counters, FREE, leaf)
     fill = _get(tree.fill, node) - 1
-    _put(tree.fill, node, fill)
+    _store(tree.fill, node, fill)
     for i in range(node * FAN + c, node * FAN + fill):
-        _put(tree.child, i, _get(tree.child, i + 1))
+        _store(tree.child, i, _get(tree.child, i + 1))
         _copy(tree.least, i, i + 1)

@@ -29,14 +29,14 @@ Kinds = tuple[bool, ...]
 
 
 @lru_cache(maxsize=1024)
-def _inlined(function: Any) -> Any:
+def _compile_inline(function: Any) -> Any:
     if hasattr(function, "py_func"):
         return function.py_func if config.DISABLE_JIT else function
     return function if config.DISABLE_JIT else numba.njit(function)
 
 
 def _loader(kinds: Kinds) -> Any:
-    """A function that makes a tuple of the words of a row.  A tuple of several types is built one by one."""
+    """Build a function that makes a tuple of the words of a row.  A tuple of several types is built one by one."""
 
     def one(at: int, double: bool) -> Any:
         def of_double(ints: Any, doubles: Any, row: Any) -> Any:
@@ -45,23 +45,23 @@ def _loader(kinds: Kinds) -> Any:
         def of_int(ints: Any, doubles: Any, row: Any) -> Any:
             return (ints[row, at],)
 
-        return _inlined(of_double if double else of_int)
+        return _compile_inline(of_double if double else of_int)
 
     made = one(0, kinds[0])
     for at, double in enumerate(kinds[1:], 1):
-        made = _joined(made, one(at, double))
+        made = _join_loaders(made, one(at, double))
     return made
 
 
-def _joined(first: Any, last: Any) -> Any:
+def _join_loaders(first: Any, last: Any) -> Any:
     def both(ints: Any, doubles: Any, row: Any) -> Any:
         return first(ints, doubles, row) + last(ints, doubles, row)
 
-    return _inlined(both)
+    return _compile_inline(both)
 
 
 def _storer(kinds: Kinds) -> Any:
-    """A function that writes a tuple to the words of a row."""
+    """Build a function that writes a tuple to the words of a row."""
 
     def one(at: int, double: bool, before: Any) -> Any:
         def of_double(state: Any, ints: Any, doubles: Any, row: Any) -> None:
@@ -72,12 +72,12 @@ def _storer(kinds: Kinds) -> Any:
             before(state, ints, doubles, row)
             ints[row, at] = state[at]
 
-        return _inlined(of_double if double else of_int)
+        return _compile_inline(of_double if double else of_int)
 
     def nothing(state: Any, ints: Any, doubles: Any, row: Any) -> None:
         pass
 
-    made = _inlined(nothing)
+    made = _compile_inline(nothing)
     for at, double in enumerate(kinds):
         made = one(at, double, made)
     return made
@@ -98,7 +98,7 @@ class Loops(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _loops(add: Any, retract: Any, result: Any, kinds: Kinds) -> Loops:
-    add, retract, result = (_inlined(each) for each in (add, retract, result))
+    add, retract, result = (_compile_inline(each) for each in (add, retract, result))
     load, store = _loader(kinds), _storer(kinds)
 
     def fold(
@@ -131,20 +131,20 @@ def _loops(add: Any, retract: Any, result: Any, kinds: Kinds) -> Loops:
             if wanted[row] != 0:
                 out[row] = result(load(ints, doubles, row))
 
-    return Loops(_inlined(fold), _inlined(results))
+    return Loops(_compile_inline(fold), _compile_inline(results))
 
 
 @lru_cache(maxsize=256)
 def objection(functions: tuple[Any, Any, Any], kinds: Kinds, value: Any, whole: bool) -> str:
-    """What is wrong with functions of such states and values, "" for nothing.  ``whole``: results must be integers.
+    """Describe the fault of functions of such states and values, "" for none.  ``whole``: results must be integers.
 
-    Where nothing is compiled, nothing is looked at.
+    Without a compiler, nothing is checked.
     """
     if config.DISABLE_JIT:
         return ""
     state = numba.types.Tuple([numba.types.float64 if each else numba.types.int64 for each in kinds])
     for name, function in zip(("add", "retract", "result"), functions, strict=True):
-        made = _inlined(function)
+        made = _compile_inline(function)
         try:
             given = (state, numba.typeof(value)) if name != "result" else (state,)
             made.compile(given)

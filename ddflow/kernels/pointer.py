@@ -37,22 +37,22 @@ _LOW = (1 << 64) - 1
 
 
 def load_u8(address: Word) -> np.uint64:
-    """The byte at ``address``, widened to uint64."""
+    """Load the byte at ``address``, widened to uint64."""
     return np.uint64(ctypes.c_uint8.from_address(int(address)).value)
 
 
 def load_u16(address: Word) -> np.uint64:
-    """The two bytes at ``address``, at any alignment, widened to uint64."""
+    """Load the two bytes at ``address``, at any alignment, widened to uint64."""
     return np.uint64(int.from_bytes(ctypes.string_at(int(address), 2), _ORDER))
 
 
 def load_u32(address: Word) -> np.uint64:
-    """The four bytes at ``address``, at any alignment, widened to uint64."""
+    """Load the four bytes at ``address``, at any alignment, widened to uint64."""
     return np.uint64(int.from_bytes(ctypes.string_at(int(address), 4), _ORDER))
 
 
 def load_u64(address: Word) -> np.uint64:
-    """The eight bytes at ``address``, at any alignment."""
+    """Load the eight bytes at ``address``, at any alignment."""
     return np.uint64(int.from_bytes(ctypes.string_at(int(address), 8), _ORDER))
 
 
@@ -91,12 +91,12 @@ def prefetch(address: Word) -> None:
 
 
 def mulhi(a: Word, b: Word) -> np.uint64:
-    """The high 64 bits of the 128-bit product."""
+    """Compute the high 64 bits of the 128-bit product."""
     return np.uint64(((int(a) & _LOW) * (int(b) & _LOW)) >> 64)
 
 
 def mul128(a: Word, b: Word) -> tuple[np.uint64, np.uint64]:
-    """The 128-bit product as (low, high) words."""
+    """Compute the 128-bit product as (low, high) words."""
     product = (int(a) & _LOW) * (int(b) & _LOW)
     return np.uint64(product & _LOW), np.uint64(product >> 64)
 

@@ -137,7 +137,7 @@ class Outcomes(NamedTuple):
     """int64[g]: each key's last version, -1 where nothing changed."""
 
     def span(self, begin: int, end: int, first: int, stop: int) -> Outcomes:
-        """The room for versions [begin, end) and keys [first, stop); that of events as it is."""
+        """Slice the room for versions [begin, end) and keys [first, stop); the room for events stays whole."""
         low = self.low[begin:end] if self.low.size else self.low
         time = self.time[begin:end] if self.time.size else self.time
         event = self.event[begin:end] if self.event.size else self.event
@@ -197,7 +197,7 @@ def _against(order: Ints, row: int, prior: Ints, other: int, begin: int, end: in
 def _winner(
     permutation: Narrow, order: Ints, prior: Ints, outcome: Ints, begin: int, end: int, bound: int, base: int, tie: int
 ) -> int:
-    """The row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
+    """Find the row that wins among places [begin, end), one key at one time, or -1 for none; -2 - row refuses the step.
 
     ``bound`` is whose order the key holds (`NOTHING` for no order).  Writes stale and tie_lost verdicts.
     """

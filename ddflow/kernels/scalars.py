@@ -44,24 +44,24 @@ for; a number of values that is none."""
 
 
 def records(array: Any) -> Any:
-    """An array of records, so that their fields are attributes where nothing is compiled, too."""
+    """Make fields of an array of records readable as attributes even if nothing is compiled."""
     return array.view(np.recarray) if config.DISABLE_JIT else array
 
 
 @lru_cache(maxsize=64)
-def _compiled(function: Any, *_: Kind) -> Any:
-    """The function, for records of these types alone: numba would take a type that begins like another one for it."""
+def _compile_function(function: Any, *_: Kind) -> Any:
+    """Compile the function for records of these types alone: numba would confuse types that begin alike."""
     return function if hasattr(function, "py_func") or config.DISABLE_JIT else numba.njit(function)
 
 
 def objection(function: Any, *given: Any) -> Exception | None:
-    """What numba has against a function of such arguments, arrays of records or records; None where it compiles.
+    """Return numba's error for a function of such arguments, arrays of records or records; None if it compiles.
 
-    The loops use what was compiled here.  Where nothing is to be compiled, only what it says of fields counts: the
-    functions that are called are plain Python there, and numba knows none of those.
+    The loops use the compiled function.  If nothing is to be compiled, only errors about fields count: the functions
+    that are called are plain Python then, and numba knows none of those.
     """
     try:
-        made = _compiled(function, *(each.dtype for each in given))
+        made = _compile_function(function, *(each.dtype for each in given))
         if config.DISABLE_JIT:
             made = CPUDispatcher(function, targetoptions={"nopython": True})
         made.compile(tuple(numba.typeof(each) for each in given))
@@ -90,7 +90,7 @@ def _fill(held: Any, given: Any, out: Any, fields: Fields) -> None:
 
 @kernel
 def _fault(given: Any, out: Any, fields: Fields) -> int:
-    """What is wrong with a record that a function made: a code.
+    """Check a record that a function made, and return the code of its fault.
 
     Values under a null become 0; one that may not change and is null in ``given`` becomes null again.
     """
@@ -152,15 +152,16 @@ def _among(address: Any, records: Any, n: Any, size: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def merger(function: Callable[..., Any], kind: Kind) -> Any:
-    """A loop that folds records of a type by a function: (permutation, key_times, keys, action, held, live, given,
-    made, fields, work).
+    """Build a loop that folds records of a type by a function.
 
-    The first four: as in `fold.Walked`, and by place what is done.  held: records[g]; live: uint8[g], whether a key
-    holds one.  given: records[n], by row.  fields: see `Fields`.  work: three records.  Written: made, records[m], what
-    each key holds after each of its times, zeros where it holds none, and live, after the last.  Returns a code and the
-    row it is of.  The function gets copies of what is held and given, so nobody sees what it writes there.  O(p).
+    Its arguments: (permutation, key_times, keys, action, held, live, given, made, fields, work).
+
+    The first four: as in `fold.Walked`, and the action by place.  held: records[g]; live: uint8[g], whether a key holds
+    one.  given: records[n], by row.  fields: see `Fields`.  work: three records.  Written: made, records[m], the record
+    of each key after each of its times, zeros if it holds none, and live, after the last.  Returns a code and its row.
+    The function gets copies of the held and given records, so its writes to them are lost.  O(p).
     """
-    call = _compiled(function, kind, kind, kind)
+    call = _compile_function(function, kind, kind, kind)
 
     def loop(
         permutation: Any,
@@ -210,17 +211,16 @@ def merger(function: Callable[..., Any], kind: Kind) -> Any:
 
 @lru_cache(maxsize=64)
 def machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
-    """A loop that runs a transition, of records of a type by events of another: (begin, permutation, key_times, keys,
-    action, values, offsets, start, given, fields, work, out, ends) -> the key it came to, a code, a row.
+    """Build a loop that runs a transition, of records of a type by events of another.
 
-    values, offsets: what keys hold, records and int64[g + 1].  start: the records that a new key holds.  given:
-    records[n].  work: records[2 * limit].  Written: out, from ``ends[keys[begin]]`` on, the values after each of its
-    times, and ends, int64[m + 1], where they end.  It stops before a key for which ``out`` may not have the room.
-
-    All of what the function may write to is cleared before each call, not just what the last call said that it wrote:
-    it may write more, such as a value that it then leaves out.  That takes some 7 ns for each 1,000 bytes.
+    (begin, permutation, key_times, keys, action, values, offsets, start, given, fields, work, out, ends) -> the key
+    that it reached, a code, a row.  values, offsets: the records of keys, and int64[g + 1].  start: the records of a
+    new key.  given: records[n].  work: records[2 * limit].  Written: out, from ``ends[keys[begin]]`` on, the values
+    after each of its times, and ends, int64[m + 1].  It stops before a key for which ``out`` may not have the room.
+    All memory that the function may write to is cleared before each call, since it may write a value and then leave
+    it out.  That takes some 7 ns for each 1,000 bytes.
     """
-    call = _compiled(function, kind, event, kind)
+    call = _compile_function(function, kind, event, kind)
 
     def loop(
         begin: Any,

@@ -57,7 +57,7 @@ def _is_at(part_high: np.uint64, part_low: np.uint64, row: int, high: np.uint64,
 def _end(
     part_high: np.uint64, part_low: np.uint64, begin: int, end: int, guess: int, high: np.uint64, low: np.uint64
 ) -> int:
-    """The first row of [begin, end) whose identity is greater than the wanted one, or ``end``.
+    """Find the first row of [begin, end) whose identity is greater than the wanted one, or ``end``.
 
     Gallops from the guess, a row of that range; O(log of how far it is off).
     """

@@ -32,12 +32,12 @@ def find_single(
     counts: Ints,
     found: Ints,
 ) -> int:
-    """The row that each of some groups holds at times that are asked for.
+    """Find the row that each of some groups holds at each of the asked times.
 
-    begins, change_begins, asked_begins: int64[g + 1], where a group's begin: of rows held, with their numbers and how
-    often they are there; of changes, ascending in time, with ranks of times, diffs, numbers; and of what is asked,
-    ascending in time.  Scratch: counts, zeros by number.  Written: found int64[asked], the number of the row, -1 for
-    none.  Returns the first asked for which there are several rows, or -1.  O(all).
+    begins, change_begins, asked_begins: int64[g + 1], the begins of groups: of rows held, with their numbers and
+    multiplicities; of changes, ascending in time, with ranks of times, diffs, numbers; and of asked times, ascending.
+    Scratch: counts, zeros by number.  Written: found int64[asked], the number of the row, -1 for none.  Returns the
+    first asked time at which there are several rows, or -1.  O(all).
 
     >>> none, few, begins = np.empty(0, np.int64), np.zeros(1, np.int32), np.array([0, 0])
     >>> found = np.zeros(1, np.int64)

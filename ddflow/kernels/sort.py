@@ -251,7 +251,7 @@ def sort_rows(
 
 @kernel
 def extent(words: Ints) -> tuple[int, int, bool]:
-    """The least and the greatest of some words, and whether they ascend.
+    """Find the least and the greatest of some words, and whether they ascend.
 
     words: int64[n], at least one.  O(n).
 

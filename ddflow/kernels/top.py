@@ -150,14 +150,14 @@ def move_windows(
                 before = after
                 if rank >= 0 and not ranked and ended - was != end - begin:
                     diff = (end - begin) - (ended - was)
-                    written = _put(out_rank, out_row, out_diff, out_place, written, rank, row, diff, begin)
+                    written = _add_update(out_rank, out_row, out_diff, out_place, written, rank, row, diff, begin)
                 elif rank >= 0 and ranked:
                     for place in range(was, ended):
                         if not begin <= place < end:
-                            written = _put(out_rank, out_row, out_diff, out_place, written, rank, row, -1, place)
+                            written = _add_update(out_rank, out_row, out_diff, out_place, written, rank, row, -1, place)
                     for place in range(begin, end):
                         if not was <= place < ended:
-                            written = _put(out_rank, out_row, out_diff, out_place, written, rank, row, 1, place)
+                            written = _add_update(out_rank, out_row, out_diff, out_place, written, rank, row, 1, place)
                 row += 1
                 if reach < 0 and before >= limit:
                     reach = row
@@ -176,7 +176,7 @@ def move_windows(
 
 
 @kernel
-def _put(
+def _add_update(
     ranks: Narrow,
     rows: Ints,
     diffs: Ints,

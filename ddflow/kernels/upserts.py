@@ -165,7 +165,7 @@ def _apply(
 
 
 @kernel
-def _pushed(heap: Ints, size: int, c: int) -> int:
+def _push_candidate(heap: Ints, size: int, c: int) -> int:
     """Put a candidate into the heap, whose greatest is first; returns the new size."""
     at = size
     while at > 0 and heap[(at - 1) // 2] < c:
@@ -176,7 +176,7 @@ def _pushed(heap: Ints, size: int, c: int) -> int:
 
 
 @kernel
-def _popped(heap: Ints, size: int) -> int:
+def _pop_greatest(heap: Ints, size: int) -> int:
     """Take the greatest out of the heap; returns the new size."""
     size -= 1
     c, at = heap[size], 0
@@ -248,9 +248,9 @@ def settle(
                     why, where, worst = refused, g, place
                 break
             for i in range(came):
-                size = _pushed(heap, size, entered[i])
+                size = _push_candidate(heap, size, entered[i])
             while size > 0 and count[heap[0]] == 0:
-                size = _popped(heap, size)
+                size = _pop_greatest(heap, size)
             now = heap[0] if size > 0 else GONE
             if now != shown:
                 out_row[written], out_shown[written] = permutation[begin], now

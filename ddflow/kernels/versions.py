@@ -27,7 +27,7 @@ NONE, OPEN = -2, -1
 
 @kernel
 def show_versions(ends: Ints, held: Ints, event: Ints, content: Words, until: Ints) -> None:
-    """The versions of keys.
+    """Compute the versions of keys.
 
     ends: int64[g + 1], where the rows of keys begin.  held, event: int64[n], by row: how often it is there, and the
     ascending number of its event.  content: uint64[n].  Written: until int64[n].  O(n).
@@ -120,15 +120,15 @@ def move_versions(
                 fresh[run] = OPEN
             for row in range(begin, i):
                 if until[row] != fresh[row]:
-                    written = _put(out_rank, out_row, out_until, out_diff, written, rank, row, until[row], -1)
-                    written = _put(out_rank, out_row, out_until, out_diff, written, rank, row, fresh[row], 1)
+                    written = _add_update(out_rank, out_row, out_until, out_diff, written, rank, row, until[row], -1)
+                    written = _add_update(out_rank, out_row, out_until, out_diff, written, rank, row, fresh[row], 1)
                     until[row] = fresh[row]
     return written
 
 
 @kernel
 def _before(event: Ints, until: Ints, first: Number, low: Number) -> Number:
-    """The first row of the event of the last version before the event of a row, else the first row of the key."""
+    """Find the first row of the event of the last version before the event of a row, else the first row of the key."""
     begin = low
     while begin > first and (event[begin] == event[low] or until[begin] == NONE):
         begin -= 1
@@ -138,7 +138,7 @@ def _before(event: Ints, until: Ints, first: Number, low: Number) -> Number:
 
 
 @kernel
-def _put(
+def _add_update(
     ranks: Narrow,
     rows: Ints,
     untils: Ints,

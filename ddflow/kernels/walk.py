@@ -285,6 +285,6 @@ def _never(scratch: Ints, spans: Ints) -> bool:
 
 @kernel
 def _raise_order(scratch: Ints, spans: Ints, group: int) -> None:
-    """A group runs by the event's order from now on."""
+    """Raise the order of a group to the event's."""
     for w in range(spans[group, 0], spans[group, 2]):
         scratch[0, w] = scratch[2, w]

@@ -72,8 +72,8 @@ def _is_unset(words: Ints, at: int, begin: int, end: int) -> bool:
 
 
 @kernel
-def _compared(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
-    """The event in row 2 of scratch against part ``part`` of the orders in row ``at``; TAKE against one never set."""
+def _compare_part(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int) -> int:
+    """Compare the event in row 2 of scratch with a part of the orders in row ``at``; TAKE if the part is unset."""
     begin = part * wide
     if _is_unset(scratch, at, begin, begin + wide):
         return TAKE
@@ -86,8 +86,8 @@ def _compared(scratch: Ints, at: int, part: int, wide: int, base: int, tie: int)
 
 
 @kernel
-def _put(scratch: Ints, part: int, wide: int) -> None:
-    """The event's order becomes that of a part."""
+def _set_part_order(scratch: Ints, part: int, wide: int) -> None:
+    """Set the order of a part to the event's."""
     for w in range(wide):
         scratch[0, part * wide + w] = scratch[2, w]
 
@@ -152,7 +152,7 @@ def _fill(
         if kind == EARLIEST:
             cell = _earlier(scratch, 0, part, wide, base, tie)
         elif kind == LATEST or deletes:
-            cell = _compared(scratch, 0, part, wide, base, tie)
+            cell = _compare_part(scratch, 0, part, wide, base, tie)
         refused = refused or cell == REFUSED
         if (
             tie == GREATEST
@@ -163,7 +163,7 @@ def _fill(
         ):
             cell = TIED
         if cell == TAKE:
-            _put(scratch, part, wide)
+            _set_part_order(scratch, part, wide)
             if deletes and kind != LATEST:  # what is cleared has no first event, and no sum, any more
                 for w in range(part * wide, part * wide + wide):
                     scratch[0, w] = UNSET
@@ -174,7 +174,7 @@ def _fill(
             if kind == EARLIEST:
                 before = known and _earlier(scratch, 1, part, wide, base, tie) == OLDER
             else:
-                before = known and _compared(scratch, 1, part, wide, base, tie) == OLDER
+                before = known and _compare_part(scratch, 1, part, wide, base, tie) == OLDER
             passed = passed or not before
         lost = lost or cell == TIED
     return filled, passed, lost, refused
@@ -182,7 +182,7 @@ def _fill(
 
 @kernel
 def _begin(scratch: Ints, prior: Ints, key: int, known: bool, alive: bool, words: int) -> None:
-    """A key's orders into row 0 of scratch, and which row set each of its cells behind row 1."""
+    """Copy a key's orders to row 0 of scratch, and mark its cells in row 1: -1 if the row lives, else -2."""
     for w in range(words):
         scratch[0, w] = prior[key, w] if known else UNSET
     for c in range(words, scratch.shape[1]):
@@ -198,8 +198,8 @@ def _copy(scratch: Ints, target: Ints, at: int, words: int) -> None:
 
 @kernel
 def _to_row(scratch: Ints, deletes: bool, alive: bool, wide: int, base: int, tie: int) -> int:
-    """The event against the order of the row that lives: a delete loses a tie under GREATEST."""
-    code = _compared(scratch, 0, 0, wide, base, tie) if alive else TAKE
+    """Compare the event with the order of the live row: a delete loses a tie under GREATEST."""
+    code = _compare_part(scratch, 0, 0, wide, base, tie) if alive else TAKE
     if code == TAKE and deletes and tie == GREATEST and _same_base(scratch, 0, wide, base, alive):
         return TIED
     return code
@@ -246,23 +246,23 @@ def walk_cells(
                 row = permutation[place]
                 deletes = gone[row] != 0
                 _inherit(order, row, fields, scratch, 0 if inherits and alive else -1, scratch, 2)
-                code = _compared(scratch, 0, 1, wide, base, tie)
+                code = _compare_part(scratch, 0, 1, wide, base, tie)
                 if code == REFUSED:
                     return int(row)
-                late = code == OLDER and not (known and _compared(scratch, 1, 1, wide, base, tie) == OLDER)
+                late = code == OLDER and not (known and _compare_part(scratch, 1, 1, wide, base, tie) == OLDER)
                 tied, acted = code == TIED, False
                 if code == TAKE:
                     to_row = _to_row(scratch, deletes, alive, wide, base, tie)
                     if to_row == REFUSED:
                         return int(row)
-                    was = known and lived and _compared(scratch, 1, 0, wide, base, tie) == OLDER
+                    was = known and lived and _compare_part(scratch, 1, 0, wide, base, tie) == OLDER
                     if deletes:
-                        _put(scratch, 1, wide)
+                        _set_part_order(scratch, 1, wide)
                         acted, action[0, place] = True, TAKE
                         if to_row == TAKE:
                             alive, action[0, place] = False, CLEAR
                     elif to_row == TAKE:
-                        _put(scratch, 0, wide)
+                        _set_part_order(scratch, 0, wide)
                         alive, acted, action[0, place] = True, True, TAKE
                     filled, passed, lost, refused = _fill(
                         deletes, row, place, gives, kinds, base, tie, known, wide, values, setter, key, scratch, action

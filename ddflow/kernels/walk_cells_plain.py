@@ -29,8 +29,8 @@ LEAST = -(2**63)
 
 
 @kernel
-def _put(running: Ints, key_time: int, part: int, wide: int, word: int) -> None:
-    """The order of an event becomes that of a part: that it is not null, where there is a word for it, and itself."""
+def _set_part_order(running: Ints, key_time: int, part: int, wide: int, word: int) -> None:
+    """Set the order of a part to an event's: the flag for not null, if there is a word for it, and the word."""
     running[key_time, part * wide] = 1
     running[key_time, part * wide + wide - 1] = word
 
@@ -73,18 +73,18 @@ def walk_cells_plain(
                 acted = dead or newer
                 late = not newer and not (known and lived and word < began[at])
                 if dead:
-                    _put(running, key_time, 1, wide, word)
+                    _set_part_order(running, key_time, 1, wide, word)
                     action[0, place] = CLEAR if newer else TAKE
                     alive = alive and not newer
                 elif newer:
-                    _put(running, key_time, 0, wide, word)
+                    _set_part_order(running, key_time, 0, wide, word)
                     alive, action[0, place] = True, TAKE
                 for c in range(cells):
                     action[1 + c, place] = SKIP
                     if not dead and gives[c, row] == 0:
                         continue
                     if word >= running[key_time, (2 + c) * wide + at]:
-                        _put(running, key_time, 2 + c, wide, word)
+                        _set_part_order(running, key_time, 2 + c, wide, word)
                         action[1 + c, place], acted = CLEAR if dead else TAKE, True
                     elif not dead:
                         late = late or not (known and word < began[(2 + c) * wide + at])

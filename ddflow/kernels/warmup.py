@@ -22,7 +22,7 @@ from ddflow.kernels.compile import Interpreted, kernels
 
 
 def entries() -> list[Any]:
-    """The kernels that Python calls, in the order of their modules.  Imports all of them; compiles nothing."""
+    """List the kernels that Python calls, in the order of their modules.  Imports all of them; compiles nothing."""
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
     own = [kernel for kernel in kernels() if kernel.py_func.__module__.startswith(f"{package.__name__}.")]
@@ -42,11 +42,11 @@ def watched(compiling: Callable[[str], None]) -> Iterator[None]:
         """Numba's events, passed on."""
 
         def on_start(self, event: Any) -> None:
-            """A compilation begins."""
+            """Report that a compilation begins."""
             compiling(event.data["dispatcher"].py_func.__name__)
 
         def on_end(self, event: Any) -> None:
-            """A compilation has ended."""
+            """Do nothing when a compilation ends."""
 
     with event.install_listener("numba:compile", Watcher()):
         yield
