@@ -141,6 +141,15 @@ def alone() -> None:
     stop_shared()
 
 
+@pytest.fixture(scope="session")
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Share one process that forks lives of ``ddflow run``: it takes three seconds of CPU to start."""
+    from lives import Lives
+
+    with Lives(tmp_path_factory.mktemp("lake")) as made:
+        yield made
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _stopped_at_the_end() -> Iterator[None]:
     """Stop the shared session, if there is one."""

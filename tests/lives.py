@@ -53,11 +53,19 @@ class Deadly:
 
 
 class Lives:
-    """``with Lives() as lives``: one at a time."""
+    """``with Lives(lake) as lives``: one at a time.  ``lake``: the folder of Iceberg's catalog and tables."""
+
+    def __init__(self, lake: Path) -> None:
+        name = "PYICEBERG_CATALOG__DEFAULT__"
+        self.catalog = {f"{name}URI": f"sqlite:///{lake}/catalog.db", f"{name}WAREHOUSE": f"file://{lake}/warehouse"}
 
     def __enter__(self) -> Lives:
         self.process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | self.catalog,
         )
         return self
 

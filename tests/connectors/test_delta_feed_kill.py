@@ -95,15 +95,13 @@ def _alike(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
-def test_a_followed_table_when_killed_at_calls(tmp_path: Path) -> None:
-    with Lives() as lives:
-        killed_at_calls(Followed(tmp_path / "story"), lives, 4)
+def test_a_followed_table_when_killed_at_calls(lives: Lives, tmp_path: Path) -> None:
+    killed_at_calls(Followed(tmp_path / "story"), lives, 4)
 
 
 @pytest.mark.soak
-def test_a_followed_table_when_killed_at_many_moments(tmp_path: Path) -> None:
+def test_a_followed_table_when_killed_at_many_moments(lives: Lives, tmp_path: Path) -> None:
     story = Followed(tmp_path / "story")
     story.feed(Random(1))
-    with Lives() as lives:
-        finished(story, lives)  # columns beside the first rows that are committed would be left out
-        killed_at_moments(story, lives, 60, 1.0)
+    finished(story, lives)  # columns beside the first rows that are committed would be left out
+    killed_at_moments(story, lives, 60, 1.0)

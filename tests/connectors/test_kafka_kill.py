@@ -121,12 +121,6 @@ def servers() -> Iterator[str]:
         yield servers
 
 
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    with Lives() as made:
-        yield made
-
-
 @pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
 def test_kafka_when_killed_at_calls(lives: Lives, servers: str, tmp_path: Path) -> None:

@@ -152,12 +152,6 @@ def server() -> Iterator[Server]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    with Lives() as made:
-        yield made
-
-
 @pytest.fixture
 def story(server: Server, tmp_path: Path, request: Any) -> Iterator[Story]:
     made = getattr(request, "param", Replicated)(tmp_path / "story", server)

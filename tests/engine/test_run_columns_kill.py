@@ -79,6 +79,5 @@ def rows(of: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.drawn(3, of="kills")
 @pytest.mark.sampled
-def test_killed_at_calls_around_new_columns(tmp_path: Path) -> None:
-    with Lives() as lives:
-        killed_at_calls(Growing(tmp_path / "a"), lives, 5)
+def test_killed_at_calls_around_new_columns(lives: Lives, tmp_path: Path) -> None:
+    killed_at_calls(Growing(tmp_path / "a"), lives, 5)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -133,14 +132,10 @@ def of_iceberg(table: str) -> list[dict[str, Any]]:
     return load_catalog("default", **given).load_table(table).scan().to_arrow().to_pylist()
 
 
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    place = tmp_path_factory.mktemp("lake")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", f"sqlite:///{place}/catalog.db")
-        patch.setenv("PYICEBERG_CATALOG__DEFAULT__WAREHOUSE", f"file://{place}/warehouse")
-        with Lives() as made:
-            yield made
+@pytest.fixture(autouse=True)
+def catalog(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in lives.catalog.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.drawn(3, of="kills")
