@@ -55,7 +55,7 @@ _VARYING: Final = (
     (re.compile(r"(?<=@)\d{9,}\.\d+"), "TIME"),
     (re.compile(r"\boid \d+, and it was \d+"), "oid N, and it was N"),
     (re.compile(r"\b(PID|process) \d+"), r"\1 N"),
-    (re.compile(r"<\?xml.*</Error>", re.DOTALL), "XML"),
+    (re.compile(r"<\?xml.*?(?:</Error>|\.\.\.)", re.DOTALL), "XML"),
     (re.compile(r"\b[\d,]+(?= bytes are free)"), "N"),
     (re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{6,8}\b"), "LSN"),
     (re.compile(r"\bgw\d+\b"), "WORKER"),
