@@ -111,7 +111,8 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
             lost = lost.filter(pc.is_finite(lost))
         if len(lost):
             value = lost[0]
-            value = value.cast(INT64) if is_duration(source) else value  # Python's own have less room
+            if source == DATE or is_duration(source):  # Python's own have less room
+                value = value.cast(pa.int32() if source == DATE else INT64)
             shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
             hint = f"; {_POINT}" if comma else ""
@@ -234,9 +235,9 @@ def _cut_doubles(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _times(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | None:
     if source == DATE:
-        return (lambda array: array.cast(kind), False) if is_time(kind) else None
+        return (lambda array: _in_range(array, 86_400, kind).cast(kind), True) if is_time(kind) else None
     if is_integer(source) and is_time(kind) and kind.tz:
-        return lambda array: array.cast(INT64).cast(pa.timestamp("s")).cast(kind), True
+        return lambda array: _in_range(array.cast(INT64), 1, kind).cast(pa.timestamp("s")).cast(kind), True
     if is_float(source) and is_time(kind) and kind.tz:
         return lambda array: _cut_doubles(pc.multiply(array.cast(DOUBLE), 1e6), INT64).cast(INSTANT).cast(kind), True
     if not is_time(source):
@@ -245,10 +246,20 @@ def _times(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | Non
         return lambda array: wall(array).cast(DATE), False
     if is_time(kind):
         # Finer than a microsecond is cut; through wall-clock time, for a zone would ask for a database of zones.
-        return (lambda array: wall(array).cast(kind)) if kind.unit == "us" else (lambda array: array.cast(kind)), False
+        if kind.unit == "us":
+            return lambda array: wall(array).cast(kind), False
+        return lambda array: _in_range(array, 1 / 1000 ** UNITS.index(source.unit), kind).cast(kind), True
     if is_integer(kind) and source.tz:
         return lambda array: within(_seconds(array), kind), kind != INT64
     return None
+
+
+def _in_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa.Array:
+    """Return days or units of so many ``seconds``, null if a timestamp of a kind has no room for one.  O(rows)."""
+    most = (2**63 - 1) // max(round(seconds * 1000 ** UNITS.index(kind.unit)), 1)
+    numbers = array.cast(pa.int32()).cast(INT64) if array.type == DATE else array.cast(INT64)
+    inside = pc.and_(pc.less_equal(numbers, most), pc.greater_equal(numbers, -most))
+    return array if pc.all(inside).as_py() is not False else pc.if_else(inside, array, pa.scalar(None, array.type))
 
 
 def _another_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -186,6 +186,8 @@ def test_a_shape_takes_what_is_of_its_types(documents: list[Any]) -> None:
                 assert found is None
             elif kind == "DOUBLE" and isinstance(document, str):
                 assert found is None or document in ("NaN", "Infinity", "-Infinity", "INF", "+INF", "-INF")
+            elif kind == "DOUBLE" and fits:
+                assert found == float(document)
             else:
                 assert found == (document if fits else None)
 

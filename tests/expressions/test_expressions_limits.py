@@ -423,3 +423,19 @@ def test_compiling_in_threads_keeps_them_apart() -> None:
 def test_numbers_of_more_decimals_than_any_decimal_has_are_zero(tiny: float) -> None:
     batch = pa.RecordBatch.from_pydict({"x": [tiny, 0.5, None]})
     assert value("cast(x as decimal(10, 2))", batch) == [Decimal("0.00"), Decimal("0.50"), None]
+
+
+def test_a_timestamp_beyond_its_range_is_none() -> None:
+    rows = pa.record_batch(
+        {
+            "n": pa.array([2**62, -(2**62), 5, None]),
+            "d": pa.array([300_000_000, -300_000_000, 1, None], pa.int32()).cast(pa.date32()),
+        }
+    )
+    for column in "nd":
+        found = compile(f"try_cast({column} as timestamp)", rows.schema)(rows)
+        assert found.null_count == 3 and found[2].is_valid
+        guarded = compile(f"case when n < 10 and n > 0 then cast({column} as timestamp) end", rows.schema)(rows)
+        assert guarded.null_count == 3 and guarded[2] == found[2]
+        with pytest.raises(ExpressionError):
+            compile(f"cast({column} as timestamp)", rows.schema)(rows)
