@@ -100,8 +100,8 @@ Take = Callable[[pa.Table, int], Callable[[], Any]]
 
 def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
     """What a run does behind a commit."""
-    from ddflow.engine.delivery import Delivery
-    from ddflow.engine.kept_epochs import EngineEpochs
+    from ddflow.engine.run.delivery import Delivery
+    from ddflow.engine.run.kept_epochs import EngineEpochs
 
     delivery = stack.enter_context(closing(Delivery(EngineEpochs(engine.calls, "bench"), "orders", sink)))
 

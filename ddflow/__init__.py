@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ddflow.engine.engine import Engine
     from ddflow.engine.flow import Flow
     from ddflow.engine.garbage import gc
-    from ddflow.engine.logs import Full, Restated
-    from ddflow.engine.readers import Reader
+    from ddflow.engine.lineage.log_parts import Full, Restated
+    from ddflow.engine.read.readers import Reader
     from ddflow.engine.snapshot import Snapshot, read
     from ddflow.engine.stats import Stats
     from ddflow.operators.upserting import ToUpserts, to_upserts
@@ -95,7 +95,7 @@ _HOMES = {
     "dataflow.result": "Step",
     "dataflow.verdicts": "Verdicts",
     "engine.engine": "Engine",
-    "engine.readers": "Reader",
+    "engine.read.readers": "Reader",
     "engine.snapshot": "Snapshot read",
     "engine.stats": "Stats",
     "operators.upserting": "ToUpserts to_upserts",
@@ -117,7 +117,7 @@ _HOMES = {
     "tools.estimate": "Estimate estimate",
     "tools.fsck": "fsck",
     "tools.inspect": "inspect",
-    "engine.logs": "Full Restated",
+    "engine.lineage.log_parts": "Full Restated",
     "tools.merge_on_read": "merge_on_read",
     "tools.migrate": "migrate",
     "tools.rollback": "rollback",

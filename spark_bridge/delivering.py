@@ -1,6 +1,6 @@
 """The sinks of a state on Spark: each epoch to each of them once, by the driver, or with files that tasks stage.
 
-Invariant: as of ``ddflow.engine.delivery``: what a target says that it has is what counts, and an epoch goes there
+Invariant: as of ``ddflow.engine.run.delivery``: what a target says that it has is what counts, and an epoch goes there
 after its commit, in the target's own transaction. The updates are in the state's files already, which tasks wrote; the
 driver reads them and writes them. Where a table takes files that many write, and an epoch is large, tasks make them
 and the driver commits them together; a job costs a few tenths of a second, so small epochs are written by the driver.
@@ -16,11 +16,11 @@ from typing import Any, Literal, NamedTuple, Self
 import pyarrow as pa
 
 from ddflow.connectors.attached import TableSink
-from ddflow.engine.deliveries import Deliveries, passed_over
-from ddflow.engine.delivery import Delivery
-from ddflow.engine.differing import Synced
 from ddflow.engine.flow import Flow
-from ddflow.engine.run_options import RunOptions
+from ddflow.engine.run.deliveries import Deliveries, passed_over
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import Synced
+from ddflow.engine.run.options import RunOptions
 from ddflow.errors import DdflowError
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state

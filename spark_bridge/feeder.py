@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from ddflow.engine.deliveries import NAP
 from ddflow.engine.flow import Flow
+from ddflow.engine.run.deliveries import NAP
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Feed

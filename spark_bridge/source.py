@@ -23,8 +23,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from ddflow.columns.names import did_you_mean
-from ddflow.engine.history import check_readable
-from ddflow.engine.reads import told_only
+from ddflow.engine.read.history import check_readable
+from ddflow.engine.read.reads import told_only
 from ddflow.engine.snapshot import found
 from ddflow.errors import MissingExtra, NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.version import Version

@@ -28,13 +28,13 @@ PACKAGES = ("ddflow", "spark_bridge")
 
 ONLY_IN = {"numba": "ddflow/kernels/", "llvmlite": "ddflow/kernels/", "pyspark": "spark_bridge/", "pandas": "nowhere"}
 RATCHETS = {
-    "files with one importer": 93,
-    "crowded folders": 16,
-    "functions named by a lone participle": 922,
-    "one-word function names in more than five files": 151,
+    "files with one importer": 86,
+    "crowded folders": 15,
+    "functions named by a lone participle": 528,
+    "one-word function names in more than five files": 123,
     "functions with more than nine parameters": 13,
     "imports, per cent of statements": 13,
-    "errors whose English a test matches": 60,
+    "errors whose English a test matches": 0,
 }
 """Figures of the packages that may only fall: lower a limit when its figure falls."""
 ONE_EACH = ("ddflow/kernels", "ddflow/operators", "ddflow/cli")

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.engine.differing import Synced
-from ddflow.engine.run_done import RunDone
+from ddflow.engine.run.kept_epochs import Synced
+from ddflow.engine.run.report import RunDone
 from ddflow.plan.explain import Explained
 from ddflow.plan.input import Input
 from ddflow.plan.picture import Picture

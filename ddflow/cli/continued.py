@@ -31,8 +31,8 @@ from ddflow.cli.say import say
 from ddflow.cli.stopped import Course
 from ddflow.columns.type_text import parse_types
 from ddflow.connectors.files import FilePosition, FilesSource, open_files
-from ddflow.engine.logs import MARKS
-from ddflow.engine.step_time import check_counted
+from ddflow.engine.lineage.log_parts import MARKS
+from ddflow.engine.replace import check_counted
 from ddflow.errors import SpecError, StateRefused
 from ddflow.plan.binding import Binding
 from ddflow.plan.evolve import timed

@@ -31,7 +31,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
 from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
 from ddflow.connectors.files.kinds import COLUMNAR, MESSAGES
-from ddflow.engine.logs import Full
+from ddflow.engine.lineage.log_parts import Full
 from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable, SchemaMismatch
 from ddflow.plan.bind import Bound, bind

@@ -30,7 +30,7 @@ from ddflow.terminal import counted
 if TYPE_CHECKING:
     import ddflow as dd
     from ddflow.connectors.attached import Source, TableSink
-    from ddflow.engine.run_done import RunDone
+    from ddflow.engine.run.report import RunDone
     from ddflow.exporters.to_prometheus import PrometheusExporter
 
 FlowFile = Annotated[
@@ -178,8 +178,7 @@ def run(
       another)
     """
     from ddflow.connectors.spelled import spelled_source
-    from ddflow.engine.attachable import check
-    from ddflow.engine.run_options import RunOptions
+    from ddflow.engine.run.options import RunOptions, check
 
     _log(verbose)
     spelled = paired(from_, "--from").items()

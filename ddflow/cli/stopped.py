@@ -22,7 +22,7 @@ from typing import Any
 from ddflow.cli.say import say
 from ddflow.connectors.files import FileOutput
 from ddflow.engine.epoch_log import KEPT
-from ddflow.engine.signals import waiting
+from ddflow.engine.run.signals import waiting
 from ddflow.errors import DdflowError, OutputExists, UnwritableOutput
 
 STOPS = (DdflowError, KeyboardInterrupt, SystemExit)

@@ -20,7 +20,7 @@ from ddflow.cli.say import say
 from ddflow.terminal import counted, printable
 
 if TYPE_CHECKING:
-    from ddflow.engine.differing import Synced
+    from ddflow.engine.run.kept_epochs import Synced
 
 LISTED: Final = 20
 """Keys whose rows go or change that are listed, of each target."""

@@ -19,7 +19,7 @@ from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
-    from ddflow.engine.live import LiveLook
+    from ddflow.engine.read.live_view import LiveLook
 
 SHARE: Final = 10
 """It waits for so many times the time that it took."""
@@ -47,7 +47,7 @@ def watch(
     """
     from rich.live import Live
 
-    from ddflow.engine.live import LiveRows
+    from ddflow.engine.read.live_view import LiveRows
     from ddflow.engine.snapshot import Snapshot
     from ddflow.storage.manifest import newest
     from ddflow.storage.opening import opened_store

@@ -1,7 +1,7 @@
 """``ddflow why``: one key's story, or the rows of the inputs that make a row of an output.
 
 Invariant: what is told of the state is read from it, what is told of events is resolved again from the log. The work
-is in `ddflow.engine.why` and `ddflow.engine.behind`.
+is in `ddflow.engine.lineage.key_history` and `ddflow.engine.lineage.rows`.
 
 >>> parted("by_city", ["city=Bern", "log.csv"], ["orders"], ["by_city"])
 ('by_city', ['city=Bern'], ['log.csv'])
@@ -38,7 +38,7 @@ from ddflow.cli.arguments import (
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
-    from ddflow.engine.story import Origins, Story
+    from ddflow.engine.lineage.story import Origins, Story
     from ddflow.plan.plan import Plan
 
 Between = Annotated[
@@ -176,7 +176,7 @@ def parted(
 
 def _find_collections(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[str, Any]]":
     """Return the inputs and outputs of a plan.  Raises `NotReadable` for a side output, which a state does not hold."""
-    from ddflow.engine.reads import told_only
+    from ddflow.engine.read.reads import told_only
 
     if name in (sides := plan.side_outputs()):
         raise told_only(f"why of {name!r}", name, sides[name][0])

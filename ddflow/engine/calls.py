@@ -1,8 +1,7 @@
-"""A call of an engine: answered again if it was committed, else admitted, taken, recorded and committed.
+"""The calls of an engine: answered again if committed, else admitted, computed and recorded for the next epoch.
 
-Invariant: a call happens whole or not at all, in memory and in the store. On durable state a committed call that is
-made again returns what it returned. Which calls there are is known to the engine; what their step does, to the
-dataflow.
+Guarantees: a call counts as made when it is recorded for the commit. With `commit_every`, a timer commits calls
+together after a span of time; its thread waits for a call in progress, and an error in it ends the engine.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> flow = dd.Flow()
@@ -14,28 +13,96 @@ dataflow.
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import DEBUG
-from time import perf_counter
-from typing import Any
+from time import monotonic, perf_counter
+from typing import Any, Final
 
 from ddflow.columns.hashing import RowHashes
 from ddflow.connectors.at_path import is_path, named
 from ddflow.dataflow.admission import Admission
+from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow
 from ddflow.dataflow.result import Step
-from ddflow.engine.commit_timer import CALL, CommitTimer
-from ddflow.engine.commits import Asked, Commits
-from ddflow.engine.digests import Digest, combined
+from ddflow.engine.commits import Asked, Commits, Digest, combined
 from ddflow.engine.stats import Arranged
-from ddflow.errors import Command, Option, Phrase, SpecError, TimeWentBack, WrongMode
+from ddflow.errors import Command, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
 from ddflow.storage.address import public
 from ddflow.storage.feeding import EVENTS, Way, fed_by
-from ddflow.time import CLOSED, shown
+from ddflow.time import CLOSED, seconds, shown
+
+CALL: Final = "call"
+"""Every call is an epoch."""
+
+
+class CommitTimer:
+    """The clock of group commits.
+
+    ``span``: seconds that a call may wait for its commit, 0 for none, None if only the caller commits. ``guard``: of
+    the engine's calls. ``epoch``: the last that was committed.
+
+    >>> [CommitTimer(every, CallGuard(), epoch=0).span for every in ("call", "50ms", None)]
+    [0.0, 0.05, None]
+    """
+
+    def __init__(self, every: str | None, guard: CallGuard, epoch: int) -> None:
+        self.span = None if every is None else 0.0 if every == CALL else seconds(every, "commit_every=")
+        self.epoch, self._guard, self._changed = epoch, guard, threading.Condition()
+        self._timer: threading.Timer | None = None
+        self._began, self._ended = 0.0, False
+
+    def due(self, commit: Callable[[], int]) -> bool:
+        """Whether a call that was made must be committed now; where not, ``commit`` is called when its span ends."""
+        if not self.span:
+            return self.span is not None
+        now = monotonic()
+        if self._timer is None:
+            self._began = now
+            self._timer = threading.Timer(self.span, self._fire, (commit,))
+            self._timer.name, self._timer.daemon = "ddflow-commit", True
+            self._timer.start()
+        return now - self._began >= self.span
+
+    def settle(self, epoch: int, ended: bool = False) -> None:
+        """Wake the threads that wait for an epoch, because it is committed; ``ended``: because it will never be."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._changed:
+            self.epoch, self._ended = epoch, self._ended or ended
+            self._changed.notify_all()
+
+    def _fire(self, commit: Callable[[], int]) -> None:
+        with self._guard.own() as is_open:
+            if self._timer is threading.current_thread():
+                if is_open:
+                    commit()
+                else:
+                    self.settle(self.epoch, ended=True)
+
+    def wait(self, epoch: int, timeout: float | None) -> int:
+        """Wait until an epoch is committed and return its number.
+
+        Raises the error of its commit, `SpecError` and `TimeoutError`.
+        """
+        if self.span is None and timeout is None and self.epoch < epoch and not self._ended:
+            found = "this engine commits when it is asked to"
+            raise SpecError("wait for a commit", found, "call flush(), or open with commit_every='50ms'")
+        with self._changed:
+            done = self._changed.wait_for(lambda: self.epoch >= epoch or self._ended, timeout)
+        if self.epoch >= epoch:
+            return epoch
+        if not done:
+            raise TimeoutError(f"epoch {epoch} was not committed within {timeout:g} s")
+        self._guard.untold = None
+        if self._guard.failure is not None:
+            raise self._guard.failure
+        raise EngineClosed(f"wait for epoch {epoch}", WHY[self._guard.state], "open the state again, and give it again")
 
 
 class Calls:

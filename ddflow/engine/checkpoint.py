@@ -1,45 +1,44 @@
-"""An engine's state as one inventory, for a commit; and an engine filled with it again.
+"""The checkpoint of one partition: its state as an inventory of files, and an engine restored from one.
 
-Invariant: an engine that was filled goes on as if it had never been closed: same answers, same verdicts, same merges.
-What was cut into stages and partitions is one again: each collection is on one stage, and in all partitions of it. A
-part that a step brought nothing was left as it was, so it does not know what times are complete; and a plan may have
-gained a column or an output meanwhile. Rows that were stored without a column have null there, and hashes of values
-that know of it; a count that nobody kept is made of what its input holds now, and the outputs that are new owe their
-contents, which the next step gives before its own updates. It does not publish (``commits``) nor say what may change
-(``plan.compatibility``).
+Guarantees: an inventory is a typed record that refuses unknown fields, and names every file with its length and
+checksum. Restoring checks what the files hold before any of it is used.
 
 >>> import pyarrow as pa, ddflow as dd
+>>> from ddflow.storage.manifest import newest
 >>> from ddflow.storage.memory import MemoryStore
->>> flow = dd.Flow()
->>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
->>> _ = flow.output("people", people)
->>> store = MemoryStore()
+>>> flow, store = dd.Flow(), MemoryStore()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open(store) as engine:
-...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
->>> _ = flow.output("by_city", people.project(["city"]).count())
->>> with flow.open(store.writer()) as engine:
-...     engine.step({}, time=2)["by_city"].to_pylist()
-[{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}]
+...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
+>>> stored = StoredInventory.read(store, newest(store).inventories[0])
+>>> stored.of.inputs["people"].arrived, stored.of.totals["applied"], stored.at("inputs", "people").partition(", ")[2]
+(2, 2, 'inputs, people')
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
+from msgspec.json import Decoder
 
 from ddflow.columns.hashing import RowHashes, Secret
 from ddflow.columns.widening import filled
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.batcher.checkpoint import PendingRecord
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import GONE, NAMES, resolved
-from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.operators.base import Hashes
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
 from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.fields import Instant, Natural, Strict, decoded
+from ddflow.storage.protocol import Blob, Store
+from ddflow.storage.sheets import Text, read
 from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
@@ -47,6 +46,63 @@ from ddflow.trace.batch_file import Made
 from ddflow.trace.joined import Joined, catch_up, misplaced
 from ddflow.trace.recast import rekeyed
 from ddflow.trace.records import ArrangementRecord
+
+
+class InputRecord(Strict, frozen=True):
+    """An input.
+
+    ``arrived``: the number of its events. ``greatest``: of their times. ``rows``: the held rows. ``runs``: the pending
+    events. ``horizon``: the greatest order of all steps, if keys expire and there was one. ``table``: of its messages,
+    if it is known.
+    """
+
+    arrived: Natural
+    greatest: Instant
+    rows: ArrangementRecord
+    runs: list[PendingRecord]
+    horizon: Instant | None = None
+    table: str | None = None
+
+
+class OperatorRecord(Strict, frozen=True):
+    """An operator that keeps state."""
+
+    arrangements: list[ArrangementRecord]
+
+
+class Inventory(Strict, frozen=True):
+    """``inputs``: by name.  ``operators``: by the ids of their nodes.  ``totals``: events by verdict,
+    and how many of them are `ddflow.dataflow.verdicts.GONE`."""
+
+    inputs: dict[str, InputRecord]
+    operators: dict[str, OperatorRecord]
+    totals: dict[str, Natural]
+
+
+_DECODER: Final = Decoder(Inventory)
+
+
+class StoredInventory(NamedTuple):
+    """An inventory in a file. ``what``: its place, for messages. ``of``: its content. ``text``: its text and sheets."""
+
+    what: str
+    of: Inventory
+    text: Text
+
+    @classmethod
+    def read(cls, store: Store, part: Blob) -> StoredInventory:
+        """Read the inventory of a partition. O(bytes). Raises `CorruptState`."""
+        return cls.parse(read(store, part), f"the file {part.name} of {store.where}")
+
+    @classmethod
+    def parse(cls, text: Text, what: str) -> StoredInventory:
+        """Parse the text of an inventory. Costs and errors are those of `read`."""
+        return cls(what, decoded(_DECODER, text.data, what), text)
+
+    def at(self, kind: str, name: str) -> str:
+        """Name the place of an input or an operator in it, for messages."""
+        return f"{self.what}, {kind}, {name[:80]}"
+
 
 T = TypeVar("T")
 
@@ -57,6 +113,19 @@ def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
     """Write what is in no file yet; all of the engine's state as a record.
 
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+    >>> _ = flow.output("people", people)
+    >>> store = MemoryStore()
+    >>> with flow.open(store) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
+    >>> _ = flow.output("by_city", people.project(["city"]).count())
+    >>> with flow.open(store.writer()) as engine:
+    ...     engine.step({}, time=2)["by_city"].to_pylist()
+    [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}]
     """
     graph, ids = dataflow.graph, dataflow.ids
     inputs = {

@@ -1,10 +1,7 @@
-"""An engine's hold on durable state: its calls become epochs, which are published whole and can be asked for again.
+"""Commits: the calls of an engine become epochs of a durable state, each published as a whole.
 
-Invariant: an epoch is one commit of state and outputs together. A committed epoch that is given again returns its first
-result and changes nothing. A caller that lost its connection or died cannot know whether its epoch was committed. So
-the rows of each call are digested, and the outputs are kept for as long as an epoch may be asked for again. After a
-commit that failed nobody knows what the store holds, so the engine goes no further until it is opened again. What a
-state consists of is known to ``checkpoint``; how an epoch is published, to ``epoch_log``.
+Guarantees: a repeated call is recognised by the digest of its rows and gets the answer of the first one. Files are
+synced before the manifest that names them, so a crash leaves the older version or the newer one.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -26,15 +23,17 @@ from time import perf_counter
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
-from ddflow.columns.hashing import Secret
-from ddflow.dataflow.admission import Admission
+from ddflow.columns.hashing import RowHashes, Secret
+from ddflow.columns.widening import narrowed
+from ddflow.dataflow.admission import Admission, Came
 from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.inflow import portions
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine.digests import Digest, combined, digest_of
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.epoch_log import EpochLog
-from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import put
 from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
 from ddflow.plan.evolve import evolved
@@ -46,6 +45,69 @@ from ddflow.storage.fields import encoded
 from ddflow.storage.manifest import Call, Epoch, Manifest
 from ddflow.storage.sheets import Sheets
 from ddflow.time import INT64, NEVER, shown
+
+MOST = 1 << 26
+"""Bytes that are looked at together."""
+
+
+class Digest:
+    """Of the rows of one input, as they come.  ``hashes``: of their columns, where those are the same for all.
+
+    >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
+    >>> one, two = Digest(secret), Digest(secret)
+    >>> one.update(pa.record_batch({"k": [1, 2]}, schema))
+    >>> for k in (1, 2):
+    ...     two.update(pa.record_batch({"k": [k]}, schema))
+    >>> combined("step", 7, {"a": one}) == combined("step", 7, {"a": two, "b": Digest(secret)})
+    True
+    """
+
+    def __init__(self, secret: Secret, hashes: RowHashes | None = None) -> None:
+        self.secret, self.hashes = secret, hashes
+        self.rows, self._state = 0, xxhash.xxh3_128()
+
+    def update(self, events: pa.RecordBatch) -> None:
+        """Take in rows.  O(rows)."""
+        self.rows += events.num_rows
+        hashes = self.hashes or RowHashes(events.schema, self.secret)
+        self._state.update(hashes.values(events.columns, events.num_rows).data)
+
+    def digest(self) -> bytes:
+        """Sixteen bytes."""
+        return self._state.digest()
+
+
+def combined(kind: str, time: int, digests: Mapping[str, Digest]) -> str:
+    """32 hex digits for a call."""
+    out = xxhash.xxh3_128(f"{kind} {time}".encode())
+    for name, each in sorted(digests.items()):
+        if each.rows:
+            out.update(f"\n{len(name)} {name} {each.rows} ".encode())
+            out.update(each.digest())
+    return out.hexdigest()
+
+
+def digest_of(
+    kind: str,
+    time: int,
+    inputs: Mapping[str, Any],
+    admissions: Mapping[str, Admission],
+    secret: Secret,
+) -> str:
+    """Compute the digest of a call without taking its rows in.
+
+    ``admissions``: of the columns that the call was given with; rows may be in wider ones by now, and have new columns
+    that are null. O(rows). Raises `NotArrow`, `SchemaMismatch`.
+    """
+    digests = {name: Digest(secret) for name in inputs}
+    for name, given in inputs.items():
+        admission = admissions[name]
+        schema = admission.bound.schema
+        came = Came(admission.table)
+        for part in portions(given, repr(name), admission.given, MOST, admission.bound.guessed):
+            for rows, *_ in admission.parts(part, came):
+                digests[name].update(admission.events(narrowed(rows, schema)))
+    return combined(kind, time, digests)
 
 
 @dataclass(frozen=True)

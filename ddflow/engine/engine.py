@@ -1,9 +1,8 @@
-"""The engine: a plan, opened.  Steps in, differences and verdicts out; the collections can be read at any time.
+"""An engine: an opened plan that takes steps, answers reads and runs sources and sinks.
 
-Invariant: a call either happens whole or not at all. Everything is computed before anything changes, so a refused step
-(a null key, a tie, an overflow) leaves the engine as it was, and events in = resolved + pending holds after every call.
-A step that is interrupted while it takes its changes in cannot be undone in memory; the engine then refuses to go on.
-One thread at a time writes. On durable state calls become epochs, published whole (``commits``).
+Guarantees: a call happens as a whole or not at all. Everything is computed before anything changes, so a refused step
+leaves the engine as it was. Calls on durable state become epochs, which are published as a whole (`commits`).
+Limits: one thread writes at a time. An interrupt while changes are applied in memory ends the engine.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -15,26 +14,228 @@ One thread at a time writes. On durable state calls become epochs, published who
 [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}] applied 2
 """
 
-from typing import Any
+from abc import ABC
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any, Literal
 
+from ddflow.columns.hashing import Secret
+from ddflow.columns.threads import Threads
+from ddflow.connectors.attached import Source, TableSink
+from ddflow.dataflow.budget import Budget, parse_size
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.inflow import by_input, lateness_frontier
 from ddflow.dataflow.result import Step
-from ddflow.engine.attaching import Attaching
+from ddflow.dataflow.side_outputs import check_listed
 from ddflow.engine.calls import Calls
-from ddflow.engine.commits import Asked, Commits
+from ddflow.engine.commits import Asked, Commits, combined
 from ddflow.engine.compact import compact
-from ddflow.engine.digests import combined
 from ddflow.engine.evolve import evolve
-from ddflow.engine.opening import new_dataflow, recover, runnable
-from ddflow.engine.reads import Reading
-from ddflow.engine.replace import Allowed, replace
-from ddflow.engine.step_time import step_time
-from ddflow.engine.watching import Watching
+from ddflow.engine.read.live_view import Watching
+from ddflow.engine.read.reads import Reading
+from ddflow.engine.replace import Allowed, replace, step_time
+from ddflow.engine.run.deliveries import detach, sync
+from ddflow.engine.run.kept_epochs import EngineEpochs, Synced
+from ddflow.engine.run.options import RunOptions
+from ddflow.engine.run.report import RunDone
+from ddflow.engine.run.run import RunLoop
+from ddflow.errors import SpecError
+from ddflow.metrics import LOG, Look
 from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, advance, as_int64
+
+
+class Attaching(ABC):
+    """``calls``: of the engine.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> with flow.open() as engine:
+    ...     engine.run({"peple": dd.sources.files("people/*.csv")})
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: the source 'peple': there is no input 'peple'; ...
+    """
+
+    calls: Calls
+
+    def run(
+        self,
+        sources: Mapping[str, Source] | None = None,
+        sinks: Mapping[str, TableSink] | None = None,
+        *,
+        interval: str = "1s",
+        rows: int | None = None,
+        until: Any = None,
+        lateness: Any = None,
+        idle: str | None = None,
+        sink_backlog: str | int = "1GB",
+        give_up_after: str | None = "10min",
+        room: str | int = "64MB",
+        evolve: Literal["add", "stop"] = "add",
+        max_absent: int | str | None = None,
+        on_epoch: Callable[[Step], object] | None = None,
+    ) -> RunDone:
+        """Follow sources, commit what comes with their positions, and give each epoch to the sinks.
+
+        Parameters
+        ----------
+        sources : mapping of str to Source
+            By input, such as ``dd.sources.files("landing/*.csv", follow=True)``.
+        sinks : mapping of str to TableSink
+            By output, such as ``dd.sinks.duckdb("shop.duckdb", "by_city")``.  They need a durable state.
+        interval : str
+            How long rows are gathered for an epoch.
+        rows, room : int, and str or int
+            An epoch ends earlier after so many rows, or about so many bytes.
+        until : str or datetime, optional
+            A span, or a time, to end at. By default when all sources end, or after an epoch at `stop` or a signal.
+        lateness : int or str, optional
+            Hold-back mode: how late events may come after the greatest time seen, unless an input's spec sets it.
+        idle : str, optional
+            Hold-back mode: a source that is silent for so long does not hold the frontier.
+        sink_backlog : str or int
+            Bytes of updates that may wait for a sink (or 10,000 epochs); then no more input is taken.
+        give_up_after : str, optional
+            How long ddflow retries a source or a sink that fails; None: for ever.
+        evolve : {"add", "stop"}
+            Add a new column of a source after an epoch, or end the run.
+        max_absent : int or str, optional
+            The most keys that full contents of a source may delete, 100 or ``"50%"``, as of `replace`.
+        on_epoch : callable, optional
+            Called with the `Step` of each epoch, on this thread, after its commit. An error in it ends the run.
+
+        Returns
+        -------
+        RunDone
+            Its counts, and the reason for its end.
+
+        Raises
+        ------
+        SpecError
+            For an unknown name, an invalid option, an output without the key that a mode needs.
+        SinkRefused, SinkAhead
+            For a target that this state cannot write, or that has an epoch of another history.
+        SourceFailed, SinkFailed
+            For a failure that lasted ``give_up_after``; the state is complete.
+        SourceChanged, SchemaMismatch, DdflowError
+            For a source that has changed; for a column that is new or wider; the errors of `step` and `evolve`.
+
+        Notes
+        -----
+        A state keeps updates for a sink until you `detach` it. You may open it without the columns that a run added.
+        """
+        waits = lateness, idle, sink_backlog, give_up_after
+        options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
+        engine: Any = self
+        return RunLoop(engine, sources or {}, sinks or {}, options, shows=True, on_epoch=on_epoch).run()
+
+    def stop(self) -> None:
+        """End the run in hand behind its epoch, which it commits; without one, the next run returns at once.
+
+        Any thread may, and a signal's handler: it does not wait.  `close` waits.
+        """
+        self.calls.stopping = True
+        self.calls.end_run()
+
+    def sync(
+        self,
+        sinks: Mapping[str, TableSink],
+        *,
+        adopt: bool = False,
+        dry: bool = False,
+        look: Look = lambda rows: None,
+    ) -> dict[str, Synced]:
+        """Write the difference between the outputs and their targets to the targets, as of the last epoch.
+
+        Parameters
+        ----------
+        sinks : mapping of str to TableSink
+            By output.
+        adopt : bool
+            Whether to take over a table without a record, or with the record of another state.
+        dry : bool
+            Only report the difference.
+        look : callable
+            For progress, called with the number of rows read of outputs and tables, and written, since its last call.
+
+        Returns
+        -------
+        dict of str to Synced
+            By output, how many rows of the table were deleted, changed and added.
+
+        Raises
+        ------
+        SinkRefused
+            For a table of another state, without ``adopt``, or of another shape; no row of any target is changed.
+        SinkFailed, SpecError
+            As `run`; the error lists the targets that were changed before one failed.
+
+        Notes
+        -----
+        O(rows of the outputs and the tables).  It holds all rows that differ.
+        """
+        self.calls.settled("sync")
+        return sync(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
+
+    def detach(self, *names: str) -> None:
+        """Forget sinks, whose updates the state keeps, and sources with their positions.
+
+        Parameters
+        ----------
+        *names : str
+            Of outputs and of inputs, with their names in `run`; ``sink:NAME`` or ``source:NAME`` if both have the name.
+
+        Raises
+        ------
+        SpecError
+            For a name that is not attached, or that a sink and a source have.
+
+        Notes
+        -----
+        Tables stay as they are. A source attached later is read from its beginning. O(what changed).
+        """
+        self.calls.settled("detach")
+        detach(EngineEpochs(self.calls, "detach"), names)
+
+
+def runnable(flow: Plan, options: EngineOptions) -> Plan:
+    """Freeze the plan. Raises `SpecError` if it has no input or no output, or cannot list its verdicts."""
+    if not flow.inputs or not flow.outputs:
+        raise SpecError(
+            "open a flow",
+            f"it has {len(flow.inputs)} inputs and {len(flow.outputs)} outputs",
+            "give it at least one of each: flow.upserts(...), flow.output(...)",
+        )
+    if options.verdicts == "rows":
+        for input in flow.inputs.values():
+            check_listed(input.bound)
+    return flow.frozen()
+
+
+def new_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
+    """Make an empty dataflow. ``durable``: the commits of its state; None for state in memory."""
+    lists, threads, memory = options.verdicts == "rows", Threads.of(options.threads), parse_size(options.memory)
+    secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
+    budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
+    if durable is not None and budget.spills:
+        budget.home = durable.batch_store
+    retain = 0 if durable is None else durable.log.manifest_log.manifest.retain
+    retain = retain if options.retain is None else min(options.retain, CLOSED)
+    return Dataflow(flow, Graph(flow, secret, lists, threads), budget, lists, retain, threads)
+
+
+def recover(durable: Commits, dataflow: Dataflow) -> None:
+    """Fill a dataflow with a state.  O(bytes of the state).  Raises `CorruptState`, naming the file."""
+    began = perf_counter()
+    dataflow.owed = durable.recover(dataflow)
+    where, took = durable.log.manifest_log.store.where, (perf_counter() - began) * 1e3
+    LOG.info("opened %s at epoch %d in %.1f ms", where, durable.epoch, took)
 
 
 class Engine(Reading, Attaching, Watching, Closing):

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Final
 
-from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.outputs import owned
 from ddflow.errors import CorruptState
 from ddflow.storage.backlog import Backlog

@@ -1,11 +1,7 @@
-"""Full contents in, differences out: an input's whole table, or its whole history corrected, against what it holds.
+"""Replace the contents of an input: full contents in, differences out; and the time that a step gets.
 
-Invariant: afterwards the input holds what it was given and nothing else (within the scope), whatever orders its keys
-had; what comes out is the difference, and events in = resolved + pending holds. A key that is absent from the contents
-is deleted without an event, so these are counted apart; held orders must not decide, but those of the rows must stay;
-and a step of full contents is a step like any other: in pieces under a budget, an epoch on durable state, refused
-whole. Restating is the same with a log of events, which are resolved among themselves as if nothing had been held. Who
-is absent is found by ``full_contents``.
+Guarantees: keys that the contents lack are deleted, within the scope that the call names. The times of a state have
+one type (whole numbers, days or moments), which the first step sets. A step without a time takes the next number.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -21,10 +17,13 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from contextlib import suppress
+from datetime import date, timedelta
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from ddflow.columns.hashing import value_hashes
 from ddflow.connectors.at_path import at_path, is_path
@@ -33,14 +32,93 @@ from ddflow.dataflow.inflow import Inflow, Look, full_by_input
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine.calls import Calls, warn_of_unseen
-from ddflow.engine.commits import Asked
-from ddflow.engine.digests import combined
+from ddflow.engine.commits import Asked, combined
+from ddflow.engine.evolve import go_on
 from ddflow.engine.full_contents import Contents
-from ddflow.engine.step_time import step_time
-from ddflow.errors import DdflowError, EmptyContents, Option, Phrase, SpecError, TooManyAbsent, WrongMode
+from ddflow.errors import (
+    DdflowError,
+    EmptyContents,
+    Option,
+    Phrase,
+    SchemaMismatch,
+    SpecError,
+    TooManyAbsent,
+    WrongMode,
+)
 from ddflow.operators.upsert.events import Events
+from ddflow.plan.compatibility import PlanChange
+from ddflow.plan.evolve import timed
 from ddflow.storage.feeding import FULL, RESTATED, Way
-from ddflow.time import Time, shown
+from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_shown, as_value, shown, type_of
+
+GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
+"""The remedy for a step without a time."""
+
+
+def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> int:
+    """Return the time of a call in epoch mode: the given one, else that of a committed ``epoch``, else the next.
+
+    The next is 1 if no time was closed yet. O(1), of the first step O(nodes). Raises `SchemaMismatch` for a value that
+    is no time or has another type than earlier times, and for a missing time if times are days or moments.
+
+    >>> from datetime import date
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> with flow.open() as engine:
+    ...     engine.step({"id": [1]}, time=date(2026, 11, 26))["people"].to_pylist()
+    [{'id': 1, '_time': datetime.date(2026, 11, 26), '_diff': 1}]
+    """
+    last, kind = calls.dataflow.last, calls.dataflow.time_type
+    if time.__class__ is int and kind == INT64 and NEVER <= time < CLOSED:
+        return time  # as nearly always
+    if time is None:
+        known = None if epoch is None or calls.durable is None else calls.durable.time_of(epoch)
+        if known is None:
+            check_counted(calls, f"{what} without a time")
+        time = known if known is not None else 1 if last == NEVER else last + 1
+        given: pa.DataType | None = INT64 if last == NEVER else kind
+        asked = what
+    else:
+        given, asked = type_of(time), f"{what} at time {as_shown(time)}"
+    if given is not None and last == NEVER and given != kind:
+        _set_time_type(calls, given)
+    elif given is not None and not _alike(given, kind):
+        found = f"that is of type {given}, and the times of the steps before are {kind}, the last {shown(last, kind)}"
+        raise SchemaMismatch(asked, found, f"give one like {shown(last, kind)}; nothing was taken in")
+    return as_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
+
+
+def check_counted(calls: Calls, asked: str, remedy: str = GIVE) -> None:
+    """Raise `SchemaMismatch` if the next step's time is no number, so that a caller must give it. O(1).
+
+    ``remedy``: a text in which ``{what}`` is day or moment, and ``{later}`` one above the last.
+    """
+    last, kind = calls.dataflow.last, calls.dataflow.time_type
+    if last == NEVER or kind == INT64:
+        return
+    what = "day" if kind == pa.date32() else "moment"
+    later = shown(last, kind)
+    with suppress(OverflowError, ValueError):  # past the years that Python has
+        later = str(cast(date, as_value(last, kind)) + timedelta(1))
+    found = f"the times of the steps before are {what}s, the last {shown(last, kind)}, and the next is not known"
+    raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
+
+
+def _alike(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether times of both are of one type; moments of any two zones are."""
+    zoned = [pat.is_timestamp(each) and each.tz is not None for each in (one, other)]
+    return bool(one == other or all(zoned))
+
+
+def _set_time_type(calls: Calls, kind: pa.DataType) -> None:
+    """Set the type of times, before the first time is closed."""
+    dataflow = calls.dataflow
+    plan, nodes = timed(dataflow.flow, kind)
+    go_on(dataflow, plan, nodes, PlanChange())
+    calls.rehash()
+    if calls.durable is not None:
+        calls.durable.log.timed(plan)
 
 
 class Allowed(NamedTuple):

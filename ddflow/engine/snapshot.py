@@ -29,8 +29,8 @@ from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine.inventory import StoredInventory
-from ddflow.engine.reads import Reading
+from ddflow.engine.checkpoint import StoredInventory
+from ddflow.engine.read.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, Option, Phrase, SnapshotExpired, SpecError, StateRefused
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan

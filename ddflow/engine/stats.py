@@ -1,23 +1,7 @@
-"""The figures of an open engine: what it holds, where, and what keeping it has cost so far.
+"""Figures of an open engine or a snapshot: sizes, costs and verdicts, as a table, on the plan or in a notebook.
 
-Invariant: the figures are plain numbers as of one call and never change. Totals are added up here from those of the
-arrangements, so they always agree. One object is a mapping for programs (``stats["keys"]``), a table in a terminal or a
-notebook, and JSON for a log. Names of arrangements are what users called their inputs, so they are escaped and cannot
-break a line or a page. Nothing is measured here, and no engine is known here.
-
->>> people = Arranged(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
-...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)
->>> stats = Stats(frontier=8, since=7, arrangements={"people": people}, pending=4, bytes_pending=120,
-...               verdicts={"applied": 1990, "noop": 10}, budget=200_000)
->>> stats["keys"], stats["write_amplification"], stats["bytes_per_key"], stats["arrangements"]["people"]["owed"]
-(950, 1.5, 100.0, 300)
->>> print(stats)
-frontier 8, since 7
-arrangement  keys  tombstones  versions  batches  runs  resident    index  written  copied  owed
-people        950          50     1,400        2     3   95.0 KB  40.0 KB    2,000   1,000   300
-100.0 bytes a key, write amplification 1.50, 300 versions owed to merges
-pending 4 events, 120 B; budget 200.0 KB, 47.6 % used
-verdicts: applied 1,990, noop 10
+Guarantees: nothing is computed again and no row is read; the figures are those that the steps left. An arrangement
+that several operators share counts once. Times cover computing a step, not admission, writing or commits.
 """
 
 from __future__ import annotations
@@ -29,14 +13,36 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.dataflow.budget import shown_size
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.verdicts import Verdicts
+from ddflow.plan.collection import Collection, walk_inputs
+from ddflow.plan.explain import Explained
+from ddflow.plan.explaining import Explaining
+from ddflow.plan.picture import Picture, html, shown_as
+from ddflow.plan.plan import Plan
 from ddflow.terminal import counted, html_table, printable, text_table
 from ddflow.time import INT64, shown
 from ddflow.trace.arrangement import Arrangement
 
 
 class Arranged(NamedTuple):
-    """The figures of one arrangement; rows of payload are counted as versions, sizes in bytes."""
+    """The figures of one arrangement; rows of payload are counted as versions, sizes in bytes.
+
+    >>> people = Arranged(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
+    ...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)
+    >>> stats = Stats(frontier=8, since=7, arrangements={"people": people}, pending=4, bytes_pending=120,
+    ...               verdicts={"applied": 1990, "noop": 10}, budget=200_000)
+    >>> stats["keys"], stats["write_amplification"], stats["bytes_per_key"], stats["arrangements"]["people"]["owed"]
+    (950, 1.5, 100.0, 300)
+    >>> print(stats)
+    frontier 8, since 7
+    arrangement  keys  tombstones  versions  batches  runs  resident    index  written  copied  owed
+    people        950          50     1,400        2     3   95.0 KB  40.0 KB    2,000   1,000   300
+    100.0 bytes a key, write amplification 1.50, 300 versions owed to merges
+    pending 4 events, 120 B; budget 200.0 KB, 47.6 % used
+    verdicts: applied 1,990, noop 10
+    """
 
     keys: int
     """Keys that hold a live row."""
@@ -246,3 +252,127 @@ class Stats(Mapping[str, Any]):
 
 def _figure(name: str, number: int) -> str:
     return shown_size(number) if name.startswith("bytes") else f"{number:,}"
+
+
+def plan_figures(graph: Graph) -> dict[Collection, list[str]]:
+    """By collection, what is to be said of it.  O(nodes, and runs of arrangements).
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> orders = flow.upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
+    >>> _ = flow.output("by_city", orders.count("city"))
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"orders": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
+    ...     notes = plan_figures(engine.dataflow.graph)
+    >>> [note[0].partition(",")[0] for node, note in notes.items() if node.keeps or not node.inputs]
+    ['2 rows', '1 row']
+    """
+    lookers, outputs = dict[Collection, int](), dict[Collection, list[str]]()
+    for node in graph.nodes:
+        for of in node.inputs if node.looks else ():
+            lookers[of] = lookers.get(of, 0) + 1
+    for name, output in graph.plan.outputs.items():
+        for node in walk_inputs([output]):
+            outputs.setdefault(node, []).append(name)
+    out: dict[Collection, list[str]] = {}
+    for node in graph.nodes:
+        notes = out[node] = list[str]()
+        every = [Arranged.of(each) for each in graph.opened[node].arrangements]
+        if every:
+            size = sum(each.bytes_resident + each.bytes_mapped for each in every)
+            notes.append(f"{counted(sum(each.keys for each in every), 'row')}, {shown_size(size)}")
+            if lookers.get(node, 0) > 1:
+                notes.append(f"rows are looked up in it by {lookers[node]} operators")
+            if len(outputs.get(node, [])) > 1:
+                notes.append(f"shared by {', '.join(outputs[node])}")
+        if node in graph.spent:
+            notes.append(shown_time(graph.spent[node]))
+    return out
+
+
+def shown_time(nanoseconds: int) -> str:
+    """Format a time in a unit that suits it.
+
+    >>> shown_time(1_234), shown_time(25_000_000), shown_time(12_345_678_901)
+    ('1.2 us', '25.0 ms', '12.3 s')
+    """
+    for unit, size in (("s", 10**9), ("ms", 10**6)):
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:,.1f} {unit}"
+    return f"{nanoseconds / 1000:.1f} us"
+
+
+class Looking(Explaining):
+    """Views of an engine or a snapshot on itself.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"people": {"id": [7]}})
+    ...     engine.stats()["keys"], engine.explain(format="svg")[:4], "1 row" in engine._repr_html_()
+    (1, '<svg', True)
+    """
+
+    def __init__(self, dataflow: Dataflow) -> None:
+        self.dataflow = dataflow
+
+    @property
+    def flow(self) -> Plan:
+        """The plan."""
+        return self.dataflow.flow
+
+    @property
+    def frontier(self) -> int:
+        """The least time that may still come, an int64: `NEVER` before the first step, `CLOSED` when none can."""
+        return self.dataflow.frontier
+
+    @property
+    def since(self) -> int:
+        """The least time, an int64, at which reads are exact."""
+        return self.dataflow.since
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """Counts of all events by verdict since the state began, a `Verdicts`."""
+        return Verdicts.of(self.dataflow.totals, self.dataflow.pending)
+
+    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
+        with self.dataflow.guard.look("explain"):
+            return shown_as(self.flow, name, format, plan_figures(self.dataflow.graph))
+
+    def stats(self) -> Stats:
+        """Return the current figures: keys, batches, bytes by place, merges owed, verdicts.
+
+        Returns
+        -------
+        Stats
+            A mapping, which prints as a table.
+
+        Notes
+        -----
+        O(arrangements and their runs).
+        """
+        with self.dataflow.guard.look("stats", closed=True):
+            held = self.dataflow.graph.arrangements
+            return Stats(
+                frontier=self.frontier,
+                since=self.since,
+                arrangements={name: Arranged.of(arranged) for name, arranged in held.items()},
+                pending=self.dataflow.pending,
+                bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
+                verdicts=self.verdicts.counts,
+                budget=self.dataflow.budget.memory,
+                bytes_pending_mapped=sum(b.mapped for b in self.dataflow.batchers.values()),
+                time_type=self.dataflow.time_type,
+                pinned=self.dataflow.recent.size(self.dataflow.holds.least())
+                + sum(each.slots.bytes_pinned for arranged in held.values() for each in arranged.partitions),
+            )
+
+    def _repr_html_(self) -> str:
+        """Render the plan with its figures and the sizes for a notebook; after `close` only the plan."""
+        if self.dataflow.guard.state != "open":
+            return html(self.flow)
+        with self.dataflow.guard.look("show"):
+            figures = plan_figures(self.dataflow.graph)
+        return html(self.flow, figures) + self.stats()._repr_html_()

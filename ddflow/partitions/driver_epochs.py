@@ -21,9 +21,8 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.connectors.attached import TableSink
-from ddflow.engine.deliveries import detach, sync
-from ddflow.engine.differing import Synced
-from ddflow.engine.kept_epochs import InParts, KeptEpochs
+from ddflow.engine.run.deliveries import detach, sync
+from ddflow.engine.run.kept_epochs import InParts, KeptEpochs, Synced
 from ddflow.errors import PlanChanged
 from ddflow.metrics import Look
 from ddflow.partitions.commit import EpochDriver

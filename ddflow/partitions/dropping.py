@@ -36,8 +36,8 @@ from msgspec.structs import replace
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.sources import without
 from ddflow.dataflow.budget import parse_size
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.garbage import blobs_of
-from ddflow.engine.inventory import StoredInventory
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError, Evolve, Fenced, Phrase, SpecError, StateRefused
 from ddflow.metrics import Look

@@ -30,8 +30,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
-from ddflow.engine.checkpoint import take
-from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.checkpoint import StoredInventory, take
 from ddflow.partitions.epoch_start import Growth
 from ddflow.partitions.relaid import moved, relaid
 from ddflow.partitions.rescale import Rescaler, moving

@@ -28,10 +28,9 @@ from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.columns.names import DIFF
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.engine.checkpoint import MEND
-from ddflow.engine.history import changes
-from ddflow.engine.inventory import StoredInventory
-from ddflow.engine.reads import Reading
+from ddflow.engine.checkpoint import MEND, StoredInventory
+from ddflow.engine.read.history import changes
+from ddflow.engine.read.reads import Reading
 from ddflow.engine.snapshot import Snapshot, fill_version
 from ddflow.errors import CorruptState, SpecError
 from ddflow.operators.updates import time_column

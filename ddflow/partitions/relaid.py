@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import GONE
-from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
+from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.partitions.stages import Stages, placed
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection

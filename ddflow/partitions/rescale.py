@@ -35,7 +35,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
-from ddflow.engine.inventory import Inventory, StoredInventory
+from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.metrics import Look
 from ddflow.partitions.epoch_start import EpochStart

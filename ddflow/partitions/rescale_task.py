@@ -39,7 +39,7 @@ from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.widening import filled
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
-from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord, StoredInventory
+from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.metrics import Look
 from ddflow.operators.base import Context, Running

@@ -33,7 +33,7 @@ from msgspec.json import Decoder
 
 from ddflow.connectors.formats.unseen import Unseen
 from ddflow.connectors.formats.whose import longer
-from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.errors import BadMessage, cut
 from ddflow.plan.plan import Plan
 from ddflow.storage.fields import Strict, decoded, encoded

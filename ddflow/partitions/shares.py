@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from ddflow.dataflow.inflow import add
-from ddflow.engine.inventory import InputRecord, Inventory, OperatorRecord
+from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord
 from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
 
 

@@ -43,7 +43,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine import checkpoint as recovery
-from ddflow.engine.inventory import Inventory, StoredInventory
+from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.outputs import put
 from ddflow.operators.updates import Updates
 from ddflow.partitions.epoch_start import EpochStart, Growth, own

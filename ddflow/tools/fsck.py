@@ -31,8 +31,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.connectors.opening import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.graph import Graph
-from ddflow.engine.checkpoint import Inventories
-from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.checkpoint import Inventories, StoredInventory
 from ddflow.errors import DdflowError, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.inputs import opened_input

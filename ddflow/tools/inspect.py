@@ -27,7 +27,7 @@ from msgspec import to_builtins
 from ddflow.connectors.opening import open_sink
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import NAMES
-from ddflow.engine.inventory import Inventory, StoredInventory
+from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError
 from ddflow.plan.codec import columns, shown

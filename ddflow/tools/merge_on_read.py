@@ -31,7 +31,7 @@ from ddflow.connectors.frames import arrow
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
-from ddflow.engine.logs import MARKS, Full, Restated, batches, parts_of
+from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, batches, parts_of
 from ddflow.engine.replace import Allowed
 from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
@@ -59,7 +59,7 @@ def merge_on_read(
     ----------
     log : table or iterable of tables
         Tables, record batches, a reader, anything that speaks Arrow, or an iterable of these, in the order of arrival.
-        Full contents stand in a mark, see `ddflow.engine.logs`.
+        Full contents stand in a mark, see `ddflow.engine.lineage.log_parts`.
     spec : Upsert
         How the events upsert.
     schema : pyarrow.Schema, optional

@@ -35,8 +35,8 @@ import pyarrow as pa
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
-from ddflow.engine.logs import MARKS, as_fed, in_types
-from ddflow.engine.reads import told_only
+from ddflow.engine.lineage.log_parts import MARKS, as_fed, in_types
+from ddflow.engine.read.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
 from ddflow.operators.updates import Updates, consolidated, ints
@@ -63,7 +63,8 @@ class Told:
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
         """Mark the parts of a log of a new plan's input like the calls that fed the old state.
 
-        See `ddflow.engine.logs.as_fed`. An input that the old state does not have keeps the marks of its log. If both
+        See `ddflow.engine.lineage.log_parts.as_fed`. An input that the old state does not have keeps the marks of its
+        log. If both
         plans have only one input, a new name does not matter.
         """
         inputs = self.old.flow.inputs
@@ -135,7 +136,8 @@ def migrate(
         The new plan.
     log : iterable of mappings
         What `Engine.step` or `Engine.push` takes, call by call; each is an epoch.  What was no events, the old state
-        tells (each input then has a part for each call), or a mark around the rows: see `ddflow.engine.logs`.
+        tells (each input then has a part for each call), or a mark around the rows: see
+        `ddflow.engine.lineage.log_parts`.
     output : str, optional
         Which output to compare.  By default all.
     whole : bool

@@ -25,8 +25,7 @@ from ddflow.columns.rows import gather
 from ddflow.connectors.sources import misread
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.verdicts import GONE, NAMES, resolved
-from ddflow.engine.checkpoint import MEND, Inventories
-from ddflow.engine.inventory import InputRecord, StoredInventory
+from ddflow.engine.checkpoint import MEND, InputRecord, Inventories, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Readable
 from ddflow.operators.inputs import RunningInput

@@ -35,7 +35,7 @@ from ddflow.columns.hashing import Ints, Secret, validity, words
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.engine.logs import MARKS, as_fed, batches, parts_of
+from ddflow.engine.lineage.log_parts import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.metrics import Look
@@ -175,7 +175,7 @@ def verify(
     logs : mapping of str to table or iterable of tables
         By input, as for `ddflow.merge_on_read`: everything that was given to the state, in the order of arrival where
         that decides.  Where that was not all events, give a part for each call, or put those that are no events in a
-        mark.  A log may begin with full contents that replaced all before: see `ddflow.engine.logs`.
+        mark.  A log may begin with full contents that replaced all before: see `ddflow.engine.lineage.log_parts`.
     epoch, flow, trust
         As in `ddflow.read`.
     memory : str or int, optional

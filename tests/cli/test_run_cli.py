@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from ddflow.cli import app
 from ddflow.cli.held_state import HeldState
 from ddflow.cli.run import _report_run
-from ddflow.engine.run_done import RunDone
+from ddflow.engine.run.report import RunDone
 from ddflow.errors import StateRefused
 
 FLOW = """

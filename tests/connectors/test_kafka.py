@@ -24,8 +24,8 @@ from test_totals import is_kept
 
 import ddflow as dd
 from ddflow.connectors.kafka_sink import TopicWriter
-from ddflow.engine.delivery import Delivery
-from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SchemaMismatch, SinkAhead, SinkFailed, SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 NUMBERS = itertools.count()

@@ -33,7 +33,7 @@ import ddflow as dd
 from ddflow.connectors.attached import TableShape, TargetRecord
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.kafka_ranges import RangeReader
-from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
 
 MARKER = "Geheimnis7"

@@ -25,8 +25,8 @@ from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.engine.delivery import Delivery
-from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import EngineEpochs
 
 
 class Streamed(Story):

@@ -19,8 +19,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 import ddflow as dd
 from ddflow.connectors.attached import TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.modes import folded
-from ddflow.engine.delivery import Delivery
-from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
 
 DAYS = [[(1, "Bern", 5), (2, "Bern", 6), (3, None, 1)], [(1, "Chur", 5), (3, None, 2)], [(2, "Chur", 7)]]

@@ -23,12 +23,12 @@ from test_targets_bad import keeps_its_mode
 from test_totals import is_kept
 
 import ddflow as dd
-import ddflow.engine.run
+import ddflow.engine.run.run
 from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import folded
 from ddflow.connectors.spelled import spelled_sink
-from ddflow.engine.delivery import Delivery
-from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
 
 
@@ -307,7 +307,7 @@ def test_a_table_that_others_lock_is_a_sink_that_fails_until_they_do_not(
 def test_a_write_that_lasts_is_cancelled_behind_a_signal_and_done_by_the_next_run(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ddflow.engine.run, "GRACE", (0.2, 0.2))
+    monkeypatch.setattr(ddflow.engine.run.run, "GRACE", (0.2, 0.2))
     sinks = {"orders": dd.sinks.postgres(server.url, "orders")}
     land(tmp_path / "in", "1.csv", FIRST)
 

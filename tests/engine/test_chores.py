@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.codec import describe, node_ids, shown
 from ddflow.plan.registry import operators

@@ -40,7 +40,7 @@ class Spans:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._start, self._timers = threading.Timer.start, list[threading.Timer]()
         patch.setattr(threading.Timer, "start", lambda timer: self._timers.append(timer))
-        patch.setattr("ddflow.engine.commit_timer.monotonic", lambda: 0.0)
+        patch.setattr("ddflow.engine.calls.monotonic", lambda: 0.0)
 
     def begin(self) -> None:
         """Let those that were asked for begin."""
@@ -71,7 +71,7 @@ def test_a_call_that_comes_after_the_span_commits_all_even_where_the_thread_is_l
 ) -> None:
     monkeypatch.setattr(threading.Timer, "start", lambda self: None)
     now = [0.0]
-    monkeypatch.setattr("ddflow.engine.commit_timer.monotonic", lambda: now[0])
+    monkeypatch.setattr("ddflow.engine.calls.monotonic", lambda: now[0])
     with plan().open(tmp_path / "state", commit_every="20ms") as engine:
         first, second = engine.step(row(1)), engine.step(row(2))
         assert engine.epoch == 0

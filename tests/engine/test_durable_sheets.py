@@ -15,8 +15,8 @@ import tight
 from msgspec.structs import replace
 
 import ddflow as dd
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.garbage import gc, names_of
-from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.fields import encoded

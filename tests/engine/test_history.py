@@ -21,8 +21,8 @@ from test_laws import calls
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.engine.history import changes, check_readable
-from ddflow.engine.readers import Reader
+from ddflow.engine.read.history import changes, check_readable
+from ddflow.engine.read.readers import Reader
 from ddflow.time import CLOSED, NEVER
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("city", pa.string())])

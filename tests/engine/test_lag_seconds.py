@@ -14,7 +14,7 @@ import pytest
 
 import ddflow as dd
 from ddflow.connectors.attached import OpenSource, Polled, Source
-from ddflow.engine.inlet import Inlet
+from ddflow.engine.run.source_reader import Inlet
 from ddflow.errors import SourceFailed
 
 SCHEMA = pa.schema({"id": pa.int64()})
@@ -194,7 +194,7 @@ def test_a_first_copy_says_how_many_rows_came_so_far(
 ) -> None:
     caplog.set_level("INFO")
     for name in ("EVERY", "REMIND"):
-        monkeypatch.setattr(f"ddflow.engine.run_report.{name}", 0)
+        monkeypatch.setattr(f"ddflow.engine.run.report.{name}", 0)
     seen = list[Any]()
     with flow().open(metrics=seen.append) as engine:
         assert engine.run({"rows": Copied()}).epochs == 1

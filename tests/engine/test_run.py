@@ -135,8 +135,8 @@ def test_logs_fold_to_what_is_held(tmp_path: Path, kind: str, mode: Any) -> None
         for number, rows in enumerate([FIRST, SECOND, [(1, "Chur", 5)]]):
             land(tmp_path / "in", f"{number}.csv", rows)
             engine.run(landing(tmp_path), {"by_city": sink})
-        from ddflow.engine.delivery import Delivery
-        from ddflow.engine.kept_epochs import EngineEpochs
+        from ddflow.engine.run.delivery import Delivery
+        from ddflow.engine.run.kept_epochs import EngineEpochs
 
         delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
         there = delivery.table.read()

@@ -22,8 +22,8 @@ from pyiceberg.catalog import load_catalog
 from test_run import manifest_of
 
 import ddflow as dd
-from ddflow.engine.delivery import Delivery
-from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import DdflowError
 
 Totals = set[tuple[str, int, int]]

@@ -20,7 +20,7 @@ import pytest
 
 import ddflow as dd
 from ddflow.connectors.attached import OpenSource, Polled, Source
-from ddflow.engine.trying import Trying
+from ddflow.engine.run.retry import Trying
 from ddflow.errors import SourceFailed
 from ddflow.exporters.figures import FIGURES
 from ddflow.metrics import SourceLag
@@ -262,7 +262,7 @@ def test_an_epoch_is_shown_as_waiting_while_a_sink_takes_it(tmp_path: Path) -> N
 
 def test_the_log_says_that_a_write_lasts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("ddflow.engine.trying.monotonic", lambda: now[0])
+    monkeypatch.setattr("ddflow.engine.run.retry.monotonic", lambda: now[0])
     trying = Trying("the sink of 'rows'")
     with trying.lasting("has been writing epoch 7"):
         assert trying._asked is not None

@@ -14,8 +14,8 @@ import pytest
 import ddflow as dd
 from ddflow import errors
 from ddflow.engine.commits import Asked
-from ddflow.engine.deliveries import Deliveries
-from ddflow.engine.run_report import RunReport
+from ddflow.engine.run.deliveries import Deliveries
+from ddflow.engine.run.report import RunReport
 from ddflow.time import CLOSED, NEVER, as_int64, from_text, shown
 
 WINDOW = "it can be read from 2024-01-03 up to, not including, 2024-01-06"

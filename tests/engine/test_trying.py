@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ddflow.engine.trying import Trying
+from ddflow.engine.run.retry import Trying
 from ddflow.errors import SinkFailed
 
 

@@ -11,7 +11,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.engine.live import LiveRows
+from ddflow.engine.read.live_view import LiveRows
 
 
 def flow() -> dd.Flow:

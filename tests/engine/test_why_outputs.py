@@ -18,7 +18,7 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.log import values_of
 from ddflow.dataflow.graph import trace_names
-from ddflow.engine.behind import above
+from ddflow.engine.lineage.rows import above
 from ddflow.errors import NotReadable, SchemaMismatch, TimeWentBack
 
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.connectors.sources import placed, said
-from ddflow.engine.fed_by import FedBy, feeding
+from ddflow.engine.lineage.story import Story
+from ddflow.engine.run.source_reader import FedBy, feeding
 from ddflow.engine.snapshot import Snapshot
-from ddflow.engine.story import Story
 from ddflow.storage.epochs import Attached
 
 WRITTEN = 1_790_000_000_000_000_000

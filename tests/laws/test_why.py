@@ -25,7 +25,7 @@ from test_laws import calls, quietly
 import ddflow as dd
 from ddflow.columns.names import DIFF
 from ddflow.dataflow.graph import Graph
-from ddflow.engine.story import Origins
+from ddflow.engine.lineage.story import Origins
 from ddflow.errors import DdflowError
 from ddflow.operators.base import Context
 from ddflow.operators.updates import Updates, consolidated, ints

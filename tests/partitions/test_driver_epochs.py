@@ -15,7 +15,7 @@ from messages import raises
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.engine.delivery import Delivery
+from ddflow.engine.run.delivery import Delivery
 from ddflow.errors import SinkAhead, SinkRefused
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
 from ddflow.partitions.rescale import rescale

@@ -24,10 +24,10 @@ from parts_by_hand import Hands
 from test_evolve import FOREVER, flow_without, plain, rows, same, told
 
 import ddflow as dd
-from ddflow.engine.delivery import Delivery
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.garbage import blobs_of
-from ddflow.engine.inventory import StoredInventory
-from ddflow.engine.kept_epochs import EngineEpochs
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import Fenced, PlanChanged, SinkRefused, SpecError, StateRefused
 from ddflow.partitions.dropping import drop
 from ddflow.partitions.rescale import rescale

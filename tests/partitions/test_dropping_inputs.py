@@ -26,8 +26,8 @@ from test_durable_kill import Deadly, died
 from test_evolve import FOREVER, plain, rows, same, told
 
 import ddflow as dd
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.garbage import blobs_of
-from ddflow.engine.inventory import StoredInventory
 from ddflow.errors import PlanChanged, ReplayMismatch, SpecError
 from ddflow.partitions.dropping import _sources, drop
 from ddflow.partitions.rescale import rescale

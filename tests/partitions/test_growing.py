@@ -27,7 +27,7 @@ from test_evolve import flow_without
 from test_partitions_joins import NAMES, compare, epochs, flow_of
 
 import ddflow as dd
-from ddflow.engine.delivery import Delivery
+from ddflow.engine.run.delivery import Delivery
 from ddflow.errors import MissingReceipts, PlanChanged, ReplayMismatch
 from ddflow.partitions import driver_epochs
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state

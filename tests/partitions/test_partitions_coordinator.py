@@ -20,8 +20,8 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import ParquetSink
 from ddflow.dataflow.batcher import PendingRecord
+from ddflow.engine.checkpoint import InputRecord, Inventory
 from ddflow.engine.garbage import names_of
-from ddflow.engine.inventory import InputRecord, Inventory
 from ddflow.errors import (
     CorruptState,
     EpochSkipped,

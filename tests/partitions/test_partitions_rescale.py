@@ -40,8 +40,8 @@ from tight import tiny
 
 import ddflow as dd
 from ddflow.dataflow import batcher as pending
+from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.garbage import names_of
-from ddflow.engine.inventory import Inventory, StoredInventory
 from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions import rescale_rows as moved
 from ddflow.partitions import rescale_task as tasks

@@ -20,7 +20,7 @@ from spark_session import frame_of
 
 import ddflow as dd
 import spark_bridge
-from ddflow.engine.delivery import Delivery
+from ddflow.engine.run.delivery import Delivery
 from ddflow.errors import SinkAhead, SinkFailed, SpecError
 from ddflow.partitions import driver_epochs
 from ddflow.storage.manifest import newest

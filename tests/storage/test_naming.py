@@ -14,7 +14,7 @@ from msgspec.structs import astuple
 from test_golden import GOLDEN
 
 import ddflow as dd
-from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage.fields import encoded
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import newest

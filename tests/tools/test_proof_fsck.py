@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from proof_case import EPOCH, HELD, WIDE, events, feed, files, lie, named, plan, rewritten
 
 import ddflow as dd
-from ddflow.engine.inventory import StoredInventory
+from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage import sheets
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at

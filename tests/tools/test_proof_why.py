@@ -11,8 +11,8 @@ import pytest
 from proof_case import EPOCH, HELD, WIDE, events, feed, plan
 
 import ddflow as dd
-from ddflow.engine.logs import Full
-from ddflow.engine.story import Story
+from ddflow.engine.lineage.log_parts import Full
+from ddflow.engine.lineage.story import Story
 from ddflow.storage.memory import MemoryStore
 
 TEXT = dd.Upsert(key="id", order_by=["city", "at"], delete=dd.tombstone("gone"))

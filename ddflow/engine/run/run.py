@@ -27,22 +27,18 @@ import pyarrow as pa
 from ddflow.connectors.at_path import at_spots
 from ddflow.connectors.attached import Source, TableSink
 from ddflow.dataflow.result import Step
-from ddflow.engine.attachable import fed_by, lateness
-from ddflow.engine.calls import Calls
-from ddflow.engine.commit_timer import CommitTimer
-from ddflow.engine.deliveries import NAP, Deliveries, passed_over
-from ddflow.engine.delivery import Delivery
+from ddflow.engine.calls import Calls, CommitTimer
 from ddflow.engine.evolve import evolve
-from ddflow.engine.fed_by import taken_up
 from ddflow.engine.full_contents import ordered
-from ddflow.engine.inlet import CallRows, Inlet, found, refused
-from ddflow.engine.kept_epochs import EngineEpochs
-from ddflow.engine.run_done import RunDone
-from ddflow.engine.run_options import RunOptions
-from ddflow.engine.run_report import RunReport
-from ddflow.engine.signals import insisting, on_signal
-from ddflow.engine.step_time import check_counted
-from ddflow.engine.trying import LASTS
+from ddflow.engine.replace import check_counted
+from ddflow.engine.run.deliveries import NAP, Deliveries, passed_over
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import EngineEpochs
+from ddflow.engine.run.options import RunOptions, fed_by, lateness
+from ddflow.engine.run.report import RunDone, RunReport
+from ddflow.engine.run.retry import LASTS
+from ddflow.engine.run.signals import insisting, on_signal
+from ddflow.engine.run.source_reader import CallRows, Inlet, found, refused, taken_up
 from ddflow.errors import DdflowError, Option, Phrase
 from ddflow.metrics import LOG
 from ddflow.time import NEVER

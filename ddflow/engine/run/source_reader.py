@@ -1,20 +1,15 @@
-"""Inlet: a source beside an engine, read from its committed position, tried again when it fails.
+"""Read one source of a run from its committed position, with retries, and describe how far it was read.
 
-Invariant: what is `taken` since the last epoch ends where an epoch may end; rows behind that wait in the inlet, and are
-read again when the source fails in between. `committed` follows the epoch, and only then is the source told. How old
-what was taken is, is in the state as well, so it is known before the source answers.
-
-A column that a source has and an input does not declare was left out on purpose where it stands beside the first rows;
-the committed position remembers which those are. One that comes later is new (`news`): what was polled with it is not
-taken, and is read again when the input has the column, so no value of it is missing. A column without a value that
-tells its type waits for one: until then it is null either way.
+Guarantees: rows taken since the last epoch end where an epoch may end, and later rows wait. The source hears of a
+position only after its epoch is committed. A new column stops the read before the rows that first carry it, so no
+value is lost. Descriptions come from the manifest alone and hold no credentials.
 
 >>> inlet = Inlet("people", None, {}, None)
 >>> inlet.moved, inlet.news, inlet.gathered
 (False, {}, 0)
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic, time
 from types import MappingProxyType
@@ -26,14 +21,17 @@ from ddflow.connectors.attached import (
     Beside,
     OpenSource,
     Polled,
+    Source,
     SourceNotLetIn,
     Spot,
     check_made,
     check_polled,
 )
 from ddflow.connectors.formats.base import Format, messages_of
-from ddflow.engine.trying import Trying
-from ddflow.errors import SchemaMismatch, SourceFailed
+from ddflow.connectors.formats.positions import POSITION
+from ddflow.connectors.sources import placed, said
+from ddflow.engine.run.retry import Trying
+from ddflow.errors import Evolve, Phrase, SchemaMismatch, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
 from ddflow.plan.binding import Binding
 from ddflow.storage.epochs import Attached
@@ -294,3 +292,69 @@ def refused(news: Mapping[str, Mapping[str, Beside]]) -> SchemaMismatch:
     name, columns = next(iter(news.items()))
     remedy = "declare it in the flow, which then takes it from here on, or run with evolve='add'; the state is whole"
     return SchemaMismatch(f"read the source of {name!r}", f"there is {found(columns)}, which is new", remedy)
+
+
+class FedBy(NamedTuple):
+    """``source``: as what it is attached.  ``kind``, ``target``, ``position``: as of `Attached`.
+
+    >>> print(FedBy("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}, "cluster": "", "topic_id": ""}))
+    the source 'shop': kafka kafka://b:1/shop, read up to offset 17 of partition 0
+    """
+
+    source: str
+    kind: str
+    target: str
+    position: Any
+
+    def __str__(self) -> str:
+        return f"the source {self.source!r}: {self.kind} {self.target}, read up to {said(self.kind, self.position)}"
+
+    def order(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace the position in an order by the source system's notation for it."""
+        place = row.get(POSITION)
+        return dict(row) if place is None else {**row, POSITION: placed(self.kind, place)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """In plain values."""
+        return {**self._asdict(), "read_up_to": said(self.kind, self.position)}
+
+
+def feeding(sources: Mapping[str, Attached], input: str) -> FedBy | None:
+    """Find the source that feeds an input; None if the state knows of none. O(sources)."""
+    for name, of in sources.items():
+        if name == input or input in of.left_out:
+            return FedBy(name, of.kind, of.target, of.position)
+    return None
+
+
+def taken_up(
+    sources: Mapping[str, Attached], name: str, source: Source, inputs: Collection[str], where: str
+) -> Attached | None:
+    """Return the state's record of the source ``name``; None if it is new. O(sources + inputs).
+
+    ``inputs``: of the plan. Raises `SpecError` for a source of another kind, and for one that feeds fewer inputs than
+    before, because their changes would be lost. Raises it also for a source that the state reads under another name,
+    and for an input that another source of its kind feeds, because deleted rows would stay.
+    """
+    before, asked = sources.get(name), f"the source {name!r}"
+    for each in () if source.shared else source.inputs(name):
+        by = feeding({at: of for at, of in sources.items() if at != name and of.kind == source.kind}, each)
+        if by is not None and by.target != source.target:
+            found = f"this state reads {each!r} as {by.source!r}, from {by.target}"
+            raise SpecError(asked, found, f"leave it to {by.source!r}; or begin a new state")
+    if before is None:
+        for other, of in sources.items():
+            if not source.shared and (of.kind, of.target) == (source.kind, source.target):
+                found = f"this state reads {of.target} as {other!r}, up to {said(of.kind, of.position)}"
+                raise SpecError(asked, found, f"give it under that name, {other!r}, whatever inputs it feeds")
+        return None
+    if before.kind != source.kind:
+        found = f"its position is one of {before.kind}, and this is {source.kind}"
+        raise SpecError(asked, found, "attach the one that it was, or a new state")
+    if gone := [each for each in before.left_out if each in inputs and each not in source.inputs(name)]:
+        found = f"it feeds {' and '.join(map(repr, gone))} in this state, of which changes would be passed over"
+        drop = Evolve(state=where, drop_inputs=gone)
+        raise SpecError(
+            asked, found, Phrase("give it with all that it feeds; what nobody needs any more goes by ", drop)
+        )
+    return before

@@ -36,7 +36,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.engine.history import subtract
+from ddflow.engine.read.history import subtract
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints
 from ddflow.plan.collection import Collection

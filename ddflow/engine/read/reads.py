@@ -22,13 +22,12 @@ import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.engine.behind import behind, rows_like
-from ddflow.engine.history import changes, check_readable
-from ddflow.engine.looking import Looking
-from ddflow.engine.readers import Reader
-from ddflow.engine.scd2 import scd2
-from ddflow.engine.story import Origins, Story
-from ddflow.engine.why import value_of, why
+from ddflow.engine.lineage.key_history import value_of, why
+from ddflow.engine.lineage.rows import behind, rows_like
+from ddflow.engine.lineage.story import Origins, Story
+from ddflow.engine.read.history import changes, check_readable, scd2
+from ddflow.engine.read.readers import Reader
+from ddflow.engine.stats import Looking
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import consolidated
 from ddflow.plan.collection import Collection
@@ -254,7 +253,7 @@ class Reading(Looking):
 
         Notes
         -----
-        O(v), for v versions.  See `ddflow.engine.scd2`.
+        O(v), for v versions.  See `ddflow.engine.read.history`.
         """
         with self.dataflow.at_rest("scd2") as still:
             return scd2(still.graph, self.node(name), still.since, (valid_from, valid_to, current))

@@ -8,7 +8,7 @@ acknowledged without being written. A failure of the target ends nothing: the co
 and what it says then tells whether the epoch that failed is in it.
 
 >>> import ddflow as dd, tempfile
->>> from ddflow.engine.kept_epochs import EngineEpochs
+>>> from ddflow.engine.run.kept_epochs import EngineEpochs
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
 >>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
@@ -44,11 +44,10 @@ from ddflow.connectors.attached import (
 )
 from ddflow.connectors.modes import among, changes, folded, netted, shaped
 from ddflow.connectors.table_shape import OTHER_MODE, vanished
-from ddflow.engine.attachable import shape_of
-from ddflow.engine.differing import Synced, told
-from ddflow.engine.kept_epochs import KeptEpochs
-from ddflow.engine.signals import insisting
-from ddflow.engine.trying import LASTS, Trying
+from ddflow.engine.run.kept_epochs import KeptEpochs, Synced, told
+from ddflow.engine.run.options import shape_of
+from ddflow.engine.run.retry import LASTS, Trying
+from ddflow.engine.run.signals import insisting
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 from ddflow.metrics import Look
 from ddflow.operators.updates import time_column

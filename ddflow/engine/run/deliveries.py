@@ -5,7 +5,7 @@ that has failed for longer than it may ends whatever runs, with a whole state. W
 manifest, or by one of its own at the end.
 
 >>> import ddflow as dd, tempfile
->>> from ddflow.engine.kept_epochs import EngineEpochs
+>>> from ddflow.engine.run.kept_epochs import EngineEpochs
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
 >>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
@@ -24,10 +24,9 @@ from typing import Any, Final
 
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.attached import TableChanges, TableSink
-from ddflow.engine.delivery import Delivery
-from ddflow.engine.differing import Synced
-from ddflow.engine.kept_epochs import KeptEpochs
-from ddflow.engine.run_options import EPOCHS
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import KeptEpochs, Synced
+from ddflow.engine.run.options import EPOCHS
 from ddflow.errors import DdflowError, SpecError
 from ddflow.metrics import Look, SinkLag
 

@@ -41,10 +41,10 @@ from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.verdicts import named
-from ddflow.engine.fed_by import feeding
 from ddflow.engine.full_contents import Contents
-from ddflow.engine.logs import MARKS, Full, Restated, as_fed, batches, parts_of
-from ddflow.engine.story import ABSENT, HELD, PART, Story
+from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, as_fed, batches, parts_of
+from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story
+from ddflow.engine.run.source_reader import feeding
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Events, joined

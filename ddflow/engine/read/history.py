@@ -1,11 +1,20 @@
-"""Slowly changing dimension, type 2: each version that a key held, with the times from and to which it held it.
+"""History of a collection: the times that can be read, net changes between two of them, and type-2 dimensions.
 
-Invariant: for every time t in [since, upper) the rows with ``valid_from <= t < valid_to`` (null is open) are the
-collection as of t. The rows of a key do not overlap, and neighbours that are the same in what counts are one version.
-A version from ``since`` or earlier has a null ``valid_from``: merges forget times at or before ``since``, each when it
-gets there, so an exact time would depend on how far merges have come. Where orders are kept, a winner that changed
-nothing leaves a version in the state for its order only, which is no version here. Only inputs and counts have
-versions, because they are indexed by key.
+Guarantees: a read at a time in range is exact, and any other time is an error. `scd2` gives each version of a key with
+the span of time in which it held; spans of a key do not overlap.
+
+>>> import pyarrow as pa, ddflow as dd
+>>> flow = dd.Flow()
+>>> people = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+>>> with flow.open(retain=9) as engine:
+...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
+...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
+...     away = changes(engine.dataflow.graph, people, 0, 3).to_pylist()
+...     back = changes(engine.dataflow.graph, people, 0, 2).to_pylist()
+>>> away
+[{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
+>>> back  # it was away in between, and nothing has changed
+[]
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -21,21 +30,70 @@ versions, because they are indexed by key.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, value_hashes
+from ddflow.columns.names import DIFF
 from ddflow.columns.rows import gather
+from ddflow.columns.schema import empty
 from ddflow.dataflow.graph import Graph
-from ddflow.errors import NotReadable, SpecError
-from ddflow.operators.updates import time_column
+from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
+from ddflow.operators.updates import Updates, concat, consolidated, negate, time_column
 from ddflow.plan.collection import Collection
+from ddflow.time import INT64, NEVER, shown
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.run import Part
+
+RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
+
+
+def check_readable(
+    asked: str, time: int, since: int, frontier: int, more: str = RETAIN, kind: pa.DataType = INT64
+) -> int:
+    """Return the time if it can be read: ``since <= time < frontier``; before anything is closed, `NEVER`.
+
+    ``asked``, ``more``: the reader and the remedy that keeps more times, for the message. Raises `NotReadable`, which
+    names since or the frontier. ``kind``: the type of times. O(1).
+    """
+    if since <= time < max(frontier, NEVER + 1):
+        return time
+    why = f"since is {shown(since, kind)}" if time < since else f"the frontier is {shown(frontier, kind)}"
+    raise NotReadable(
+        asked,
+        f"{why}: it can be read from {shown(since, kind)} up to, not including, {shown(frontier, kind)}",
+        f"read at a closed time; {more}",
+    )
+
+
+def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
+    """Return the changes of a collection after ``t1``, up to ``t2``: its columns and ``_diff``, consolidated.
+
+    No row twice, none with diff 0, retractions first; no rows when both times are the same. O(rows at both times).
+    Raises `TimeWentBack` when ``t2`` is before ``t1``, `NotReadable` when one of them cannot be read, `CountOverflow`
+    when a multiplicity or a difference of two leaves int64.
+    """
+    if t2 < t1:
+        kind = graph.time_type
+        raise TimeWentBack(
+            f"changes from {shown(t1, kind)} to {shown(t2, kind)}",
+            "the second time is before the first",
+            "give the earlier time first; negate the diffs to go back",
+        )
+    if t1 == t2:
+        return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
+    net = subtract(graph.accumulated(node, t2), graph.accumulated(node, t1), graph.secret)
+    return net.to_table(node.schema, None)
+
+
+def subtract(after: Updates, before: Updates, secret: Secret) -> Updates:
+    """Return the net changes from some rows to others.  O(rows)."""
+    return consolidated(concat([after, negate(before)]), secret)
+
 
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
 

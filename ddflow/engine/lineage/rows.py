@@ -31,11 +31,11 @@ from ddflow.columns.names import RESERVED, did_you_mean
 from ddflow.connectors.frames import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Keep, pick_alike, trace_names
-from ddflow.engine.fed_by import feeding
-from ddflow.engine.history import subtract
-from ddflow.engine.logs import MARKS, parts_of
-from ddflow.engine.story import Origins, Story
-from ddflow.engine.why import value_of, why
+from ddflow.engine.lineage.key_history import value_of, why
+from ddflow.engine.lineage.log_parts import MARKS, parts_of
+from ddflow.engine.lineage.story import Origins, Story
+from ddflow.engine.read.history import subtract
+from ddflow.engine.run.source_reader import feeding
 from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.operators.row_order import RowOrder
 from ddflow.operators.updates import Updates, consolidated

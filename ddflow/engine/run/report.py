@@ -1,8 +1,7 @@
-"""How a run goes, for who looks: a line on the terminal, one of the log for each epoch, and records for metrics.
+r"""Reports of a run: a line on the terminal, a log record for each epoch, metrics, and the result `RunDone`.
 
-Invariant: it asks sources and sinks what they know and changes nothing. The line is written five times a second at
-most; a record is published when a source is open, when its lag is first known, behind each epoch, before sinks take it
-and when they have it, once a second between them, and at the end.
+Guarantees: a report changes nothing, and counts only committed rows. The line is written at most five times a second;
+a record is published at least once a second while sinks catch up.
 
 >>> import ddflow as dd, tempfile, pathlib
 >>> flow = dd.Flow()
@@ -17,12 +16,13 @@ and when they have it, once a second between them, and at the end.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Final, NamedTuple, cast
+from typing import Final, Literal, NamedTuple, cast
 
 from ddflow.engine.calls import Calls
-from ddflow.engine.deliveries import Deliveries
-from ddflow.engine.inlet import Inlet
+from ddflow.engine.run.deliveries import Deliveries
+from ddflow.engine.run.source_reader import Inlet
 from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, fields, publish
 from ddflow.terminal import Line, counted
 from ddflow.time import shown
@@ -153,3 +153,38 @@ class RunReport:
             failing = outlet.trying.said(monotonic())
             parts.append(f"{name} has {outlet.at:,}" + (f" ({failing})" if failing else ""))
         return ", ".join(parts)
+
+
+@dataclass
+class RunDone:
+    """The counts of a run.
+
+    Attributes
+    ----------
+    epochs, rows, updates : int
+        The committed epochs, the rows taken in, and the updates put out. Full contents read together are one epoch, and
+        each has another time.
+    moved : int
+        How often positions were committed without an epoch, because no rows of an input came before them.
+    stopped : {"end", "signal", "stop", "time"}
+        The reason for its end.
+    seconds : float
+        How long it took.
+    sinks : dict of str to int
+        By output, the last epoch that its sink has.
+    behind : dict of str to float
+        By source, its lag at the end in seconds, from `metrics.SourceLag`; None if unknown.
+
+    >>> done = RunDone(epochs=2, rows=30, stopped="signal")
+    >>> done.epochs, done.rows, done.moved, done.stopped, done.sinks
+    (2, 30, 0, 'signal', {})
+    """
+
+    epochs: int = 0
+    rows: int = 0
+    updates: int = 0
+    moved: int = 0
+    stopped: Literal["end", "signal", "stop", "time"] = "end"
+    seconds: float = 0.0
+    sinks: dict[str, int] = field(default_factory=dict)
+    behind: dict[str, float | None] = field(default_factory=dict)

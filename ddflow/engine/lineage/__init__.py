@@ -1,0 +1,1 @@
+"""Lineage: the history of a key, and the rows of the inputs behind a row of an output."""

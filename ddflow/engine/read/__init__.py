@@ -1,0 +1,1 @@
+"""Reads of an open engine or a snapshot: contents, history, readers and live views."""

@@ -1,0 +1,220 @@
+"""A live view of an output: its first rows in an order, drawn again after each step in a notebook or a terminal.
+
+Guarantees: a row is marked as new if the look before had no such row. The view is drawn after the commit of a call, so
+it shows whole steps. Drawing takes a tenth of the time at most; an error in it is logged and changes nothing.
+Limits: a look costs O(rows of the output).
+
+>>> live = LiveRows("by_city", by="n desc", most=2)
+>>> first = live.look(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 1, 2], "_diff": [1, 1, 1]}))
+>>> list(first.texts()), first.total
+([('Bern', '3'), ('Chur', '2')], 3)
+>>> second = live.look(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 4, 2], "_diff": [1, 1, 1]}))
+>>> list(second.texts()), second.new, second.came, second.went
+([('Zug', '4'), ('Bern', '3')], [True, False], 1, 1)
+"""
+
+import importlib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from html import escape
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.columns.names import DIFF, did_you_mean
+from ddflow.columns.schema import one_chunk
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.result import texts
+from ddflow.engine.calls import Calls
+from ddflow.engine.read.history import check_readable
+from ddflow.errors import Option, Phrase, SpecError
+from ddflow.metrics import CallMetrics
+from ddflow.plan.collection import Collection
+from ddflow.time import NEVER, shown
+
+
+class LiveLook(NamedTuple):
+    """``shown``: the first rows.  ``new``: which of them are.  ``total``: rows there are.  ``came``, ``went``: rows
+    since the look before."""
+
+    shown: pa.Table
+    new: list[bool]
+    total: int
+    came: int
+    went: int
+
+    def texts(self) -> Iterator[tuple[str, ...]]:
+        """Format the values of each row."""
+        return zip(*(texts(column, self.shown.num_rows) for column in self.shown.columns), strict=True)
+
+
+class LiveRows:
+    """``name``: of the output.  ``by``: a column, and ``desc`` behind it; None for the first column.  ``most``: rows
+    shown."""
+
+    def __init__(self, name: str, by: str | None = None, most: int = 10) -> None:
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise SpecError(
+                Phrase(f"watch {name!r} with ", Option("rows", most)), "that is no number of rows", "give 1 or more"
+            )
+        self.name, self.by, self.most = name, by, most
+        self._secret = Secret.fresh()
+        self._before: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None
+
+    def order(self, names: list[str]) -> tuple[str, str] | None:
+        """Return the column that orders rows, and its direction. Raises `SpecError` for an unknown one."""
+        if self.by is None:
+            return (names[0], "ascending") if names else None
+        column, _, way = self.by.rpartition(" ")
+        if self.by in names or way.lower() not in ("asc", "desc"):
+            column, way = self.by, "asc"
+        if column not in names:
+            remedy = did_you_mean(column, names)
+            raise SpecError(f"watch {self.name!r} by {self.by!r}", "there is no such column", remedy)
+        return column, "descending" if way.lower() == "desc" else "ascending"
+
+    def look(self, held: pa.Table) -> LiveLook:
+        """Compare a table of `Engine.read` with the last one and pick its first rows. O(rows)."""
+        names = [name for name in held.schema.names if name != DIFF]
+        rows = held.select(names).combine_chunks()
+        hashes = np.asarray(value_hashes(rows, self._secret)) if rows.num_rows else np.zeros(0, np.uint64)
+        new = np.zeros(rows.num_rows, bool) if self._before is None else ~np.isin(hashes, self._before)
+        went = 0 if self._before is None else int((~np.isin(self._before, hashes)).sum())
+        self._before = hashes
+        order, first = self.order(names), np.arange(min(self.most, rows.num_rows))
+        if order is not None and rows.num_rows:
+            try:
+                column = pa.table({"by": one_chunk(rows.column(order[0]))})
+                first = np.asarray(pc.sort_indices(column, [("by", order[1])]))[: self.most]
+            except pa.ArrowNotImplementedError:  # a type without an order
+                pass
+        shown = rows.take(pa.array(first))
+        total = int(np.abs(np.asarray(held.column(DIFF))).sum())
+        return LiveLook(shown, new[first].tolist(), total, int(new.sum()), went)
+
+
+SHARE: Final = 10
+"""It waits for so many times the time that it took."""
+NEW: Final = ' style="background: rgba(63, 174, 90, 0.25)"'
+
+
+class Watch:
+    """A live table of an output.  `Engine.watch` makes it; it shows itself in a notebook.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("by_city", flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")).count("city"))
+    >>> with flow.open() as engine:
+    ...     watch = engine.watch("by_city", by="count desc")
+    ...     _ = engine.step({"people": {"id": [1, 2], "city": ["Bern", "Bern"]}})
+    ...     "<td>2</td>" in watch._repr_html_()
+    True
+    """
+
+    def __init__(self, dataflow: Dataflow, live: LiveRows, every: float) -> None:
+        self._dataflow, self._live, self._every = dataflow, live, every
+        self._node = dataflow.flow.outputs.get(live.name) or dataflow.flow.inputs[live.name]
+        live.order([field.name for field in self._node.schema])
+        self._next, self._html, self._behind = 0.0, "", True
+        self._handle = _shown_in_notebook(self)
+
+    def __call__(self, call: CallMetrics) -> None:
+        """Draw the rows after a call, unless they were drawn a moment ago."""
+        self._behind = True
+        if self._handle is not None and monotonic() >= self._next:
+            self._handle.update(self)
+
+    def close(self) -> None:
+        """Draw the last state. The table no longer changes."""
+        if self._behind and self._handle is not None:
+            self._handle.update(self)
+        self._handle = None
+
+    def _repr_html_(self) -> str:
+        """Render the first rows, with new ones tinted; after the engine is closed, the last rendering."""
+        if self._behind and self._dataflow.guard.here and self._dataflow.guard.state == "open":
+            began = monotonic()
+            self._html, self._behind = self._draw_rows(), False
+            now = monotonic()
+            self._next = now + max(self._every, SHARE * (now - began))
+        return self._html
+
+    def _draw_rows(self) -> str:
+        if self._dataflow.last == NEVER:
+            return f"<div>{escape(self._live.name)}: no time is closed yet</div>"
+        with self._dataflow.at_rest("watch") as still:
+            check_readable("watch", still.last, still.since, still.frontier)
+            look = self._live.look(still.graph.read(self._node, None))
+            return html(self._live.name, look, f"at {shown(still.last, still.time_type)}")
+
+
+def html(name: str, look: LiveLook, when: str) -> str:
+    """Render a look for a notebook. Pure."""
+    head = "".join(f"<th>{escape(each)}</th>" for each in look.shown.schema.names)
+    rows = "".join(
+        f"<tr{NEW if new else ''}>{''.join(f'<td>{escape(value)}</td>' for value in row)}</tr>"
+        for row, new in zip(look.texts(), look.new, strict=True)
+    )
+    return (
+        f"<div>{escape(name)}, {when}: {look.total:,} rows; {look.came:,} came, {look.went:,} went</div>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _shown_in_notebook(watch: Watch) -> Any:
+    """Return a handle that redraws a cell's output; None outside a notebook."""
+    if "ipykernel" not in sys.modules:
+        return None
+    shown: Any = importlib.import_module("IPython.display")
+    return shown.display(watch, display_id=True)
+
+
+class Watching(ABC):
+    """``calls``: of the engine."""
+
+    calls: Calls
+
+    def watch(self, name: str, *, rows: int = 10, by: str | None = None, every: float = 0.2) -> Watch:
+        """Show an output in a notebook, as a table that follows each call, also those of `run`.
+
+        Parameters
+        ----------
+        name : str
+            An output or an input.
+        rows : int
+            How many rows are shown.
+        by : str, optional
+            The column that orders them, such as ``"revenue desc"``; by default the first one.
+        every : float
+            Seconds between two drawings at least; drawing takes a tenth of the time at most.
+
+        Returns
+        -------
+        Watch
+            The table. `Watch.close` ends it, and the engine's `close` too.
+
+        Raises
+        ------
+        NotReadable
+            For an unknown name, and for differences that are not kept.
+        SpecError
+            For an unknown column.
+
+        Notes
+        -----
+        O(rows of the output) a drawing.
+        """
+        self.node(name)
+        watch = Watch(self.calls.dataflow, LiveRows(name, by, rows), every)
+        self.calls.listeners.append(watch)
+        self.calls.before_close.append(watch.close)
+        return watch
+
+    @abstractmethod
+    def node(self, name: str) -> Collection:
+        """See `Reading.node`."""
