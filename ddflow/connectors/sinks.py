@@ -18,7 +18,7 @@ from ddflow.connectors.delta import DeltaSink
 from ddflow.connectors.iceberg import IcebergSink
 from ddflow.connectors.kafka_sink import KafkaSink
 from ddflow.connectors.parquet.fragments import ParquetFragments
-from ddflow.connectors.postgres import PostgresSink
+from ddflow.connectors.postgres.sink import PostgresSink
 from ddflow.connectors.sqlite import SQLiteSink
 
 __all__ = ["Mode", "TableSink", "delta", "duckdb", "iceberg", "kafka", "parquet", "postgres", "sqlite"]

@@ -22,7 +22,7 @@ from ddflow.connectors.delta_feed import FollowedTable
 from ddflow.connectors.files.file_path import dialect_of
 from ddflow.connectors.kafka import KafkaTopic
 from ddflow.connectors.landed import LandedFiles
-from ddflow.connectors.postgres_slot import PostgresTables
+from ddflow.connectors.postgres.source import PostgresTables
 from ddflow.connectors.routes import Others
 from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.errors import cut

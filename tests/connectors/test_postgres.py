@@ -199,7 +199,7 @@ def test_a_table_that_is_made_has_its_key(server: Server, tmp_path: Path, monkey
     assert ask(server, "select * from own") == [] != run("own")
     run("log", mode="changelog")
     assert ask(server, definitions.format("own")) == ask(server, definitions.format("log")) == []
-    monkeypatch.setattr("ddflow.connectors.postgres.NOT_DISTINCT", 10**9)
+    monkeypatch.setattr("ddflow.connectors.postgres.sink.NOT_DISTINCT", 10**9)
     run("older")
     land(tmp_path / "in", "1.csv", [(2, "Bern", 5)])
     assert ask(server, definitions.format("older"))[0][0].startswith("CREATE INDEX ")

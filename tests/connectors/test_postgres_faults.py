@@ -26,7 +26,7 @@ from tcp_proxy import Proxy
 from test_postgres_source import COLUMNS, FORMAT, ORDERS, ask, cluster, flow, held, holding, server, source, there
 
 import ddflow as dd
-from ddflow.connectors.postgres_numbers import OPTION
+from ddflow.connectors.postgres.changes import OPTION
 from ddflow.errors import (
     BadMessage,
     DdflowError,

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.words import ShellWords
-from ddflow.connectors.postgres_slot import Slot
+from ddflow.connectors.postgres.source import Slot
 from ddflow.connectors.spelled import spelled_source
 from ddflow.errors import (
     BadMessage,
@@ -485,7 +485,7 @@ def test_a_copy_that_waits_for_open_transactions_says_for_which(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is made again; a transaction that only reads is none."""
-    monkeypatch.setattr("ddflow.connectors.postgres_copy.PATIENCE", 0.2)
+    monkeypatch.setattr("ddflow.connectors.postgres.slot.PATIENCE", 0.2)
     ask(server, ORDERS, "insert into orders values (1, 1, 1)", "create table other (id int)")
 
     def end(*open_: Any) -> None:

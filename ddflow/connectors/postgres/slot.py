@@ -1,15 +1,14 @@
-"""The first copy of tables of Postgres: a slot is made, and what its snapshot shows is read as messages of wal2json.
+"""The replication slot of a state, and the first copy of tables in the snapshot with which a slot begins.
 
-Invariant: a snapshot is that of the place where its slot begins, so a row is in the copy or in the slot's changes, and
-never in both. It lives as long as the connection that made it. All rows of a copy say that they were inserted where the
-log ended before the slot was asked for: a transaction that commits behind the slot's beginning may have written before
-it, but not before that, and its changes are newer than the copy.
+Guarantees: a row is in the copy or in the changes of the slot, never in both. During the first copy the slot is called
+`<slot>_copying`, so a copy that died is recognised. The slot advances to committed positions only.
 
->>> head(SourceTable("public", "orders", "orders"), "0/16B3700")
-'{"action":"I","lsn":"0/16B3700","schema":"public","table":"orders","columns":['
+>>> OwnSlot(None, "shop", "read the slot 'shop'").copying
+'shop_copying'
 """
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
@@ -21,10 +20,91 @@ from ddflow.connectors.attached import Beside, Polled
 from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.positions import POSITION, ROW
 from ddflow.connectors.formats.sql_types import of_sql
-from ddflow.connectors.postgres import driver
-from ddflow.connectors.postgres_catalog import LOG, SourceTable, cell, columns_of, literal, refuse_filtered
-from ddflow.connectors.postgres_stream import messages, place, streamed
-from ddflow.errors import SourceFailed
+from ddflow.connectors.postgres.catalog import (
+    LOG,
+    SourceTable,
+    cell,
+    columns_of,
+    literal,
+    messages,
+    place,
+    refuse_filtered,
+    streamed,
+    text_of,
+)
+from ddflow.connectors.postgres.position import ANEW
+from ddflow.connectors.postgres.sink import driver
+from ddflow.errors import SourceChanged, SourceFailed, UnreadableInput
+
+_LOG: Final = logging.getLogger("ddflow")
+COPYING: Final = "_copying"
+LONGEST: Final = 63 - len(COPYING)
+"""Characters that a name may have."""
+_SLOTS: Final = """
+    select slot_name, active, confirmed_flush_lsn::text, coalesce(to_jsonb(s) ->> 'wal_status', '') = 'lost'
+    from pg_replication_slots s where slot_name = any(%s)"""
+LOST: Final = "the server removed the log that the slot had unread"
+RAISE: Final = "raise max_slot_wal_keep_size on the server, or -1 for no limit"
+
+
+class OwnSlot:
+    """The slot that is to be called ``name``.  ``called``: its name now.  ``asked``: for messages."""
+
+    def __init__(self, connection: Any, name: str, asked: str) -> None:
+        self.connection, self.name, self.asked, self.called = connection, name, asked, name
+
+    @property
+    def copying(self) -> str:
+        """Its name while rows are copied."""
+        return self.name + COPYING
+
+    def there(self) -> dict[str, tuple[bool, int, bool]]:
+        """Return, by name, the existing slots: whether it is in use, its position, and whether its log is lost."""
+        found = self.connection.execute(_SLOTS, [[self.name, self.copying]]).fetchall()
+        return {name: (used, place(at), lost) for name, used, at, lost in found}
+
+    def make_way(self) -> None:
+        """Drop the slot of a dead copy.  Raises `UnreadableInput` if a slot has the name."""
+        slots = self.there()
+        if self.name in slots:
+            drop = f"select pg_drop_replication_slot('{self.name}')"
+            remedy = f"name another with slot=; or, where nobody needs what it has unread, drop it: {drop}"
+            raise UnreadableInput(self.asked, "it is there, and this state has no position of it", remedy)
+        if self.copying in slots:
+            self.connection.execute("select pg_drop_replication_slot(%s)", [self.copying])
+
+    def resume(self, at: int) -> None:
+        """Continue after a place.  Raises `SourceChanged` if the slot is missing, lost its log, or was moved."""
+        slots = self.there()
+        found = slots.get(self.name) or slots.get(self.copying)
+        remedy = f"what changed since then is lost here: {ANEW}"
+        if found is None:
+            raise SourceChanged(self.asked, "there is no such slot any more", remedy)
+        if found[2]:
+            drop = f"select pg_drop_replication_slot('{self.name}')"
+            raise SourceChanged(self.asked, LOST, f"{remedy}, and drop this slot: {drop}; {RAISE}")
+        if found[1] > at:
+            said = f"it was moved on to {text_of(found[1])}, and the state has what came before {text_of(at)}"
+            raise SourceChanged(self.asked, said, remedy)
+        self.moved(at)
+
+    def moved(self, to: int) -> None:
+        """Give the slot its name, if it lacks it and there is room for a copy, and move it on."""
+        slots, run = self.there(), self.connection.execute
+        try:
+            if self.name not in slots:
+                run("select pg_copy_logical_replication_slot(%s, %s)", [self.copying, self.name])
+            if self.copying in slots:
+                run("select pg_drop_replication_slot(%s)", [self.copying])
+            self.called = self.name
+        except driver().errors.ConfigurationLimitExceeded:
+            if self.called != self.copying:
+                remedy = "raise max_replication_slots, or drop a slot; it goes on under that name until then"
+                _LOG.warning("%s: no slot is free to rename %s: %s", self.asked, self.copying, remedy)
+            self.called = self.copying
+        if self.called not in slots or slots[self.called][1] < to:
+            run("select pg_replication_slot_advance(%s, %s)", [self.called, text_of(to)])
+
 
 LEFT: Final = "a run before this one was to do so"
 """Why a table is copied again of which a position says that."""
@@ -147,6 +227,10 @@ def copies(
 
 
 def head(table: SourceTable, lsn: str) -> str:
-    """Return how each message of a copy begins."""
+    """Return how each message of a copy begins.
+
+    >>> head(SourceTable("public", "orders", "orders"), "0/16B3700")
+    '{"action":"I","lsn":"0/16B3700","schema":"public","table":"orders","columns":['
+    """
     said = {"action": "I", "lsn": lsn, "schema": table.schema, "table": table.name, "columns": []}
     return json.dumps(said, ensure_ascii=False, separators=(",", ":")).removesuffix("]}")

@@ -1,4 +1,7 @@
-"""Tables of Postgres as its catalog has them, and what it says when something is missing, as what that means here.
+r"""The catalog of Postgres: tables, keys and columns as a reader needs them, and rows of a query by COPY.
+
+Guarantees: a missing table, key or permission becomes an error that says what to grant or change. COPY gives Arrow
+tables of complete rows; Python touches no cell. A place in the log compares as a number and prints as Postgres does.
 
 >>> table_of("orders", "o").quoted, table_of("shop.my,orders", "o").filtered
 ('"public"."orders"', 'shop.my\\\\,orders')
@@ -6,24 +9,27 @@
 '{"name":"at","value":' || 'null}'
 """
 
+import io
 import json
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean, quoted, split_qualified
 from ddflow.connectors.attached import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.positions import POSITION
-from ddflow.connectors.postgres import driver, remedy_of
+from ddflow.connectors.postgres.sink import driver, remedy_of
 from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 
 COLUMNS: Final = """
@@ -339,3 +345,64 @@ def worded(asked: str) -> Iterator[None]:
             raise SourceNotLetIn(asked, said, locked) from None
         in_use = "end the other reader, or its session: select pg_terminate_backend(...), with its PID"
         raise SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server") from None
+
+
+BLOCK: Final = 4 << 20
+_BETWEEN, _AROUND = "\x02", "\x01"
+"""What is between cells, and around those that need it: hardly any, because JSON escapes both."""
+
+
+def streamed(connection: Any, query: str) -> Iterator[pa.Table]:
+    """Stream the result of a query by COPY: the columns ``lsn`` and ``data``."""
+    form = f"format csv, delimiter {literal(_BETWEEN)}, quote {literal(_AROUND)}"
+    with connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
+        block = io.BytesIO()
+        for row in copy:
+            block.write(row)
+            if block.tell() >= BLOCK:
+                yield _parse_csv(block)
+                block = io.BytesIO()
+        if block.tell():
+            yield _parse_csv(block)
+
+
+def place(lsn: str) -> int:
+    """Convert a place in the log to a number.
+
+    >>> place("16/B374D848") - place("16/B374D840"), text_of(place("16/B374D848"))
+    (8, '16/B374D848')
+    """
+    high, low = lsn.split("/")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+def text_of(at: int) -> str:
+    """Format a place in the log like Postgres."""
+    return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
+
+
+def messages(data: pa.ChunkedArray) -> pa.RecordBatch:
+    """Convert messages to rows of an input."""
+    return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})
+
+
+def written(message: str) -> float | None:
+    """Return when the transaction of a message was committed, in seconds since 1970; None if it has no time.
+
+    >>> written('{"action":"C","timestamp":"1970-01-01 01:00:02.5+01"}'), written('{"action":"C"}')
+    (2.5, None)
+    """
+    said = json.loads(message).get("timestamp")
+    return None if said is None else datetime.fromisoformat(said).timestamp()
+
+
+def _parse_csv(block: io.BytesIO) -> pa.Table:
+    """Parse whole rows of CSV."""
+    convert = csv.ConvertOptions(column_types={"lsn": pa.string(), "data": pa.string()})
+    read: Any = csv.ReadOptions(use_threads=False, block_size=block.tell() + 1)
+    read.column_names = ["lsn", "data"]
+    block.seek(0)
+    parse: Any = csv.ParseOptions(delimiter=_BETWEEN, newlines_in_values=True)
+    parse.quote_char = _AROUND
+    with csv.open_csv(block, read, parse, convert) as reader:
+        return reader.read_all()

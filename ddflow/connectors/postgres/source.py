@@ -25,41 +25,39 @@ import pyarrow as pa
 
 from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import reader
-from ddflow.connectors.postgres import READS, connect, driver, shown
-from ddflow.connectors.postgres_catalog import (
+from ddflow.connectors.postgres.catalog import (
     Looked,
     SourceTable,
     columns_of,
     has_columns,
     identified,
     look,
+    place,
     refuse_children,
     refuse_filtered,
     table_of,
+    text_of,
     worded,
+    written,
 )
-from ddflow.connectors.postgres_changes import Peeked, peeked
-from ddflow.connectors.postgres_columns import (
-    filled,
-    find_alterations,
-    warn_of_altered,
-    warn_of_gone,
-)
-from ddflow.connectors.postgres_copy import LEFT, Begun, again, begun, copies
-from ddflow.connectors.postgres_numbers import Numbers
-from ddflow.connectors.postgres_own_slot import COPYING, LONGEST, OwnSlot
-from ddflow.connectors.postgres_position import (
+from ddflow.connectors.postgres.changes import Numbers, Peeked, peeked
+from ddflow.connectors.postgres.position import (
     Copied,
     SlotPosition,
     copied,
+    filled,
+    find_alterations,
     lost_changes,
     remembered,
     same_server,
     same_slot,
     same_tables,
     system_of,
+    warn_of_altered,
+    warn_of_gone,
 )
-from ddflow.connectors.postgres_stream import place, text_of, written
+from ddflow.connectors.postgres.sink import READS, connect, driver, shown
+from ddflow.connectors.postgres.slot import COPYING, LEFT, LONGEST, Begun, OwnSlot, again, begun, copies
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 

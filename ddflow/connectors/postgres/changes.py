@@ -1,0 +1,324 @@
+"""Changes of a replication slot: complete transactions, as messages of wal2json for the inputs of their tables.
+
+Guarantees: a peek takes nothing from the slot, which gives the same changes until it is advanced. Numbers come as text
+from wal2json 2.6 on, so NaN and infinities keep their value.
+Limits: older servers write null for them. A null in a column that is not nullable then ends the run; of other columns
+some rows are looked up, and ddflow warns once a column. A value that was NaN only for a while is not found.
+
+>>> looked = Looked([], ["x"], ["x"], 9, {"x": 1}, 1)
+>>> options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
+'public.orders'
+"""
+
+import json
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import reduce
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ddflow.columns.names import quoted
+from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.postgres.catalog import (
+    NEWER,
+    Looked,
+    SourceTable,
+    literal,
+    messages,
+    streamed,
+    with_null,
+    without,
+)
+from ddflow.connectors.postgres.sink import driver
+from ddflow.errors import UnreadableInput
+
+OPTION: Final = "numeric-data-types-as-string"
+"""Of wal2json: numbers as text."""
+SAMPLE: Final = 1000
+"""How many rows with a null are looked up of a column at a time."""
+
+
+class Numbers:
+    """``as_text``: whether they are asked for as text.  ``nulls``: by table and column, messages with a null there.
+
+    >>> numbers, of = Numbers(), SourceTable("public", "t", "t")
+    >>> numbers.options([looked := Looked([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
+    {'numeric-data-types-as-string': 'true'}
+    >>> numbers.as_text, cell = False, '{"name":"%s","type":"%s","value":%s}'
+    >>> cells = ",".join([cell % ("id", "integer", 7), cell % ("v", "double precision", "null")])
+    >>> numbers.look(pa.array([f'{{"action":"I","columns":[{cells}]}}']), of, looked)
+    >>> asked(numbers.nulls[of, "v"], ["id"])
+    (['integer'], [['7']])
+    """
+
+    def __init__(self) -> None:
+        self.as_text, self.nulls = True, dict[tuple[SourceTable, str], list[str]]()
+        self._warned = set[tuple[SourceTable, str]]()
+
+    def options(self, looked: Iterable[Looked]) -> dict[str, str]:
+        """Return more options of wal2json for some tables."""
+        return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
+
+    def refused(self, error: Exception) -> bool:
+        """Return whether a server refuses to write numbers as text, which it is not asked for again."""
+        if not self.as_text or OPTION not in str(error):
+            return False
+        self.as_text = False
+        return True
+
+    def look(self, text: pa.Array, table: SourceTable, looked: Looked) -> None:
+        """Keep messages of a table with a null that may be NaN or infinite, some of each column.  O(bytes) a column."""
+        for name in () if self.as_text else looked.lossy:
+            if name not in looked.certain and (table, name) not in self._warned:
+                kept = self.nulls.setdefault((table, name), [])
+                if len(kept) < SAMPLE:
+                    kept += with_null(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
+
+    def held(self, text: pa.Array, table: SourceTable, looked: Looked, key: Sequence[str]) -> pa.Array:
+        """Replace values that a column cannot hold with null in messages of a table.  O(bytes) a column.
+
+        Raises `UnreadableInput` if the column is never null, also for a null that wal2json wrote.
+        """
+        for name in looked.certain:
+            if len(lost := with_null(text, name, ',"optional":false')):
+                found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
+                raise _never_null(table, looked, name, f"{found}{_in_row(lost[0].as_py(), key)}")
+        for name, kind in looked.exact.items():
+            cell = f'({{"name" ?: ?{re.escape(json.dumps(name, ensure_ascii=False))}, ?'
+            cell += '(?:"type":"[^"]*",)?"value" ?: ?)"(-?(?:NaN|Infinity))"'
+            lost = text.filter(pc.match_substring_regex(text, cell))
+            if not len(lost):
+                continue
+            text = pc.replace_substring_regex(text, cell, r"\1null")
+            # What a row was before its change was taken, or refused, then.
+            lost = pc.replace_substring_regex(lost, r',"identity":\[.*$', "")
+            lost = lost.filter(pc.match_substring_regex(lost, cell))
+            if len(lost):
+                message = lost[0].as_py()
+                row = _in_row(message, key)
+                (_, value), *_ = re.findall(cell, message)
+                if name in looked.certain:
+                    found = f"{name!r} is {value}{row}, which {kind} cannot hold, and it is never null"
+                    raise _never_null(table, looked, name, found)
+                self._warn(table, looked, name, f"{value}{row}")
+        return text
+
+    def _warn(self, table: SourceTable, looked: Looked, name: str, found: str) -> None:
+        """Warn of a value that is null here, once a column."""
+        if (table, name) not in self._warned:
+            self._warned.add((table, name))
+            kind = looked.exact.get(name)
+            why = f"as wal2json wrote it: {NEWER}" if kind is None else f"because {kind} cannot hold it"
+            why += "" if kind is None else "; to keep it, begin a new state that declares the column as str"
+            warnings.warn(f"{table.full}: {name!r} is {found}, and null here, {why}", stacklevel=2)
+
+    def warn(self, connection: Any, looked: Mapping[SourceTable, Looked], keys: Mapping[str, Sequence[str]]) -> None:
+        """Warn of columns with NaN or an infinity in a row that was kept.  ``keys``: by input."""
+        for (table, name), texts in self.nulls.items():
+            key = keys.get(table.input, ())
+            kinds, cells = asked(texts, key)
+            if not kinds:
+                continue
+            own = [f"t.{quoted(each)}" for each in key]
+            same = " and ".join(f"{one} = k.c{n}::{kind}" for n, (one, kind) in enumerate(zip(own, kinds, strict=True)))
+            given = (
+                f"unnest({', '.join(['%s::text[]'] * len(key))}) as k({', '.join(f'c{n}' for n in range(len(key)))})"
+            )
+            lost = f"t.{quoted(name)}::text in ('NaN', 'Infinity', '-Infinity')"
+            query = f"select {', '.join(own)}, t.{quoted(name)}::text from only {table.quoted} t join {given} on {same}"
+            with suppress(driver().Error):  # a type that is not found by its name alone, a right that is lacking
+                found = connection.execute(f"{query} where {lost} limit 1", cells).fetchone()
+                if found is not None:
+                    row = dict(zip(key, found, strict=False))
+                    self._warn(table, looked[table], name, f"{found[-1]} in the row {row}")
+        self.nulls.clear()
+
+
+def asked(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return the types and values of a key in messages, by column; nothing if no message has it.  O(bytes)."""
+    rows = [{each["name"]: each for each in json.loads(text)["columns"]} for text in messages]
+    rows = [row for row in rows if key and all(name in row for name in key)]
+    kinds = [str(rows[0][name]["type"]) for name in key] if rows else []
+    return kinds, [[str(row[name]["value"]) for row in rows] for name in key] if rows else []
+
+
+def _in_row(message: str, key: Sequence[str]) -> str:
+    """Describe the row of a message by its key; "" if the message lacks it."""
+    cells = {each["name"]: each["value"] for each in json.loads(message)["columns"]}
+    row = {name: cells[name] for name in key if name in cells}
+    return f" in the row {row}" if row and len(row) == len(key) else ""
+
+
+def _never_null(table: SourceTable, looked: Looked, name: str, found: str) -> UnreadableInput:
+    """Build the error for a value that would be null in a column declared not null."""
+    null = (
+        f"to have null for it: alter table {table.quoted} alter {quoted(name)} drop not null, until a run has read it"
+    )
+    text = f"add column ... text generated always as ({quoted(name)}::text) stored"
+    kept = f"to keep it: alter table {table.quoted} {text}, and a new state that declares that column"
+    remedy = f"{null}; or {kept}" if name in looked.exact else f"{NEWER}; or {null}; or {kept}"
+    return UnreadableInput(f"read the table {table.full} for {table.input!r}", found, remedy)
+
+
+_IDENTITY: Final = '"identity":['
+"""The name in front of the columns that identify the changed row."""
+_STRING: Final = r'"(?:[^"\\]|\\.)*"'
+"""A string of JSON."""
+
+
+class Peeked(NamedTuple):
+    """Transactions.  ``rows``: by input.  ``lsn``, ``commit``: of the last one, "" and none where there is none.
+    ``size``, ``messages``: bytes, and how many.  ``untold``: by table, why a value is not there that is needed.
+    ``lost``: by table, why rows are not told that were changed."""
+
+    rows: dict[str, list[pa.RecordBatch]]
+    lsn: str
+    commit: str
+    size: int
+    messages: int
+    untold: Mapping[SourceTable, str]
+    lost: Mapping[SourceTable, str]
+
+
+def options(looked: Mapping[SourceTable, Looked], timed: bool) -> dict[str, str]:
+    """Return the options of wal2json."""
+    filtered = ",".join(table.filtered for table in looked)
+    given = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
+    if any(each.certain for each in looked.values()):
+        given["include-not-null"] = "true"
+    if timed:
+        given["include-timestamp"] = "true"
+    return given
+
+
+def peeked(
+    connection: Any,
+    slot: str,
+    looked: Mapping[SourceTable, Looked],
+    keys: Mapping[str, Sequence[str]],
+    numbers: Numbers,
+    *,
+    upto: str | None = None,
+    most: int | None = None,
+    timed: bool = False,
+) -> Peeked:
+    """Read transactions up to a place in the log, or of about ``most`` messages.  O(bytes).
+
+    ``keys``: by input.  ``timed``: whether messages have the time of their commit.
+    """
+    if not looked:
+        return Peeked({}, "", "", 0, 0, {}, {})
+    asked = options(looked, timed) | numbers.options(looked.values())
+    given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in asked.items())
+    ends = "null" if upto is None else literal(upto)
+    query = f"pg_logical_slot_peek_changes({literal(slot)}, {ends}, {'null' if most is None else most}, {given})"
+    rows: dict[str, list[pa.RecordBatch]] = {}
+    lsn, commit, size, count = "", "{}", 0, 0
+    with _warnings(connection) as said:
+        for some in streamed(connection, f"select lsn, data from {query}"):
+            found = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
+            if found.num_rows:
+                lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
+            size, count = size + some.nbytes, count + some.num_rows
+            for table, text in _split_by_table(some.column("data"), looked):
+                numbers.look(text, table, looked[table])
+                held = numbers.held(text, table, looked[table], keys.get(table.input, ()))
+                taken = without(held, looked[table].gone)
+                rows.setdefault(table.input, []).append(pa.record_batch({"value": taken}))
+    numbers.warn(connection, looked, keys)
+    untold, lost = dict[SourceTable, str](), dict[SourceTable, str]()
+    for table, each in looked.items():
+        texts, key = [batch.column(0) for batch in rows.get(table.input, ())], keys.get(table.input, ())
+        if any(text.startswith("no ") and text.endswith(f'"{table.schema}"."{table.name}"') for text in said):
+            lost[table] = (
+                "rows were updated or deleted while it had no replica identity, and the log has no key of them"
+            )
+        elif any(_is_otherwise_identified(text, key) for text in texts):
+            lost[table] = "rows were updated or deleted while its replica identity was not the key"
+        elif any(lacks(text, each, key) for text in texts):
+            remedy = f"the log has it after: alter table {table.quoted} replica identity full"
+            untold[table] = f"a row got another key, and a large value of it is not in the log; {remedy}"
+    return Peeked(rows, lsn, commit, size, count, untold, lost)
+
+
+@contextmanager
+def _warnings(connection: Any) -> Iterator[list[str]]:
+    """Collect the warnings of the server: wal2json leaves out changes of rows without an identity."""
+    said = list[str]()
+
+    def note(warning: Any) -> None:
+        said.append(warning.message_primary or "")
+
+    connection.add_notice_handler(note)
+    try:
+        yield said
+    finally:
+        connection.remove_notice_handler(note)
+
+
+def _is_otherwise_identified(text: pa.Array, key: Sequence[str]) -> bool:
+    """Return whether an update or a delete identifies its row by other columns than the key.  O(bytes).
+
+    >>> one = '{"action":"D","identity":[{"name":"id","type":"integer","value":1}]}'
+    >>> [_is_otherwise_identified(pa.array([one]), key) for key in (["id"], ["id", "of"], [])]
+    [False, True, False]
+    """
+    for name in key:
+        cell = f'{{"name":{json.dumps(name, ensure_ascii=False)},'
+        # The first column is found without a search by pattern, which takes five times as long.
+        some = text.filter(pc.invert(pc.match_substring(text, _IDENTITY + cell)))
+        some = some.filter(pc.match_substring(some, _IDENTITY))
+        if (
+            len(some)
+            and not pc.all(pc.match_substring_regex(some, f"{re.escape(_IDENTITY)}.*{re.escape(cell)}")).as_py()
+        ):
+            return True
+    return False
+
+
+def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
+    """Return whether an update of a row's key lacks a value, so that only the old key has it stored.  O(bytes).
+
+    A large value that did not change may be missing, unless the message has all of the old row.
+
+    >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
+    >>> had, looked = now.replace("1", "2"), Looked([], [], [], 9, {"id": 1, "v": 2}, 2)
+    >>> [lacks(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
+    [False, True]
+    """
+    some = text.filter(pc.starts_with(text, '{"action":"U"'))
+    parts = pc.split_pattern(some, _IDENTITY, max_splits=1, reverse=True)  # type: ignore[attr-defined]
+    some, parts = (each.filter(pc.equal(pc.list_value_length(parts), 2)) for each in (some, parts))
+    if not len(some):
+        return False
+    now, had = (pc.list_element(parts, part) for part in (0, 1))
+    changed = [pc.not_equal(_value(now, name), _value(had, name)) for name in key]
+    some = some.filter(reduce(pc.or_kleene, changed, pa.array([False] * len(some))))
+    names = (f'"name":{json.dumps(name, ensure_ascii=False)},' for name in looked.columns)
+    return any(not pc.all(pc.match_substring(some, each)).as_py() for each in names) if len(some) else False
+
+
+def _value(text: pa.Array, name: str) -> pa.Array:
+    """Extract the value of a column from each text, unparsed; null if it has none.  O(bytes)."""
+    head = f'"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":{_STRING},"value":'
+    return pc.struct_field(pc.extract_regex(text, f"{head}(?P<value>{_STRING}|[^,}}]*)"), 0)
+
+
+def _split_by_table(
+    data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked]
+) -> Iterator[tuple[SourceTable, pa.Array]]:
+    """Yield the messages of each table; begin and commit belong to none."""
+    text = messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
+    if len(text) and len(looked) == 1:
+        yield next(iter(looked)), text
+    elif len(text):
+        told, _ = objects(text, {"schema": TEXT, "table": TEXT})
+        schemas, names = (pc.struct_field(told, each) for each in ("schema", "table"))
+        for table in looked:
+            some = text.filter(pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name)))
+            if len(some):
+                yield table, some
