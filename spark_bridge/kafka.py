@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.kafka import KafkaTopic
+from ddflow.connectors.kafka.source import KafkaTopic
 from ddflow.errors import MissingExtra, SpecError
 from spark_bridge.topics import COLUMNS, TopicBatch, Topics, TopicStream
 from spark_bridge.types import spark_schema

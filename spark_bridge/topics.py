@@ -16,9 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from ddflow.connectors.kafka import KafkaTopic
-from ddflow.connectors.kafka_position import TopicPosition, remembered
-from ddflow.connectors.kafka_ranges import Ends, RangeReader
+from ddflow.connectors.kafka.source import Ends, KafkaTopic, RangeReader, TopicPosition, remembered
 from spark_bridge.errors import noted
 
 Offsets = dict[str, dict[str, int]]

@@ -198,7 +198,7 @@ def _noted(torn: str) -> None:
     """Leave a file there while a transaction of Kafka is under way."""
     from contextlib import contextmanager
 
-    from ddflow.connectors.kafka_sink import TopicWriter
+    from ddflow.connectors.kafka.sink import TopicWriter
 
     whole = TopicWriter._transaction
 

@@ -16,7 +16,7 @@ from typing import Any
 from ddflow.connectors.attached import Mode, TableSink
 from ddflow.connectors.delta import DeltaSink
 from ddflow.connectors.iceberg import IcebergSink
-from ddflow.connectors.kafka_sink import KafkaSink
+from ddflow.connectors.kafka.sink import KafkaSink
 from ddflow.connectors.parquet.fragments import ParquetFragments
 from ddflow.connectors.postgres.sink import PostgresSink
 from ddflow.connectors.sqlite import SQLiteSink

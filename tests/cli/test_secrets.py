@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import VERBS, app
-from ddflow.connectors import kafka, kafka_sink
+from ddflow.connectors.kafka import sink, source
 from ddflow.errors import DdflowError, mask_secrets
 
 HEAD, TAIL = "Geheim", "Qxz"
@@ -81,7 +81,7 @@ def texts(error: BaseException | None) -> Iterator[str]:
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.DEBUG)
-    for each in (kafka, kafka_sink):
+    for each in (source, sink):
         monkeypatch.setattr(each, "WAIT", 0.2)
     Path("flow.py").write_text(FLOW)
     Path("in").mkdir()

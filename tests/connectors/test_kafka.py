@@ -23,7 +23,7 @@ from messages import raises
 from test_totals import is_kept
 
 import ddflow as dd
-from ddflow.connectors.kafka_sink import TopicWriter
+from ddflow.connectors.kafka.sink import TopicWriter
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SchemaMismatch, SinkAhead, SinkFailed, SourceChanged, SourceFailed, SpecError, UnreadableInput
@@ -212,7 +212,7 @@ def test_what_is_not_there_says_what_to_do(servers: str, topic: str, tmp_path: P
         with pytest.raises(SourceFailed) as told:
             source = dd.sources.kafka("127.0.0.1:1", topic, config={**secret, "socket.timeout.ms": 100})
             patched = pytest.MonkeyPatch()
-            patched.setattr("ddflow.connectors.kafka.WAIT", 0.3)
+            patched.setattr("ddflow.connectors.kafka.source.WAIT", 0.3)
             engine.run({"rows": source}, give_up_after="0s")
         patched.undo()
         assert "hush" not in str(told.value) and "hush" not in repr(source)

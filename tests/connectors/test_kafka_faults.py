@@ -31,8 +31,7 @@ from test_targets_bad import keeps_its_mode
 
 import ddflow as dd
 from ddflow.connectors.attached import TableShape, TargetRecord
-from ddflow.connectors.kafka import KafkaTopic
-from ddflow.connectors.kafka_ranges import RangeReader
+from ddflow.connectors.kafka.source import KafkaTopic, RangeReader
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkRefused, SourceChanged, SourceFailed, UnreadableInput
 
@@ -184,7 +183,7 @@ def test_a_cluster_that_forgets_under_a_run_ends_it(broker: Broker, topic: str, 
 def test_a_topic_that_is_created_anew_under_a_reader_ends_it(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddflow.connectors.kafka.LOOK", 0.0)
+    monkeypatch.setattr("ddflow.connectors.kafka.source.LOOK", 0.0)
     produced(broker.servers, topic, row(1, "Bern"), partition=0)
     opened = dd.sources.kafka(broker.servers, topic, follow=True).open({"rows": pa.schema([])}, None)
     position = polled(opened).position
@@ -204,7 +203,7 @@ def test_a_topic_that_is_created_anew_under_a_reader_ends_it(
 def test_brokers_that_are_gone_are_noticed_before_the_next_look(
     broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddflow.connectors.kafka.LOOK", 1e9)
+    monkeypatch.setattr("ddflow.connectors.kafka.source.LOOK", 1e9)
     produced(broker.servers, topic, row(1, "Bern"), partition=0)
     opened = dd.sources.kafka(broker.servers, topic, follow=True).open({"rows": pa.schema([])}, None)
     polled(opened)
@@ -356,8 +355,8 @@ def test_a_password_is_shown_nowhere_whatever_fails(
     servers: str, topic: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr("ddflow.connectors.kafka.WAIT", 0.3)
-    monkeypatch.setattr("ddflow.connectors.kafka_sink.WAIT", 0.3)
+    monkeypatch.setattr("ddflow.connectors.kafka.source.WAIT", 0.3)
+    monkeypatch.setattr("ddflow.connectors.kafka.sink.WAIT", 0.3)
     secret: dict[str, Any] = {"sasl.password": MARKER, "sasl.username": "me", "sasl.mechanisms": "PLAIN"}
     ssl = {**secret, "security.protocol": "SASL_SSL"}
     produced(servers, topic, row(1, "a"), partition=0)

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import ddflow as dd
 import spark_bridge
-from ddflow.connectors.kafka import KafkaTopic, TopicReader
+from ddflow.connectors.kafka.source import KafkaTopic, TopicReader
 from ddflow.errors import SourceChanged
 from spark_bridge.topics import Topics, TopicStream
 

@@ -1,31 +1,106 @@
-"""Kafka: the messages of a topic as a source.  The sink is `kafka_sink`.
+r"""Kafka as a source: the committed messages of a topic, followed from a position or read by ranges of offsets.
 
-Invariant: a position is the next offset of each partition, so it lies in the manifest of the epoch that the messages
-before it made, and no consumer group is needed; a group that is named gets these offsets after our commit. It names the
-cluster and the topic (`kafka_position`), and another one is not read. Only committed messages are read. No secret of
-the settings is in what is shown of a declaration, in a message, or in a manifest.
+Guarantees: a position holds the next offset of each partition and is part of the manifest, so no consumer group is
+needed; a group that you name gets the offsets after the commit. It names the cluster and the topic by id, and reading
+another one is an error. No secret is in a declaration, a message or a manifest.
+Limits: a topic created again during a run is noticed at the next look at its partitions. Brokers before 2.8 have no
+topic ids, so only offsets are compared.
 
 >>> KafkaTopic("broker:9092", "orders", "earliest", False, {"sasl.password": "secret"})
 KafkaTopic(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None, ...)
+
+>>> was = TopicOrigin("5L6g3nShT-eMCtK--X86sw", "iUdtnEfkQqmBFqpgY4E8lg")
+>>> remembered({0: 17}, was)
+{'offsets': {'0': 17}, 'cluster': '5L6g3nShT-eMCtK--X86sw', 'topic_id': 'iUdtnEfkQqmBFqpgY4E8lg'}
+>>> same("read orders", was, TopicOrigin("", "aYJZo9BsTVulFxpHR3PiyA"))
+Traceback (most recent call last):
+    ...
+ddflow.errors.SourceChanged: read orders: it is another topic of this name: its id is aYJZo9BsTVulFxpHR3PiyA, and was \
+iUdtnEfkQqmBFqpgY4E8lg; it was deleted and created again, and the offsets are of the other one: begin a new state
 """
 
+import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 from time import monotonic
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.connectors.attached import OpenSource, Polled, Source
-from ddflow.connectors.kafka_position import TopicIds, TopicOrigin, TopicPosition, remembered, same
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput, import_extra, mask_secrets
 from ddflow.storage.address import refuse_secret
 from ddflow.storage.closing import on_failure
+
+ANSWER: Final = 3.0
+"""Seconds that the id of a topic is waited for."""
+_CLUSTER: Final = "give brokers of the one that was read; or begin a new state, because the offsets are of that one"
+_TOPIC: Final = "it was deleted and created again, and the offsets are of the other one: begin a new state"
+
+
+class TopicPosition(TypedDict):
+    """Next offset of each partition (``offsets``), with the ids of the ``cluster`` and the topic."""
+
+    offsets: dict[str, int]
+    cluster: str
+    topic_id: str
+
+
+class TopicOrigin(NamedTuple):
+    """Ids of the cluster and the topic of offsets; "" for an unknown one."""
+
+    cluster: str = ""
+    topic_id: str = ""
+
+
+def remembered(at: Mapping[int, int] | Mapping[str, int], origin: TopicOrigin) -> TopicPosition:
+    """Build a position.  O(partitions)."""
+    offsets = {str(partition): offset for partition, offset in at.items()}
+    return TopicPosition(offsets=offsets, cluster=origin.cluster, topic_id=origin.topic_id)
+
+
+def same(asked: str, was: TopicOrigin, now: TopicOrigin) -> TopicOrigin:
+    """Merge two origins.  Raises `SourceChanged` if their cluster or topic differs."""
+    if was.cluster and now.cluster and was.cluster != now.cluster:
+        found = f"it is another cluster: its id is {now.cluster}, and was {was.cluster}"
+        raise SourceChanged(asked, found, _CLUSTER)
+    if was.topic_id and now.topic_id and was.topic_id != now.topic_id:
+        found = f"it is another topic of this name: its id is {now.topic_id}, and was {was.topic_id}"
+        raise SourceChanged(asked, found, _TOPIC)
+    return TopicOrigin(was.cluster or now.cluster, was.topic_id or now.topic_id)
+
+
+class TopicIds:
+    """Client that asks for the id of a topic, since a reader cannot.  ``settings``: of librdkafka.
+
+    After a failure it asks no more, because a reader would wait each time.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings, self._silent = settings, False
+        self._client: Any = None
+
+    def of(self, topic: str) -> str:
+        """Return the id of a topic; "" if it is unknown.  One request."""
+        if self._silent:
+            return ""
+        library: Any = importlib.import_module("confluent_kafka")
+        admin: Any = importlib.import_module("confluent_kafka.admin")
+        try:
+            self._client = self._client or admin.AdminClient(dict(self._settings))
+            asked = self._client.describe_topics(library.TopicCollection([topic]), request_timeout=ANSWER)
+            found = asked[topic].result().topic_id
+        except library.KafkaException:
+            self._silent = True
+            return ""
+        return str(found) if found.get_most_significant_bits() or found.get_least_significant_bits() else ""
+
 
 WAIT: Final = 10.0
 """Seconds that an answer of a broker may take."""
@@ -265,3 +340,73 @@ class TopicReader(OpenSource):
 
 
 _ANOTHER: Final = "messages in between are lost here: begin a new state, or restore the topic"
+
+
+SILENCE: Final = 60.0
+"""Seconds without a message of a range that are too many."""
+
+
+class Ends(TopicReader):
+    """The partitions of a topic, watched and not read.  ``at``: where each begins, by the start that is declared.
+
+    Raises `SourceFailed`, `UnreadableInput`.
+
+    >>> Ends.__init__.__annotations__["of"], RangeReader.batches.__name__
+    (<class 'ddflow.connectors.kafka.source.KafkaTopic'>, 'batches')
+    """
+
+    def __init__(self, of: KafkaTopic) -> None:
+        super().__init__(of, of.topic, None, watched=True)
+        self.consumer.unassign()
+
+    def now(self) -> dict[int, tuple[int, int]]:
+        """Return the first offset of each partition, and the one after its last.
+
+        O(partitions).  Raises `SourceFailed`.
+        """
+        kafka, topic = library(), self.of.topic
+        with self._talking():
+            each = {
+                number: kafka.TopicPartition(topic, number) for number in sorted(self._fetch_topic(WAIT).partitions)
+            }
+            return {number: self.consumer.get_watermark_offsets(p, timeout=WAIT) for number, p in each.items()}
+
+    def still(self, position: TopicPosition) -> Mapping[str, int]:
+        """Return the offsets of a position.  Raises `SourceChanged` if its topic or cluster is another."""
+        self.origin = same(self.asked, TopicOrigin(position["cluster"], position["topic_id"]), self.origin)
+        return position["offsets"]
+
+    def check(self, offsets: Mapping[int, int], now: Mapping[int, tuple[int, int]]) -> None:
+        """Raise `SourceChanged` for offsets that the topic does not have.  O(partitions)."""
+        for partition, offset in offsets.items():
+            low, high = now.get(partition, (0, -1))
+            if not low <= offset <= high:
+                found = f"partition {partition} was read up to {offset:,}, and has {low:,} to {max(high, 0):,}"
+                raise SourceChanged(self.asked, found, "messages in between are lost here: begin anew, or restore it")
+
+
+class RangeReader(TopicReader):
+    """The messages of a ``partition`` from ``first`` on, before ``end``.  Raises as `TopicReader`."""
+
+    def __init__(self, of: KafkaTopic, partition: int, first: int, end: int) -> None:
+        self.partition, self.end = partition, end
+        super().__init__(of, of.topic, remembered({partition: first}, TopicOrigin()))
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all messages.  O(messages).  Raises `SourceFailed`, `SourceChanged`."""
+        heard = monotonic()
+        while self.at[self.partition] < self.end:
+            before = self.at[self.partition]
+            with self._talking():
+                batch = self._batch(self._good(self.consumer.consume(AT_ONCE, timeout=0.1)))
+            if self.at[self.partition] > before:
+                heard = monotonic()
+            elif monotonic() - heard > SILENCE:
+                found = f"nothing came of partition {self.partition} from offset {before:,} on for {SILENCE:.0f} s"
+                raise SourceFailed(self.asked, found, "see to the brokers")
+            if batch is not None:
+                yield batch.filter(pc.less(batch.column("offset"), self.end))
+
+    def _assign(self, start: object) -> None:
+        self.until = {self.partition: self.end}
+        self.consumer.assign([library().TopicPartition(self.of.topic, self.partition, self.at[self.partition])])

@@ -1,0 +1,1 @@
+"""Kafka: the messages of a topic as a source, and a topic as a sink."""
