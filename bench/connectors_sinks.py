@@ -28,7 +28,7 @@ from connectors_feeds import flow, postgres, stored
 from connectors_work import GONE, SCHEMA, digest, in_csv, last, orders
 from operators import Clock
 
-from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.api import OpenSource, Polled, Source
 
 EPOCHS, HELD = 3, 5
 """Epochs that count, behind one that warms up; and epochs' worth of rows that are there before."""

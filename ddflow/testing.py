@@ -33,7 +33,7 @@ import pyarrow as pa
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.rows import shown_row
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.to_arrow import to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import NotInvariant, SpecError
 from ddflow.plan.own_aggregate import Aggregate

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import TableSink
+from ddflow.connectors.api import TableSink
 from ddflow.engine.flow import Flow
 from ddflow.engine.run.deliveries import Deliveries, passed_over
 from ddflow.engine.run.delivery import Delivery

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
 from ddflow.columns.widening import filled
-from ddflow.connectors.opening import open_sink
+from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired

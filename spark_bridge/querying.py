@@ -27,7 +27,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from ddflow.connectors.attached import TableSink
+from ddflow.connectors.api import TableSink
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.stages import cut

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.attached import TableSink
+from ddflow.connectors.api import TableSink
 from ddflow.dataflow.result import no_output
 from ddflow.engine.flow import Flow
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode

@@ -11,7 +11,7 @@ Invariant: what tasks in other processes cannot open is refused before anything 
 import os
 from typing import Any, Final, Literal, NamedTuple
 
-from ddflow.connectors.opening import check_target
+from ddflow.connectors.parquet.sink import check_target
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.metrics import Metrics
 from ddflow.storage.opening import located

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from ddflow.connectors.attached import TableSink
+from ddflow.connectors.api import TableSink
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError, WrongMode
 from ddflow.metrics import Metrics

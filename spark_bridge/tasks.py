@@ -32,7 +32,7 @@ from pyspark import TaskContext
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.widening import filled
-from ddflow.connectors.opening import open_sink
+from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.errors import SnapshotExpired
 from ddflow.partitions.chunks import packed_receipts, packed_sums

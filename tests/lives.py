@@ -263,7 +263,7 @@ def _serve() -> None:
     import pyiceberg.io.pyarrow
 
     import ddflow.cli.run
-    import ddflow.connectors.spelled
+    import ddflow.connectors.address
 
     del confluent_kafka, deltalake, duckdb, psycopg, pyiceberg, ddflow
     warm()

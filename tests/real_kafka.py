@@ -30,7 +30,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import ddflow as dd
-from ddflow.connectors.attached import Polled, TableChanges, TableShape, TargetRecord
+from ddflow.connectors.api import Polled, TableChanges, TableShape, TargetRecord
 from ddflow.errors import SinkAhead, SinkFailed, SourceChanged
 
 SHAPE = TableShape("rows", pa.schema({"id": pa.int64()}), None)

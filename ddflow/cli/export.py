@@ -100,6 +100,6 @@ def _path(name: str, output: Path | None, many: int) -> Path:
 
 def called(name: str) -> str:
     """Return the file name of a collection: its name, or the safe part of it and a digest."""
-    from ddflow.connectors.parquet.place import of
+    from ddflow.connectors.parquet.folder import of
 
     return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import typer
 
 from ddflow.cli.reading import kind_told
-from ddflow.connectors.files.address_options import FULL, RENAME, cut, writing
-from ddflow.connectors.files.file_path import WRITING
+from ddflow.connectors.files.file_path import FULL, RENAME, WRITING, cut, writing
 from ddflow.errors import SpecError
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
-from ddflow.connectors.files.read_text import declare
+from ddflow.connectors.files.reader import declare
 from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import Allowed
 from ddflow.errors import (

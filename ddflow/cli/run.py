@@ -29,7 +29,7 @@ from ddflow.terminal import counted
 
 if TYPE_CHECKING:
     import ddflow as dd
-    from ddflow.connectors.attached import Source, TableSink
+    from ddflow.connectors.api import Source, TableSink
     from ddflow.engine.run.report import RunDone
     from ddflow.exporters.to_prometheus import PrometheusExporter
 
@@ -177,7 +177,7 @@ def run(
       --to by_city=postgres://me@db/shop` (several tables, which feed the inputs of their names; `TABLE=INPUT` for
       another)
     """
-    from ddflow.connectors.spelled import spelled_source
+    from ddflow.connectors.address import spelled_source
     from ddflow.engine.run.options import RunOptions, check
 
     _log(verbose)
@@ -254,7 +254,7 @@ def _serve_metrics(flow: str, where: str) -> "PrometheusExporter":
 
 def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, TableSink]":
     """Make the sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
-    from ddflow.connectors.spelled import spelled_sink
+    from ddflow.connectors.address import spelled_sink
 
     modes: dict[str, list[Any]] = paired(mode, "--mode")
     targets = paired(to, "--to")

@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from ddflow.columns.names import quoted
-from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.file_database import FileDatabase, split
 from ddflow.connectors.sql_table import SqlTable, no_records
-from ddflow.connectors.whole_files import FileDatabase, split
 from ddflow.errors import SourceFailed, UnreadableInput, import_extra
 from ddflow.storage.address import refuse_secret
 

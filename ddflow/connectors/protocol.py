@@ -6,7 +6,7 @@ committed epochs, each once, because it is told of an epoch after the state's ma
 by whoever opens the state next.
 
 >>> import os, tempfile
->>> from ddflow.connectors.opening import open_sink
+>>> from ddflow.connectors.parquet.sink import open_sink
 >>> from ddflow.storage.memory import MemoryStore
 >>> with tempfile.TemporaryDirectory() as place:
 ...     sink: Sink = open_sink(place, MemoryStore())

@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.formats.envelope import opened
-from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.messages import Messages, named, of_table
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.whose import named, of_table
 from ddflow.errors import BadMessage, SpecError, cut
 
 Others = Literal["error", "ignore"]

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any
 
-from ddflow.connectors.attached import Mode, TableSink
-from ddflow.connectors.delta import DeltaSink
-from ddflow.connectors.iceberg import IcebergSink
+from ddflow.connectors.api import Mode, TableSink
+from ddflow.connectors.delta.sink import DeltaSink
+from ddflow.connectors.iceberg.sink import IcebergSink
 from ddflow.connectors.kafka.sink import KafkaSink
-from ddflow.connectors.parquet.fragments import ParquetFragments
+from ddflow.connectors.parquet.folder import ParquetFragments
 from ddflow.connectors.postgres.sink import PostgresSink
 from ddflow.connectors.sqlite import SQLiteSink
 

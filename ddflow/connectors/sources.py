@@ -17,11 +17,11 @@ from typing import Any
 
 from msgspec import ValidationError, convert
 
-from ddflow.connectors.attached import Source
-from ddflow.connectors.delta_feed import FollowedTable
+from ddflow.connectors.api import Source
+from ddflow.connectors.delta.source import FollowedTable
 from ddflow.connectors.files.file_path import dialect_of
 from ddflow.connectors.kafka.source import KafkaTopic
-from ddflow.connectors.landed import LandedFiles
+from ddflow.connectors.landing.source import LandedFiles
 from ddflow.connectors.postgres.source import PostgresTables
 from ddflow.connectors.routes import Others
 from ddflow.connectors.sqlite import SQLiteSource

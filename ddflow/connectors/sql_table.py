@@ -1,13 +1,10 @@
-"""A table of a database as a sink: what is the same wherever SQL is spoken over a connection of Python's.
+"""A table of a database as a sink, for every dialect of SQL that Python's database API speaks.
 
-Invariant: an epoch's rows and its `TargetRecord` are one transaction of the target. The record lies in the table
-``_ddflow_written``, a row for each table. The record is compared within that transaction, so a second writer, or an
-epoch that was committed though nobody heard of it, is found before a row changes. A dialect is a subclass with the
-connection, the types and how rows go in; its file has nothing of records, shapes or order.
-
-Rows of keys are replaced by comparison that takes null for equal to null: deleted, then inserted, unless a dialect
-updates them in place. A table that is made has its
-key as primary key, or as unique index where it may be null; one that the user made needs none, and keeps what it has.
+Guarantees: the rows of an epoch and its `TargetRecord` are one transaction of the target. The record is compared within
+it, so a second writer, or an epoch committed before a lost answer, is found before a row changes. Null keys compare
+equal. `InPlaceTable` deletes, updates and inserts, so foreign keys and triggers see an update as one; it replaces rows
+if a key occurs more than once or unique values change places.
+A dialect is a subclass with its connection, its types and its statements.
 
 >>> SqlTable.indexed, SqlTable.begin
 (True, 'begin')
@@ -16,14 +13,16 @@ key as primary key, or as unique index where it may be null; one that the user m
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.hashing import Secret
 from ddflow.columns.names import quoted
-from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
+from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
+from ddflow.connectors.modes import among
 from ddflow.connectors.table_shape import is_written, lacking, refused, vanished
 from ddflow.errors import SinkFailed, SpecError
 
@@ -238,3 +237,102 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _describe_error(error: Exception) -> str:
     """Describe a driver's error without the statement."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+GIVEN: Final = "_ddflow_given"
+
+
+class Match(NamedTuple):
+    """Conditions in SQL that find given rows: ``of``: some rows of ``g``; ``same``: their equals in ``t``."""
+
+    of: str
+    same: str
+
+
+class InPlaceTable(SqlTable):
+    """See `SqlTable`.
+
+    >>> set(InPlaceTable.__abstractmethods__) >= {"matches", "delete"}, InPlaceTable.staged
+    (True, '')
+    """
+
+    staged: ClassVar[str] = ""
+    """What stands behind the temporary table's columns."""
+    clashes: ClassVar[tuple[type[Exception], ...]]
+    """What an update raises whose rows have values of each other."""
+
+    @abstractmethod
+    def matches(self, keys: pa.Table) -> Sequence[Match]:
+        """Return the ways to find the given keys; each key is found in one way."""
+
+    @abstractmethod
+    def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        """Convert values of the driver to the type that they were written from."""
+
+    def read(self) -> pa.Table:
+        """Read all rows."""
+        schema = self.shape.schema
+        with self.talking("read"):
+            found = self.execute(f"select {', '.join(map(quoted, schema.names))} from {quoted(self.table)}")
+        columns = list(zip(*found, strict=True)) or [()] * len(schema)
+        arrays = [self.array_of(each, field.type) for each, field in zip(columns, schema, strict=True)]
+        return pa.table(arrays, schema=schema)
+
+    def pointed_at(self) -> bool:
+        """Return whether foreign keys point at the table's rows."""
+        return False
+
+    def count(self, text: str) -> int:
+        """Run a statement, and say of how many rows it was."""
+        return int(self.connection.execute(text).rowcount)
+
+    def replace(self, gone: pa.Table, rows: pa.Table) -> None:
+        """See `SqlTable.replace`."""
+        keys = rows.select(list(self.shape.key or ()))
+        if not self.execute(f"select 1 from {quoted(self.table)} limit 1"):
+            self.add(self.table, rows)
+            return
+        if gone.num_columns:
+            gone = gone.filter(pc.invert(pa.array(among(gone, keys, Secret.fresh()))))
+        if gone.num_columns or not rows.num_rows:
+            self.clear(gone)
+        if not rows.num_rows:
+            return
+        typed = ", ".join(f"{quoted(field.name)} {self._require_type(field)}" for field in self.shape.schema)
+        self.execute(f"create temporary table if not exists {GIVEN} ({typed}){self.staged}")
+        self.execute(f"delete from {GIVEN}")
+        self.add(GIVEN, rows)
+        if not self._try_update(rows, self.matches(keys)):
+            self.clear(keys)
+            names = ", ".join(map(quoted, rows.schema.names))
+            self.execute(f"insert into {quoted(self.table)} ({names}) select {names} from {GIVEN}")
+
+    def _try_update(self, rows: pa.Table, matches: Sequence[Match]) -> bool:
+        """Update and insert the given rows.  Return False if that would not give the same table."""
+        table, names = quoted(self.table), [quoted(name) for name in rows.schema.names]
+        sets = ", ".join(f"{quoted(each)} = g.{quoted(each)}" for each in rows.schema.names if each not in self._key)
+        self.execute("savepoint ddflow")
+        found = 0
+        try:
+            for each in matches:
+                where = f"from {GIVEN} as g where {each.of} and {each.same}"
+                if sets:
+                    found += self.count(f"update {table} as t set {sets} {where}")
+                else:
+                    found += self.execute(f"select count(*) from {table} as t, {where.removeprefix('from ')}")[0][0]
+        except self.clashes:
+            self.execute("rollback to savepoint ddflow")
+            if self.pointed_at():
+                raise
+            return False
+        for each in matches:  # also where as many were updated: of a key that is there twice two are
+            given = ", ".join(f"g.{name}" for name in names)
+            found += self.count(
+                f"insert into {table} ({', '.join(names)}) select {given} from {GIVEN} as g where {each.of} and "
+                f"not exists (select 1 from {table} as t where {each.same})"
+            )
+        return found <= rows.num_rows
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return self.shape.key or ()

@@ -31,10 +31,9 @@ import pyarrow.types as pat
 from ddflow.columns.names import quoted
 from ddflow.columns.schema import is_bytes
 from ddflow.columns.wider import widen
-from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.in_place import InPlaceTable, Match
-from ddflow.connectors.sql_table import as_text, no_records
-from ddflow.connectors.whole_files import FileDatabase, split
+from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.file_database import FileDatabase, split
+from ddflow.connectors.sql_table import InPlaceTable, Match, as_text, no_records
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
 __all__ = ["SQLiteSink", "SQLiteSource", "TableChanges", "TargetRecord"]

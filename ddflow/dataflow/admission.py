@@ -26,9 +26,8 @@ from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import INTERVAL, check_sound, conform, has_unsound, is_text, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, decoded, messages_of, uncut
-from ddflow.connectors.formats.unseen import Unseen
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, Unseen, decoded, messages_of, uncut
+from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, cut
 from ddflow.kernels.sort import extent

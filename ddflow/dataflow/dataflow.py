@@ -29,7 +29,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.connectors.at_path import at_path, is_path
+from ddflow.connectors.error_location import at_path, is_path
 from ddflow.connectors.formats.base import Truncate
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher

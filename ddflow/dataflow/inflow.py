@@ -22,7 +22,7 @@ from ddflow.columns.schema import plain_size
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
-from ddflow.connectors.frames import arrow, to_table
+from ddflow.connectors.to_arrow import arrow, to_table
 from ddflow.dataflow.admission import Admission, Admitted, Came, Where
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size

@@ -22,7 +22,7 @@ from time import monotonic, perf_counter
 from typing import Any, Final
 
 from ddflow.columns.hashing import RowHashes
-from ddflow.connectors.at_path import is_path, named
+from ddflow.connectors.error_location import is_path, named
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.dataflow.dataflow import Dataflow

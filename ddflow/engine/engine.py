@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
-from ddflow.connectors.attached import Source, TableSink
+from ddflow.connectors.api import Source, TableSink
 from ddflow.dataflow.budget import Budget, parse_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from ddflow.connectors.opening import open_sink
+from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Fragment, Sink
 from ddflow.errors import StateRefused
 from ddflow.storage.batch_store import BatchStore

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import value_hashes
-from ddflow.connectors.at_path import at_path, is_path
+from ddflow.connectors.error_location import at_path, is_path
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, Look, full_by_input
 from ddflow.dataflow.result import Step

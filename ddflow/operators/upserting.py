@@ -29,7 +29,7 @@ from ddflow.columns.ranking import dense_ranks
 from ddflow.columns.rows import RowPool, Rows, gather, shown_row
 from ddflow.columns.schema import conform, empty, is_flat
 from ddflow.columns.sorting import Sorted, sort
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SpecError, TimeWentBack
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.upserts_all import list_all

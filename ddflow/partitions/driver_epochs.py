@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import TableSink
+from ddflow.connectors.api import TableSink
 from ddflow.engine.run.deliveries import detach, sync
 from ddflow.engine.run.kept_epochs import InParts, KeptEpochs, Synced
 from ddflow.errors import PlanChanged

@@ -26,9 +26,8 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
-from ddflow.connectors.formats.base import OWN, decoded, uncut
+from ddflow.connectors.formats.base import OWN, Unseen, decoded, uncut, undeclared
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.unseen import Unseen, undeclared
 from ddflow.dataflow.admission import Came
 from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced

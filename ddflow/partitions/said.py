@@ -31,8 +31,8 @@ from typing import Final
 from msgspec import field
 from msgspec.json import Decoder
 
-from ddflow.connectors.formats.unseen import Unseen
-from ddflow.connectors.formats.whose import longer
+from ddflow.connectors.formats.base import Unseen
+from ddflow.connectors.formats.messages import longer
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.errors import BadMessage, cut
 from ddflow.plan.plan import Plan

@@ -35,7 +35,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret, value_hashes
-from ddflow.connectors.opening import open_sink
+from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Sink
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer

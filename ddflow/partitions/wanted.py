@@ -14,7 +14,7 @@ from os import PathLike
 from shlex import quote
 from typing import Literal
 
-from ddflow.connectors.opening import check_target
+from ddflow.connectors.parquet.sink import check_target
 from ddflow.dataflow.budget import LEAST, shown_size
 from ddflow.engine.epoch_log import KEPT
 from ddflow.errors import Option, SpecError, StateRefused

@@ -28,7 +28,7 @@ from os import PathLike
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.opening import check_target
+from ddflow.connectors.parquet.sink import check_target
 from ddflow.errors import Option, SpecError
 from ddflow.metrics import Metrics
 from ddflow.storage.manifest_log import GRACE

@@ -37,7 +37,7 @@ from ddflow.connectors.files import AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import is_text_kind
 from ddflow.connectors.files.places import STDIN, Place, listed
-from ddflow.connectors.frames import of_files, to_table
+from ddflow.connectors.to_arrow import of_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
 from ddflow.metrics import Look

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ddflow.columns.schema import is_text, one_chunk
-from ddflow.connectors.at_path import is_path
+from ddflow.connectors.error_location import is_path
 from ddflow.connectors.files import FileOptions
 from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import CSV, TSV, Dialect

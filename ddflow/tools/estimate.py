@@ -36,7 +36,7 @@ from ddflow.columns.layout import offset_width, width
 from ddflow.columns.schema import conform, empty, one_batch
 from ddflow.columns.sorting import sort
 from ddflow.connectors.formats.messages import VALUE
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.budget import shown_size
 from ddflow.errors import SchemaMismatch, SpecError
 from ddflow.operators.upsert.orders import orders

@@ -28,7 +28,7 @@ from typing import cast
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.opening import open_sink
+from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories, StoredInventory

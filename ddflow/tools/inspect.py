@@ -24,7 +24,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from ddflow.connectors.opening import open_sink
+from ddflow.connectors.parquet.sink import open_sink
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory

@@ -27,7 +27,7 @@ import pyarrow as pa
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.formats.base import Format
-from ddflow.connectors.frames import arrow
+from ddflow.connectors.to_arrow import arrow
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.names import DIFF, TIME, column_names, did_you_mean
 from ddflow.columns.schema import one_chunk
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, import_extra

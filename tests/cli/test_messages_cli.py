@@ -21,8 +21,8 @@ from ddflow.cli import app
 from ddflow.cli.messages import columns_of
 from ddflow.cli.reading import how
 from ddflow.connectors.files import open_files
-from ddflow.connectors.files.read_lines import BLOCK, blocks, filled
-from ddflow.connectors.formats.examples import connect_type
+from ddflow.connectors.files.csv_reader import BLOCK, blocks, filled
+from ddflow.connectors.formats.row_columns import connect_type
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
 TOPIC = "shop.public.everything"
@@ -197,7 +197,7 @@ def test_lines_are_those_that_stand_there(lines: list[bytes], ends: bool, size: 
     expected = [line for line in text.split(b"\n") if line.strip()]
     found, places = list[bytes](), list[int]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ddflow.connectors.files.read_lines.BLOCK", size)
+        patch.setattr("ddflow.connectors.files.csv_reader.BLOCK", size)
         for first, some in blocks(pa.BufferReader(text)):
             kept, at = filled(some)
             found += kept.to_pylist()

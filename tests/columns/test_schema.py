@@ -19,7 +19,7 @@ from messages import raises
 from ddflow.columns.casts import fitting
 from ddflow.columns.declared import to_schema
 from ddflow.columns.schema import conform, empty, normal_type, plain
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 
 INTS = pa.schema({"id": pa.int64()})

@@ -7,7 +7,7 @@ import re
 from pages import DOCS
 
 from ddflow.connectors import sinks, sources
-from ddflow.connectors.spelled import SINKS, SOURCES
+from ddflow.connectors.address import SINKS, SOURCES
 
 PAGES = {path.name: path.read_text("utf-8") for path in (DOCS / "connectors").glob("*.md") if path.stem != "index"}
 INDEX = (DOCS / "connectors" / "index.md").read_text("utf-8")

@@ -24,9 +24,9 @@ from kafka_cluster import Cluster
 from postgres_server import Server
 from s3_server import Moto, moto
 
-from ddflow.connectors.delta import read_files
+from ddflow.connectors.delta.sink import read_files
+from ddflow.connectors.files.columnar_reader import ParquetFile
 from ddflow.connectors.files.places import Place
-from ddflow.connectors.files.read_columnar import ParquetFile
 
 __all__ = ["moto"]
 REPOSITORY = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ import io, time
 import pyarrow as pa
 from ddflow.connectors.files.kinds import Dialect
 from ddflow.connectors.files.places import Place
-from ddflow.connectors.files.read_csv import CsvFile
+from ddflow.connectors.files.csv_reader import CsvFile
 
 class Slow(io.RawIOBase):
     begun = False

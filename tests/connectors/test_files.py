@@ -30,8 +30,8 @@ from messages import raises
 from ddflow.columns.type_text import parse_type, parse_types
 from ddflow.connectors.files import FileOutput, FilePosition, UnwritableOutput, open_files, open_output
 from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, KINDS, PARQUET, STREAM, TSV, kind_of
-from ddflow.connectors.files.reading import ROWS
-from ddflow.connectors.files.wire import holds
+from ddflow.connectors.files.reader import ROWS
+from ddflow.connectors.files.spelling import holds
 from ddflow.errors import OutputExists, SpecError, UnreadableInput
 
 TEXTS = [ending for ending, kind in KINDS.items() if kind.name in (CSV, TSV, JSON, ARRAY)]

@@ -24,7 +24,7 @@ from test_files import NESTING, read, write
 
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.kinds import KINDS
-from ddflow.connectors.files.read_text import TextFile
+from ddflow.connectors.files.reader import TextFile
 from ddflow.errors import DdflowError, SchemaMismatch, SpecError, UnreadableInput
 
 TABLE = pa.table({"id": range(500), "text": [f"text {n}" for n in range(500)], "list": [[n] for n in range(500)]})

@@ -12,9 +12,8 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.formats.base import Target, decoded, events_schema
-from ddflow.connectors.formats.unseen import SAMPLE, undeclared
-from ddflow.connectors.formats.whose import nearest
+from ddflow.connectors.formats.base import SAMPLE, Target, decoded, events_schema, undeclared
+from ddflow.connectors.formats.messages import nearest
 from ddflow.engine.evolve import evolve
 
 COLUMNS = {"id": pa.int64(), "amout": pa.float64()}

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.change_messages import rows_of
-from ddflow.connectors.modes import folded
+from ddflow.connectors.modes import folded, rows_of
 from ddflow.errors import NotUnique, SinkRefused, SpecError
 
 ROWS = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.decimal128(6, 2)})

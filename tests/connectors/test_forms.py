@@ -14,8 +14,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.connectors.files import FileOptions, FilesSource, open_files
-from ddflow.connectors.files.forms import Forms
-from ddflow.connectors.files.kinds import Dialect
+from ddflow.connectors.files.kinds import Dialect, Forms
 from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
 from ddflow.errors import SchemaMismatch, SpecError
 

@@ -21,7 +21,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import NotArrow, SchemaMismatch, UnreadableInput
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.timestamp("ms"), "amount": pa.float64()})

@@ -14,7 +14,7 @@ from messages import raises
 from postgres_server import Server
 
 import ddflow as dd
-from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
+from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.errors import SinkRefused
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.int64()})

@@ -30,7 +30,7 @@ from test_kafka import flow, held, produced, row
 from test_targets_bad import keeps_its_mode
 
 import ddflow as dd
-from ddflow.connectors.attached import TableShape, TargetRecord
+from ddflow.connectors.api import TableShape, TargetRecord
 from ddflow.connectors.kafka.source import KafkaTopic, RangeReader
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import BadMessage, DdflowError, SinkAhead, SinkRefused, SourceChanged, SourceFailed, UnreadableInput

@@ -17,7 +17,7 @@ from messages import raises
 from pyiceberg.catalog import Catalog, load_catalog
 
 import ddflow as dd
-from ddflow.connectors.attached import TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.api import TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.modes import folded
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs

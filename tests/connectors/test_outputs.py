@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.connectors.parquet.place import MARK_BYTES, of
+from ddflow.connectors.parquet.folder import MARK_BYTES, of
 from ddflow.connectors.parquet.sink import ParquetSink
 from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull

@@ -23,7 +23,7 @@ from chance import sample, seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 import ddflow as dd
-from ddflow.connectors.parquet.place import OutputPlace, of
+from ddflow.connectors.parquet.folder import OutputPlace, of
 from ddflow.connectors.parquet.sink import ParquetSink
 from ddflow.connectors.protocol import Fragment
 from ddflow.engine.epoch_log import EpochLog

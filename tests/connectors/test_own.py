@@ -13,7 +13,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.attached import OpenSink, OpenSource, Polled, Source, TableSink
+from ddflow.connectors.api import OpenSink, OpenSource, Polled, Source, TableSink
 from ddflow.errors import SchemaMismatch, SinkAhead, SinkFailed, SinkRefused, SpecError
 
 ROW = pa.RecordBatch.from_pylist([{"id": 1, "city": "Bern"}])

@@ -24,8 +24,8 @@ from test_files import read, write
 from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.guess import SAMPLE
+from ddflow.connectors.files.json_reader import ArrayElements, depths
 from ddflow.connectors.files.kinds import Dialect, kind_of, named
-from ddflow.connectors.files.structure import ArrayElements, depths
 from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, UnreadableInput
 
 __all__ = ["moto", "proxy"]

@@ -24,9 +24,9 @@ from test_totals import is_kept
 
 import ddflow as dd
 import ddflow.engine.run.run
-from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
+from ddflow.connectors.address import spelled_sink
+from ddflow.connectors.api import TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import folded
-from ddflow.connectors.spelled import spelled_sink
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError

@@ -14,7 +14,7 @@ from test_postgres_faults import waited_for
 from test_postgres_source import FORMAT, ask, cluster, server
 
 import ddflow as dd
-from ddflow.connectors.spelled import spelled_source
+from ddflow.connectors.address import spelled_source
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
 
 __all__ = ["cluster", "server"]

@@ -20,7 +20,7 @@ from postgres_server import Server
 from tcp_proxy import Proxy
 
 import ddflow as dd
-from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
+from ddflow.connectors.api import TableChanges, TableShape, TargetRecord
 from ddflow.errors import SourceChanged, SourceFailed, UnreadableInput
 
 SET = {

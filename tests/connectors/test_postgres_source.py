@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.words import ShellWords
+from ddflow.connectors.address import spelled_source
 from ddflow.connectors.postgres.source import Slot
-from ddflow.connectors.spelled import spelled_source
 from ddflow.errors import (
     BadMessage,
     SchemaMismatch,

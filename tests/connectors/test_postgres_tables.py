@@ -11,7 +11,7 @@ from postgres_server import Server
 from test_postgres_source import FORMAT, ask, cluster, server
 
 import ddflow as dd
-from ddflow.connectors.spelled import spelled_sink, spelled_source
+from ddflow.connectors.address import spelled_sink, spelled_source
 from ddflow.errors import SinkRefused, UnreadableInput
 
 __all__ = ["cluster", "server"]

@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 import ddflow as dd
-from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
+from ddflow.connectors.api import TableChanges, TableShape, TargetRecord
 from ddflow.errors import SinkAhead
 
 

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.connectors.attached import TableChanges, TableShape, TargetRecord
+from ddflow.connectors.api import TableChanges, TableShape, TargetRecord
 from ddflow.errors import DdflowError, SchemaMismatch, SinkAhead, SinkFailed, SinkRefused, SpecError
 
 COUNTED = {"sqlite": "with recursive c(n) as (select 1 union all select n + 1 from c) select count(*) from c"}

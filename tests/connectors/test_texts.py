@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from messages import raises
 
-from ddflow.connectors.files import FileOptions, open_files, read_csv, read_json
+from ddflow.connectors.files import FileOptions, csv_reader, json_reader, open_files
 from ddflow.connectors.files.kinds import Dialect
 from ddflow.errors import UnreadableInput
 
@@ -36,7 +36,7 @@ VALUES: list[Callable[[random.Random], Any]] = [
 @pytest.fixture(params=range(8))
 def draw(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> random.Random:
     drawn = random.Random(request.param)
-    for module in (read_csv, read_json):
+    for module in (csv_reader, json_reader):
         monkeypatch.setattr(module, "SAMPLE", drawn.choice([250, 300, 700]))
     return drawn
 

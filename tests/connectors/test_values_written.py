@@ -13,7 +13,7 @@ import pytest
 from messages import raises
 from test_targets_bad import sink
 
-from ddflow.connectors.attached import OpenSink, TableChanges, TableShape, TargetRecord
+from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.errors import SinkRefused
 
 VALUES: list[tuple[pa.DataType, list[Any]]] = [

@@ -16,7 +16,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.parquet.place import of
+from ddflow.connectors.parquet.folder import of
 from ddflow.engine.garbage import DAY, Collected, gc, names_of
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.storage.local import LocalStore

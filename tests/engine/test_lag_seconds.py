@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.api import OpenSource, Polled, Source
 from ddflow.engine.run.source_reader import Inlet
 from ddflow.errors import SourceFailed
 

@@ -20,7 +20,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.attached import OpenSource, Polled
+from ddflow.connectors.api import OpenSource, Polled
 from ddflow.connectors.sources import Source
 from ddflow.errors import (
     BadMessage,

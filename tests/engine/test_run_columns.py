@@ -15,7 +15,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.attached import OpenSink, TableShape
+from ddflow.connectors.api import OpenSink, TableShape
 from ddflow.connectors.sources import Source
 from ddflow.connectors.sqlite import SQLiteSink
 from ddflow.errors import BadMessage, PlanChanged, SchemaMismatch, SinkFailed, SpecError

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.api import OpenSource, Polled, Source
 from ddflow.engine.run.retry import Trying
 from ddflow.errors import SourceFailed
 from ddflow.exporters.figures import FIGURES

@@ -12,8 +12,8 @@ from messages import raises
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.connectors.at_path import at_spots
-from ddflow.connectors.attached import Spot
+from ddflow.connectors.api import Spot
+from ddflow.connectors.error_location import at_spots
 
 GREAT = 9223372036854775807
 

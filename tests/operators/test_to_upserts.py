@@ -23,7 +23,7 @@ from rules import Refused, Row, canonical
 from strategies import FLAT, element, events, scenarios, shapes, splits
 
 import ddflow as dd
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import (
     CountOverflow,
     DdflowError,

@@ -19,7 +19,7 @@ from strategies import events, inputs, shapes, splits
 
 import ddflow as dd
 from ddflow.columns.hashing import identities, partition_of
-from ddflow.connectors.frames import to_table
+from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import SchemaMismatch
 from ddflow.partitions.chunks import (
     NO_ROWS,

@@ -25,7 +25,7 @@ from test_spark_stream import Fed
 
 import ddflow as dd
 import spark_bridge
-from ddflow.connectors.parquet.place import of
+from ddflow.connectors.parquet.folder import of
 
 pytestmark = pytest.mark.together("spark")
 

@@ -19,7 +19,7 @@ from spark_session import counted
 
 import ddflow as dd
 import spark_bridge
-from ddflow.connectors.parquet.place import of
+from ddflow.connectors.parquet.folder import of
 from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, SchemaMismatch, SpecError, WrongMode
 from spark_bridge.session import SETTINGS, configure, context_of
 

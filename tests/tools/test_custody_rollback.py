@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.connectors.parquet.place import of
+from ddflow.connectors.parquet.folder import of
 from ddflow.engine.garbage import names_of
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
 from ddflow.storage.local import LocalStore

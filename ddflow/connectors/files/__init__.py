@@ -16,8 +16,8 @@ Nothing of upserts is known here.
 (2, [[{'id': 1}, {'id': 2}]])
 """
 
-from ddflow.connectors.files.output import FileOutput, open_output
 from ddflow.connectors.files.source import AS_USUAL, FileOptions, FilePosition, FilesSource, open_files
+from ddflow.connectors.files.writers import FileOutput, open_output
 from ddflow.errors import UnwritableOutput
 
 __all__ = [

@@ -1,8 +1,7 @@
-"""A path with what its files hold, and how their text is written: ``dd.FilePath``.
+"""A path with options: what its files hold and how their text is written, in Python and on a command line.
 
-Invariant: it is a path wherever a path is taken, so nothing but the reader of files asks for what it says besides. It
-opens nothing. A path without it is of the kind that its ending says, and CSV is read as by default: commas (tabs in
-``.tsv``), UTF-8, the empty field null, points in numbers, ISO's dates.
+Guarantees: `FilePath` and the options behind an address (`in/*.csv:full:delimiter=;`) mean the same. A wrong option is
+an error that names it, raised before a file is opened.
 
 >>> import os
 >>> os.fspath(FilePath("days/1.csv", delimiter=";")), dialect_of(FilePath("days/1.csv", null=["n/a"])).nulls
@@ -12,6 +11,7 @@ True
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.files.forms import COMMA, GROUPS, POINT, likely
-from ddflow.connectors.files.kinds import PLAIN, Dialect, Kind, ending_of, named
+from ddflow.connectors.files.kinds import COMMA, GROUPS, PLAIN, POINT, Dialect, Kind, ending_of, likely, named
 from ddflow.connectors.files.spelling import fits
 from ddflow.errors import FileFix, Phrase, SpecError
 from ddflow.expressions.types import is_number
@@ -197,3 +196,41 @@ def _list_grouped_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType)
             ):
                 yield way
                 break
+
+
+FULL: Final = "full"
+_BEGINS: Final = re.compile(rf":(?={FULL}(?:$|:)|[a-z_-]+=)")
+RENAME: Final = "rename"
+_SEVERAL: Final = ("null", "dates")
+
+
+def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
+    """Split an address into a file and its options, each with all its values.  Raises `SpecError`.  O(text).
+
+    ``known``: the options that have a value.  ``kind``: the text before the address in messages.
+
+    >>> cut("in/*.csv:full:dates=%H:%M %d.%m.%Y:delimiter=:", WRITING, "files:")
+    ('in/*.csv', {'full': [''], 'dates': ['%H:%M %d.%m.%Y'], 'delimiter': [':']})
+    >>> cut("in/*.csv:full:3", WRITING, "files:")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: files:in/*.csv:full:3: there is no option :full:3; write :full, or :delimiter=, :null=, ...
+    """
+    file, *options = _BEGINS.split(text)
+    given: dict[str, list[str]] = {}
+    for name, equals, value in (each.partition("=") for each in options):
+        if name not in (known if equals else (FULL,)):
+            remedy = f"write :{FULL}, or {', '.join(f':{each}=' for each in known)}"
+            raise SpecError(f"{kind}{text}", f"there is no option :{name}", remedy)
+        given.setdefault(name, []).append(value)
+    return file, given
+
+
+def writing(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the options for the form of text, by the names of `FilePath`'s arguments."""
+    given: dict[str, Any] = {
+        name: tuple(values) if name in _SEVERAL else values[-1] for name, values in options.items() if name in WRITING
+    }
+    if RENAME in given:  # no new name has a "=" in it
+        given[RENAME] = {old: new for old, _, new in (each.rpartition("=") for each in options[RENAME])}
+    return given

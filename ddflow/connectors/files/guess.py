@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.files.forms import USUAL, Forms
+from ddflow.connectors.files.kinds import USUAL, Forms
 from ddflow.connectors.files.spelling import fits
 
 SAMPLE: Final = 2 << 20

@@ -1,11 +1,8 @@
-"""Where input comes from: files and folders of this machine, standard input, objects in S3; and which those are.
+r"""Where input files are: local files and folders, standard input, objects in S3; listed in a stable order.
 
-Invariant: every place given is listed once for each time it is given, in the order given, those of a folder or of a
-pattern in the order of their names; and nothing in a folder is passed over in silence but what is hidden.  In epoch
-mode the order of files is the order of time, and a file that was not looked at is a wrong answer.  So a folder that
-holds a folder, or a file of no known kind, is refused.  Hidden is what begins with ``.`` or ``_``, as what Spark writes
-beside its data does.  Names sort by code points: ``day-10`` comes before ``day-9``.  A pattern (``days/*.csv``) is one
-only where there is no file of that very name.  Nothing is read here before a place is opened.
+Guarantees: a pattern means the same on a disk and in a bucket, and hidden files are left out. ddflow warns once if
+names
+carry numbers without leading zeros, since `10.csv` then sorts before `2.csv`.
 
 >>> listed(["https://KEY@host/a.csv?token=1"])
 Traceback (most recent call last):
@@ -21,11 +18,13 @@ import re
 import shutil
 import sys
 import tempfile
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from itertools import pairwise
+from pathlib import Path, PurePath, PurePosixPath
+from typing import IO, Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -338,3 +337,62 @@ def _call_bucket(address: str, ask: Callable[..., Any], *given: Any) -> Any:
         found = error.found if isinstance(error, DdflowError) else str(error)
         remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
         raise UnreadableInput(address, found, remedy) from None
+
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+class HasName(Protocol):
+    """Object with a name."""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+
+
+N = TypeVar("N", bound=HasName)
+
+
+def in_order(files: Sequence[N]) -> Sequence[N]:
+    """Return the files unchanged, and warn if numeric order differs from name order.  O(files)."""
+    warn_of_numbers([each.name for each in files])
+    return files
+
+
+def warn_of_numbers(names: Sequence[str]) -> None:
+    """Warn if the numbers in names have another order than the names as text.  O(names)."""
+    if (found := swapped(names)) is not None:
+        one, other, padded = found
+        warnings.warn(
+            f"{one} is read before {PurePath(other).name}, because names sort as text: write the numbers in them with "
+            f"zeros in front ({PurePath(padded).name}), or give the files one by one in their order",
+            stacklevel=4,
+        )
+
+
+def swapped(names: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return two neighbours of sorted names with numbers in the other order, and the second one with zeros.
+
+    Returns None if there are none, and for names in an order that a user chose.  O(names).
+
+    >>> swapped(["10. March.csv", "2. March.csv", "a.csv"])
+    ('10. March.csv', '2. March.csv', '02. March.csv')
+    >>> swapped(["02. March.csv", "10. March.csv"]), swapped(["2.csv", "10.csv"])
+    (None, None)
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_NUMBER.sub("0", name), []).append(name)
+    for each in alike.values():
+        if each != sorted(each):
+            continue
+        for one, other in pairwise(each):
+            if _numbers(one) > _numbers(other):
+                widths = [max(map(len, found)) for found in zip(*map(_NUMBER.findall, each), strict=True)]
+                padded = iter(widths)
+                return one, other, _NUMBER.sub(lambda found: found[0].zfill(next(padded)), other)  # noqa: B023
+    return None
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(found) for found in _NUMBER.findall(name)]

@@ -1,38 +1,28 @@
-"""Files of any kinds as one source: a stream of batches in the columns of all of them.
+"""Files of any kinds as one source: a stream of batches that have the columns of all files.
 
-Invariant: the columns are the union of those that are known (a state's) and those of all files, whatever their order,
-and every batch has exactly these, whichever file it came from; what a file lacks is null (``columns`` tells, for who
-merges rows).  Types do not depend on which file comes first: they are declared, those of what is known, those of files
-that have types, or guessed from the heads of all files.  Files of a run are written by different programs on different
-days, and the one that differs is the one whose rows would be wrong.  What a row means is not known here.
-
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder:
-...     for name, text in (("1.csv", "id,city\\n1,Bern\\n"), ("2.csv", "tag,id\\nx,2\\n")):
-...         _ = (Path(folder) / name).write_text(text)
-...     orders = open_files([folder], types={"id": "int32"})
-...     read = [(batch.to_pylist(), position) for batch, position in orders.batches()]
-...     [rows for rows, _ in read], orders.changes.text.replace(folder, "")
-...     [batch.to_pylist() for batch, _ in orders.batches(after=read[1][1])]
-([[{'id': 1, 'city': 'Bern', 'tag': None}], [], [{'id': 2, 'city': None, 'tag': 'x'}], []], \
-"new 'tag' (/2.csv); missing 'city' (/2.csv)")
-[[{'id': 2, 'city': None, 'tag': 'x'}], []]
+Guarantees: files are read in the order of their names, and a position is the file and the rows taken from it. A column
+that some files lack is null there. ddflow warns about columns that come and go, and about columns read as text because
+of a few values, and shows those values.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ddflow.columns.declared import to_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
-from ddflow.connectors.files.changes import Changes
-from ddflow.connectors.files.doubts import doubts
-from ddflow.connectors.files.guess import ANY, Possible, guess
+from ddflow.connectors.files.columnar_reader import ArrowFile, ParquetFile
+from ddflow.connectors.files.csv_reader import CsvFile, LinesFile, lacks
+from ddflow.connectors.files.file_path import as_null, others, written
+from ddflow.connectors.files.guess import ANY, MOMENTS, Possible, guess
+from ddflow.connectors.files.json_reader import JsonFile
 from ddflow.connectors.files.kinds import (
     ARRAY,
     ARROW,
@@ -46,16 +36,130 @@ from ddflow.connectors.files.kinds import (
     Dialect,
     is_json,
 )
-from ddflow.connectors.files.numbered import in_order
-from ddflow.connectors.files.places import Place, listed
-from ddflow.connectors.files.read_columnar import ArrowFile, ParquetFile
-from ddflow.connectors.files.read_csv import CsvFile, lacks
-from ddflow.connectors.files.read_json import JsonFile
-from ddflow.connectors.files.read_lines import LinesFile
-from ddflow.connectors.files.read_text import Retype, TextFile, declare
-from ddflow.connectors.files.reading import File, Renamed, Types, described, is_empty
-from ddflow.connectors.files.wire import holds, restored
+from ddflow.connectors.files.places import Place, in_order, listed
+from ddflow.connectors.files.reader import (
+    Block,
+    File,
+    Renamed,
+    Retype,
+    TextFile,
+    Types,
+    brief,
+    declare,
+    described,
+    is_empty,
+)
+from ddflow.connectors.files.spelling import holds, restored
 from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, SpecError, UnreadableInput
+
+
+@dataclass
+class Changes:
+    """Files with new columns, and files that lack columns of earlier ones.
+
+    >>> Changes(missing={"city": ["b.csv", "c.csv"]}).text
+    "missing 'city' (b.csv and 1 more)"
+    """
+
+    new: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.new or self.missing or self.unused)
+
+    @property
+    def text(self) -> str:
+        """A line for people."""
+        new = ", ".join(f"{name!r} ({file})" for name, file in self.new.items())
+        missing = ", ".join(
+            f"{name!r} ({files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''})"
+            for name, files in self.missing.items()
+        )
+        parts = [f"{what} {which}" for what, which in (("new", new), ("missing", missing)) if which]
+        return "; ".join([*parts, *self.unused])
+
+
+_NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
+FIRST: Final = 1_000
+"""So many values of a column are looked at for their form."""
+WORD: Final = 20
+"""Characters of a text that may mean null, at most."""
+_CODE: Final = re.compile(r"[+-]?\d+")
+_DIGIT: Final = re.compile(r"\d")
+
+
+def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[Phrase]:
+    """Return the doubts about columns whose types were guessed.  O(bytes of their heads)."""
+    names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
+    files = [each for each in readers if isinstance(each, TextFile)] if names else []
+    heads = [(each, head) for each in files if (head := each.looked_at()) is not None]
+    named = [(each.place.name, each.dialect, head) for each, head in heads]
+    return [found for name in names if (found := doubt(name, named) or formed(name, heads)) is not None]
+
+
+def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase | None:
+    """Return why a column guessed as text may have numbers or dates of another form; else None.  O(`FIRST`)."""
+    there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
+    first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
+    if first is None:
+        return None
+    file, head, column = first
+    texts, dialect = column.texts.drop_null().slice(0, FIRST).to_pylist(), file.dialect
+    if column.quoted is None:
+        texts, dialect = _without_null(texts, dialect)
+    for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
+        if ways := others(dialect, texts, kind):
+            shown = f"{brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
+            calls = Phrase.joined(" or ", [written(file.place.name, each, file.dialect) for each in ways])
+            return Phrase(
+                f"{name!r} is text, because of {shown}: give ", calls, ", or declare ", Declare({name: "string"})
+            )
+    return None
+
+
+def _without_null(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
+    """Drop the one text without a digit that may mean null, if it is rare; return the dialect that reads it so."""
+    words = {each for each in texts if len(each) <= WORD and _DIGIT.search(each) is None}
+    some = [each for each in texts if each not in words]
+    if len(words) != 1 or 2 * len(some) <= len(texts):
+        return texts, dialect
+    return some, dialect._replace(nulls=(*dialect.nulls, *words))
+
+
+def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phrase | None:
+    """Return why a column guessed as text may be another type; None if it is text.  O(bytes of the heads).
+
+    ``heads``: the name, the dialect and the first rows of each file that has the column.
+
+    >>> from ddflow.connectors.files.kinds import PLAIN
+    >>> from ddflow.connectors.files.reader import Block, TextColumn
+    >>> head = Block({"n": TextColumn(pa.array(["1", "2.5", "n/a", None]))}, lambda row: f"row {row + 2}")
+    >>> doubt("n", [("a.csv", PLAIN, head)])
+    "'n' is text, because 'n/a' (a.csv, row 4) is no number; 2 of its first 3 values are: mend it, give \
+    dd.FilePath('a.csv', null='n/a') if it means null, or declare {'n': 'string'} if it is right"
+    >>> doubt("n", [("a.csv", PLAIN, Block({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
+    """
+    numbers, values, first, shown, nulls, null = 0, 0, "", "", True, Phrase()
+    for file, dialect, head in heads:
+        if (column := head.columns.get(name)) is None:
+            continue
+        fits = pc.match_substring_regex(column.texts, _NUMBER)
+        if column.quoted is not None:
+            nulls = False  # null= is of CSV
+            fits = pc.and_(fits, pc.invert(pc.fill_null(column.quoted, False)))
+        numbers += pc.sum(fits).as_py() or 0
+        values += len(fits) - fits.null_count
+        row = pc.index(fits, False).as_py()
+        if row >= 0 and not first:
+            first, shown = str(column.texts[row]), f"{brief(str(column.texts[row]))} ({file}, {head.where(row)})"
+            null = as_null(file, dialect, first)
+    if not first or 2 * numbers <= values or _CODE.fullmatch(first):
+        return None
+    null = null + ", " if nulls and len(first) <= WORD else Phrase()
+    found = f"{name!r} is text, because {shown} is no number; {numbers:,} of its first {values:,} values are"
+    return Phrase(f"{found}: mend it, ", null, "or declare ", Declare({name: "string"}), " if it is right")
+
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
 _COLUMNAR: Mapping[str, type[File]] = {PARQUET: ParquetFile, ARROW: ArrowFile, STREAM: ArrowFile}
@@ -348,6 +452,18 @@ def open_files(
     takes them.  They may name columns that only occur later on.  ``required``: columns that no file may lack.
     ``known``: the columns of files that came before these; their types count.  O(files), and 2 MiB of each that has no
     types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, text in (("1.csv", "id,city\\n1,Bern\\n"), ("2.csv", "tag,id\\nx,2\\n")):
+    ...         _ = (Path(folder) / name).write_text(text)
+    ...     orders = open_files([folder], types={"id": "int32"})
+    ...     read = [(batch.to_pylist(), position) for batch, position in orders.batches()]
+    ...     [rows for rows, _ in read], orders.changes.text.replace(folder, "")
+    ...     [batch.to_pylist() for batch, _ in orders.batches(after=read[1][1])]
+    ([[{'id': 1, 'city': 'Bern', 'tag': None}], [], [{'id': 2, 'city': None, 'tag': 'x'}], []], \
+    "new 'tag' (/2.csv); missing 'city' (/2.csv)")
+    [[{'id': 2, 'city': None, 'tag': 'x'}], []]
     """
     declared = {name: to_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
     how = replace(how, dialect=how.dialect.checked())

@@ -1,10 +1,7 @@
-"""Writers: tables into an open file, one class a format.
+r"""Write the output of a run: one file of any format, which gets its name only when it is complete.
 
-Invariant: rows come out in the order of the tables, and what a reader of ``ddflow.connectors.files`` reads back, as its
-own type, is what was written.  Parquet and Arrow gather small tables to batches of a good size; CSV and JSON lines
-write at once, so that they serve a pipe as well.  CSV: a header, text in quotes, an empty field for null.  JSON: see
-``json_text``. Whether a format can hold the columns has been checked (`Output`); nothing is renamed, removed or
-synced here.
+Guarantees: an interrupted run leaves no partial file under the name of the output. JSON is made a column at a time, and
+is the text that the JSON reader reads back to the same values.
 
 >>> import io
 >>> lines = writer(out := io.BytesIO(), Kind(JSON), pa.schema({"id": pa.int64()}))
@@ -13,17 +10,128 @@ synced here.
 b'{"id":1}\\n{"id":null}\\n'
 """
 
+import contextlib
+import json
+import os
+import weakref
 from abc import ABC, abstractmethod
-from typing import IO, Any
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
 
 import pyarrow as pa
-import pyarrow.csv as pc
+import pyarrow.compute as pc
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 
-from ddflow.connectors.files.json_text import json_lines
-from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV, Kind
-from ddflow.connectors.files.reading import ROWS
-from ddflow.connectors.files.wire import plain
+from ddflow.columns.schema import is_bytes, is_text, normal_type
+from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV, USE, Kind, is_text_kind, kind_of
+from ddflow.connectors.files.reader import ROWS, described
+from ddflow.connectors.files.spelling import as_list, ends_of, holds, is_listed, plain
+from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput
+from ddflow.storage.closing import on_failure
+
+_ESCAPES: Final = [("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")]
+_OTHERS: Final = [(chr(i), f"\\u{i:04x}") for i in range(32) if chr(i) not in "\n\r\t"]
+_BEYOND: Final = [("^inf$", "Infinity"), ("^-inf$", "-Infinity"), ("^-?nan$", "NaN")]
+
+
+def json_lines(batch: pa.RecordBatch) -> Any:
+    """Format the rows as JSON lines: a buffer of UTF-8 that ends with a newline.  O(bytes).
+
+    The text of a batch must stay below 2 GiB; `Output` cuts tables to batches of 64 Ki rows.
+
+    >>> table = pa.table({"id": [1, 2], "tags": [["a", 'b"'], None], "p": [{"x": 1.0}, {"x": None}]})
+    >>> print(bytes(json_lines(table.to_batches()[0])).decode(), end="")
+    {"id":1,"tags":["a","b\\""],"p":{"x":1.0}}
+    {"id":2,"tags":null,"p":{"x":null}}
+    """
+    if not batch.num_columns:
+        return b"{}\n" * batch.num_rows
+    lines = pc.binary_join_element_wise(json_objects(batch), "\n", "")
+    ends, text = lines.buffers()[1:]
+    return text[: memoryview(ends).cast("i")[len(lines)]] if text is not None else b""
+
+
+def json_objects(batch: pa.RecordBatch, strict: bool = False) -> pa.Array:
+    """Format each row as a JSON object.  O(bytes).
+
+    ``strict``: follow other readers of JSON: a UUID has hyphens, and NaN or infinity is a string.
+
+    >>> json_objects(pa.record_batch({"x": [1.5, float("nan")]}), strict=True).to_pylist()
+    ['{"x":1.5}', '{"x":"NaN"}']
+    """
+    return _members(batch.schema.names, batch.columns, batch.num_rows, strict)
+
+
+def _values(column: pa.Array, strict: bool) -> pa.Array:
+    """Format each value of a column as JSON text, nulls included."""
+    if strict and column.type == pa.uuid():
+        column = pa.array([None if each is None else str(each) for each in column.to_pylist()], pa.string())
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    if column.type != normal_type(column.type):
+        column = column.cast(normal_type(column.type))
+    kind = column.type
+    if pat.is_null(kind):
+        text = pa.nulls(len(column), pa.string())
+    elif pat.is_struct(kind):
+        text = _object(column, strict)
+    elif is_listed(kind):
+        text = _list(column, strict)
+    elif is_text(kind) or is_bytes(kind) or pat.is_temporal(kind) or pat.is_decimal(kind):
+        text = _string(column)
+    elif pat.is_floating(kind):
+        text = _float(column.cast(pa.float32()) if pat.is_float16(kind) else column, strict)
+    else:
+        text = column.cast(pa.string())
+    return text.fill_null("null")
+
+
+def _float(column: pa.Array, strict: bool) -> pa.Array:
+    text = column.cast(pa.string())
+    if not pc.all(pc.is_finite(column)).as_py():
+        for pattern, written in _BEYOND:
+            text = pc.replace_substring_regex(text, pattern, f'"{written}"' if strict else written)
+    return pc.replace_substring_regex(text, r"^(-?\d+)$", r"\1.0")
+
+
+def _string(column: pa.Array) -> pa.Array:
+    """Quote and escape text; a duration becomes a bare count of its unit."""
+    if pat.is_duration(column.type):
+        return column.cast(pa.int64()).cast(pa.string())
+    escape = is_text(column.type)
+    text = plain(column).cast(pa.string())
+    if escape:
+        for letter, written in _ESCAPES:
+            text = pc.replace_substring(text, letter, written)
+        if pc.any(pc.match_substring_regex(text, "[\\x00-\\x1f]")).as_py():
+            for letter, written in _OTHERS:
+                text = pc.replace_substring(text, letter, written)
+    return pc.binary_join_element_wise('"', text, '"', "")
+
+
+def _object(column: pa.Array, strict: bool) -> pa.Array:
+    text = _members([field.name for field in column.type], column.flatten(), len(column), strict)
+    return pc.if_else(column.is_null(), pa.scalar(None, pa.string()), text) if column.null_count else text
+
+
+def _members(names: list[str], columns: list[pa.Array], rows: int, strict: bool) -> pa.Array:
+    parts: list[Any] = []
+    for name, column in zip(names, columns, strict=True):
+        parts += [("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":", _values(column, strict)]
+    return pc.binary_join_element_wise(*parts, "}", "") if parts else pa.array(["{}"] * rows, pa.string())
+
+
+def _list(column: pa.Array, strict: bool) -> pa.Array:
+    column = as_list(column)
+    null = column.is_null() if column.null_count else None
+    texts = pa.ListArray.from_arrays(
+        pa.array(ends_of(column), pa.int32()), _values(column.flatten(), strict), mask=null
+    )
+    return pc.binary_join_element_wise("[", pc.binary_join(texts, ","), "]", "")
+
 
 GATHERED_ROWS, GATHERED_BYTES = 1 << 20, 64 << 20
 """As much is gathered for one row group of Parquet, whichever is reached first."""
@@ -73,7 +181,7 @@ class Csv(Writer):
 
     def __init__(self, file: Any, schema: pa.Schema, delimiter: str) -> None:
         self._schema = pa.schema([(field.name, plain(pa.array([], field.type)).type) for field in schema])
-        self._out = pc.CSVWriter(file, self._schema, write_options=pc.WriteOptions(delimiter=delimiter))
+        self._out = csv.CSVWriter(file, self._schema, write_options=csv.WriteOptions(delimiter=delimiter))
 
     def write(self, table: pa.Table) -> None:
         """Append rows."""
@@ -162,3 +270,125 @@ def writer(file: IO[bytes] | Any, kind: Kind, schema: pa.Schema) -> Writer:
         return Gathering(pq.ParquetWriter(file, schema, compression="zstd"), GATHERED_ROWS, {})
     new = pa.ipc.new_stream if kind.name == STREAM else pa.ipc.new_file
     return Gathering(new(file, schema), ROWS, {"max_chunksize": ROWS})
+
+
+class FileOutput:
+    """A file in the making; `open_output` makes it, a ``with`` completes it.  ``written``: rows so far."""
+
+    def __init__(self, path: Path, schema: pa.Schema, overwrite: bool) -> None:
+        self.path, self.schema, self.overwrite, self.written = path, schema, overwrite, 0
+        try:
+            self.kind = kind_of(path)
+        except UnreadableInput as error:
+            raise UnwritableOutput(f"write {path}", error.found, USE) from None
+        if path.is_dir():
+            raise UnwritableOutput(f"write {path}", "that is a folder", "name a file in it")
+        if path.exists() and not overwrite:
+            raise self._exists()
+        if not path.parent.is_dir():
+            raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "make it first")
+        for field in schema:
+            if is_text_kind(self.kind.name) and not holds(field.type, self.kind.name):
+                found = f"a {self.kind.name} file cannot hold {field.name!r}, which is {field.type}"
+                raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or leave the column out")
+        self._aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
+        self._file: IO[bytes] | None = None
+        self._writer: Writer | None = None
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows of the output's columns.  O(rows).  Raises `UnwritableOutput`, such as for a full disk."""
+        assert self._writer is not None, "an output is written to in its with block"
+        with self._describe_errors():
+            self._writer.write(table.cast(self.schema))
+        self.written += table.num_rows
+
+    def __enter__(self) -> Self:
+        # An interrupt may come before the with block has begun; then the object goes, and its file with it.
+        weakref.finalize(self, _unlink, self._aside)
+        with self._describe_errors(), on_failure(self._remove):
+            self._file = open(self._aside, "xb")
+            self._writer = writer(self._file, self.kind, self.schema)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._commit()
+        finally:
+            self._remove()
+
+    def keep(self, mark: str) -> Path:
+        """Complete the rows so far in ``mark.NAME``, in the same folder.  Raises like the end of the ``with``."""
+        self.path = self.path.with_name(f"{mark}.{self.path.name}")
+        self._commit()
+        return self.path
+
+    def _commit(self) -> None:
+        assert self._writer is not None and self._file is not None
+        with self._describe_errors():
+            self._writer.close()
+            self._writer = None
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            if self.overwrite:
+                self._aside.replace(self.path)
+                return
+            try:
+                # A link, unlike a renaming, does not replace a file that has come up meanwhile.
+                os.link(self._aside, self.path)
+            except FileExistsError:
+                raise self._exists() from None
+            except OSError:  # a file system without links
+                if self.path.exists():
+                    raise self._exists() from None
+                self._aside.rename(self.path)
+
+    def _remove(self) -> None:
+        """Let go of the hidden file, and of a writer that was not closed: it would write when it is collected."""
+        with contextlib.suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
+        self._writer = None
+        with contextlib.suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        _unlink(self._aside)
+
+    def _exists(self) -> OutputExists:
+        return OutputExists(
+            f"write {self.path}", "it exists already", "choose another name, or overwrite it (--overwrite)"
+        )
+
+    @contextlib.contextmanager
+    def _describe_errors(self) -> Any:
+        try:
+            yield
+        except DdflowError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            raise UnwritableOutput(f"write {self.path}", described(error), "mend that, or write elsewhere") from None
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def open_output(path: Path | str, schema: pa.Schema, overwrite: bool = False) -> FileOutput:
+    """Open an output file of the kind that its extension names, for use in a ``with``.  O(columns).
+
+    Raises `OutputExists` if the file exists, unless ``overwrite``; `UnwritableOutput` for an unknown extension, a
+    missing folder, or columns that the kind cannot hold (lists in CSV).  Writes nothing yet.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     where = Path(folder) / "out.csv"
+    ...     with open_output(where, pa.schema({"id": pa.int64()})) as out:
+    ...         out.write(pa.table({"id": [1]}))
+    ...         there = where.exists()
+    ...     there, where.read_text(), out.written
+    (False, '"id"\\n1\\n', 1)
+    """
+    return FileOutput(Path(path), schema, overwrite)

@@ -21,10 +21,8 @@ from typing import Any, Final, Literal
 from ddflow.connectors.formats.base import Format, OnBad
 from ddflow.connectors.formats.debezium import UNAVAILABLE, Debezium
 from ddflow.connectors.formats.mysql_feeds import Canal, Maxwell
-from ddflow.connectors.formats.plain import Custom, PlainJson
+from ddflow.connectors.formats.plain import Custom, DeltaFeed, Kcat, PlainJson, write
 from ddflow.connectors.formats.wal2json import Wal2Json
-from ddflow.connectors.formats.wrapped import DeltaFeed, Kcat
-from ddflow.connectors.formats.written import write
 from ddflow.errors import SpecError
 
 __all__ = ["Format", "canal", "custom", "debezium", "delta_cdf", "kcat", "maxwell", "plain_json", "wal2json", "write"]

@@ -1,23 +1,12 @@
-"""Cells of messages in the types that an input declares: text of JSON, or what a struct already has.
+"""Cells of messages in the declared types: JSON text or struct fields, decimals, dates, times and durations.
 
-Invariant: a cell comes out exactly, or null and marked: no value is cut, rounded, or read as another kind than the
-declared type says. The text of a scalar is read by the type; lists, structs and maps within are read cell by cell.
-
->>> made, wrong = cells_as(pa.array(["7", "x", None]), pa.int64(), CellForm())
->>> made.to_pylist(), wrong.tolist()
-([7, None, None], [False, True, False])
->>> cells_as(pa.array([["1", "2"], None]), pa.list_(pa.int64()), CellForm())
-(<pyarrow.lib.ListArray object at ...>
-[
-  [
-    1,
-    2
-  ],
-  null
-], None)
+Guarantees: a conversion loses nothing. A number with more digits than its type holds, or a time of a finer unit, is an
+error that shows the cell. Decimals of Kafka Connect (bytes in base64) and text give the same values.
 """
 
+import base64
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,11 +14,201 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import floats_of
-from ddflow.columns.schema import is_bytes, is_text
-from ddflow.connectors.formats.decimals import BASE64, PRECISE, decimals, number_in, too_wide
-from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, base64_bytes, computed
-from ddflow.connectors.formats.times import is_timed, timed
+from ddflow.columns.casts import decimals_of, floats_of
+from ddflow.columns.schema import first_unreal, is_bytes, is_text
+from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, base64_bytes, computed, objects
+
+PRECISE: Final = "precise"
+MODES: Final = (PRECISE, "string", "double")
+"""Debezium's own words: ``decimal.handling.mode``."""
+BASE64: Final = '^"?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"?$'
+_WIDE: Final = pa.decimal256(76, 38)
+
+
+def decimals(
+    cells: pa.Array, kind: pa.DataType, mode: str = PRECISE, scale: int | None = None, quoted: bool = False
+) -> pa.Array:
+    """Convert cells to decimals.  O(n).
+
+    ``scale``: of numbers as bytes, by default the declared one.  ``quoted``: as JSON.
+
+    Raises `ValueError` or `pyarrow.ArrowInvalid` for a cell that does not fit.
+
+    >>> decimals(pa.array(["AMg=", "nA==", None]), pa.decimal128(6, 2)).to_pylist()
+    [Decimal('2.00'), Decimal('-1.00'), None]
+    >>> decimals(pa.array(['{"scale": 1, "value": "Dw=="}']), pa.decimal128(6, 2)).to_pylist()
+    [Decimal('1.50')]
+    >>> decimals(pa.array(["1.50"]), pa.decimal128(6, 2), "string").to_pylist()
+    [Decimal('1.50')]
+    >>> decimals(pa.array(["1.5", '"AMg="']), pa.decimal128(6, 2), quoted=True).to_pylist()
+    [Decimal('1.50'), Decimal('2.00')]
+    """
+    if pat.is_binary(cells.type):
+        return unscaled(cells, kind, scale)
+    if pat.is_floating(cells.type):
+        return decimals_of(cells.cast(pa.string()), kind)
+    if not is_text(cells.type):
+        return cells.cast(kind)
+    given = cells
+    if quoted:
+        cells = pc.ascii_trim(cells, '"')
+    if mode != PRECISE:
+        return decimals_of(cells, kind)
+    if quoted and not _strings(given):
+        bare = pc.fill_null(pc.match_substring_regex(given, r"^[-0-9]"), False)  # no JSON string, so no bytes
+        if pc.any(bare).as_py():
+            none = pa.scalar(None, cells.type)
+            text = decimals(pc.if_else(bare, given, none), kind, "string", None, quoted)
+            return pc.coalesce(text, decimals(pc.if_else(bare, none, given), kind, mode, scale, quoted))
+    variable = pc.fill_null(pc.starts_with(cells, "{"), False)
+    if not pc.any(variable).as_py():
+        return unscaled(base64_bytes(cells), kind, scale)
+    return _variable(cells, variable, kind, scale)
+
+
+def too_wide(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
+    """Mark texts that are no numbers, or do not fit; none if one pass cannot find them.  O(n)."""
+    wrong: Bools = np.zeros(len(cells), np.bool_)
+    if mode == PRECISE:
+        plain = pc.fill_null(pc.match_substring_regex(cells, rf"^[{{0-9-]|{BASE64}"), True)
+        wrong = np.logical_not(np.asarray(plain))
+        cells = pc.if_else(plain, cells, pa.scalar(None, cells.type))
+    try:
+        read = decimals(cells, _WIDE, mode, kind.scale if scale is None else scale, quoted)
+        whole = pc.equal(read, read.cast(pa.decimal256(76, kind.scale), safe=False).cast(_WIDE))
+        most = Decimal((0, (9,) * kind.precision, -kind.scale))
+        fits = pc.less_equal(pc.abs(read), pa.scalar(most, _WIDE))
+    except (pa.ArrowException, ValueError):
+        return wrong
+    wrong |= np.logical_not(np.asarray(pc.fill_null(pc.and_(whole, fits), True)))
+    return wrong
+
+
+def number_in(text: str, scale: int | None) -> str | None:
+    """Format the number in a cell; None if it is not a number.  ``scale``: of bytes in base64, None for text."""
+    try:
+        if scale is None:
+            return text if Decimal(text).is_finite() else None
+        raw = base64.b64decode(text, validate=True)
+        return f"{Decimal(int.from_bytes(raw, 'big', signed=True)).scaleb(-scale):f}" if raw else None
+    except (ValueError, ArithmeticError):
+        return None
+
+
+def _strings(cells: pa.Array) -> bool:
+    """Return whether all cells are strings of JSON."""
+    return pc.all(pc.starts_with(cells, '"')).as_py() is not False
+
+
+def _variable(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:
+    """Convert numbers if some are objects of a scale and bytes."""
+    none = pa.scalar(None, cells.type)
+    out = unscaled(base64_bytes(pc.if_else(variable, none, cells)), kind, scale)
+    read, _ = objects(pc.if_else(variable, cells, none), {"scale": TEXT, "value": TEXT})
+    scales, values = (pc.struct_field(read, name) for name in ("scale", "value"))
+    for each in pc.unique(scales.drop_null()).to_pylist():
+        here = pc.fill_null(pc.equal(scales, each), False)
+        out = pc.if_else(here, unscaled(base64_bytes(pc.if_else(here, values, none)), kind, int(each)), out)
+    return out
+
+
+def unscaled(column: pa.Array, kind: pa.DataType, scale: int | None = None) -> pa.Array:
+    """Convert the bytes of unscaled integers to decimals.  O(n).  Raises `ValueError` for too many bytes."""
+    column = column.cast(pa.binary())
+    n, width = len(column), kind.bit_width // 8
+    _, starts, data = column.buffers()
+    ends = np.frombuffer(starts, np.int32)[column.offset : column.offset + n + 1].astype(np.int64)
+    sizes = np.diff(ends)
+    present = np.asarray(column.is_valid())
+    if ((sizes == 0) & present).any() or (sizes > width).any():
+        raise ValueError(f"a number of {int(sizes.max())} bytes is no {kind}")
+    out: Any = np.zeros((n, width), np.uint8)
+    if data is not None and data.size and n:
+        source = np.frombuffer(data, np.uint8)
+        first = np.where(sizes > 0, source[np.minimum(ends[:-1], source.size - 1)], 0)
+        out[first >= 128] = 255
+        for place in range(int(sizes.max())):
+            rows = np.flatnonzero(sizes > place)
+            out[rows, place] = source[ends[rows + 1] - 1 - place]
+    made = pa.decimal128 if width == 16 else pa.decimal256
+    most = 38 if width == 16 else 76
+    whole = made(most, kind.scale if scale is None else scale)
+    valid = pa.array(present).buffers()[1]
+    return pa.Array.from_buffers(whole, n, [valid, pa.py_buffer(out.tobytes())]).cast(kind)
+
+
+NUMBER: Final = r"^-?[0-9]+$"
+DAY: Final = 86_400_000
+
+
+def is_timed(kind: pa.DataType) -> bool:
+    """Return whether values are dates, times or durations."""
+    return bool(pat.is_temporal(kind))
+
+
+def timed(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
+    """Convert cells, numbers or texts, to a type of time.  ``unit``: of the numbers, by default the type's.  O(n).
+
+    Raises `pyarrow.ArrowInvalid` or `ValueError` for a cell that does not fit.
+
+    >>> timed(pa.array(["1700000000000", None]), pa.timestamp("ms")).to_pylist()
+    [datetime.datetime(2023, 11, 14, 22, 13, 20), None]
+    >>> timed(pa.array(["2023-11-14T22:13:20.5Z"]), pa.timestamp("us")).to_pylist()
+    [datetime.datetime(2023, 11, 14, 22, 13, 20, 500000)]
+    >>> timed(pa.array(["19675", "2023-11-14Z"]), pa.date32()).to_pylist()
+    [datetime.date(2023, 11, 14), datetime.date(2023, 11, 14)]
+    """
+    made = _convert_times(cells, kind, unit)
+    if first_unreal(made) >= 0:
+        raise ValueError("no clock or calendar has it")
+    return made
+
+
+def _convert_times(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+    if pat.is_integer(cells.type):
+        return _of_numbers(cells.cast(pa.int64()), kind, unit)
+    if not is_text(cells.type):
+        return cells.cast(kind)
+    try:
+        return _of_numbers(cells.cast(pa.int64()), kind, unit)
+    except pa.ArrowInvalid:
+        pass
+    numbers = pc.fill_null(pc.match_substring_regex(cells, NUMBER), True)
+    none = pa.scalar(None, cells.type)
+    counted = _of_numbers(pc.if_else(numbers, cells, none).cast(pa.int64()), kind, unit)
+    return pc.if_else(numbers, counted, _of_text(pc.if_else(numbers, none, cells), kind))
+
+
+def _of_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+    if pat.is_date32(kind):
+        return numbers.cast(pa.int32()).cast(kind)
+    if pat.is_date64(kind):
+        return pc.multiply_checked(numbers, DAY).cast(kind)
+    of: Any = unit or kind.unit
+    if pat.is_timestamp(kind):
+        return numbers.cast(pa.timestamp(of, kind.tz)).cast(kind)
+    if pat.is_duration(kind):
+        return numbers.cast(pa.duration(unit or "us")).cast(kind)
+    if of in ("s", "ms"):
+        return numbers.cast(pa.int32()).cast(pa.time32(of)).cast(kind)
+    return numbers.cast(pa.time64(of)).cast(kind)
+
+
+def _of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pat.is_time(kind):
+        whole = pc.binary_join_element_wise("1970-01-01", pc.replace_substring_regex(text, "Z$", ""), "T")
+        return whole.cast(pa.timestamp(kind.unit)).cast(kind)
+    if not pat.is_timestamp(kind):
+        return pc.replace_substring_regex(text, "Z$", "").cast(kind)
+    zoned = pc.match_substring_regex(text, r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)$")
+    zoned = pc.and_(zoned, pc.match_substring(text, ":"))  # the end of a bare date looks like an offset
+    if kind.tz is None:
+        if not pc.any(zoned).as_py():
+            return text.cast(kind)
+        whole = pc.if_else(zoned, text, pc.binary_join_element_wise(text, "Z", ""))
+        return whole.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
+    return text.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
+
 
 _UNFIT: Final = (pa.ArrowException, ValueError, OverflowError)
 BINARIES: Final = ("base64", "base64-url-safe", "hex")
@@ -41,6 +220,19 @@ class CellForm(NamedTuple):
 
     ``unit``: of numbers that are times, "" for the declared type's.  ``decimals``, ``binary``: Debezium's modes.
     ``scale``: of decimals as bytes, None for the declared one.  ``quoted``: whether decimals are JSON.
+
+    >>> made, wrong = cells_as(pa.array(["7", "x", None]), pa.int64(), CellForm())
+    >>> made.to_pylist(), wrong.tolist()
+    ([7, None, None], [False, True, False])
+    >>> cells_as(pa.array([["1", "2"], None]), pa.list_(pa.int64()), CellForm())
+    (<pyarrow.lib.ListArray object at ...>
+    [
+      [
+        1,
+        2
+      ],
+      null
+    ], None)
     """
 
     unit: str = ""

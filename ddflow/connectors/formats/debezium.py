@@ -47,10 +47,9 @@ from ddflow.connectors.formats.enveloped import (
     Enveloped,
     Envelopes,
 )
-from ddflow.connectors.formats.examples import Examples, shown
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.row_columns import Path
+from ddflow.connectors.formats.row_columns import Examples, Path, shown
 from ddflow.errors import SpecError
 
 _CODES: Final = {"c": UPSERT, "u": UPSERT, "r": UPSERT, "d": DELETE, "m": NOTHING, "t": TRUNCATE}

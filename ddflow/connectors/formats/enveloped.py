@@ -19,16 +19,25 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.formats.base import BadMessages, Format, Target, Truncate, Upserts
-from ddflow.connectors.formats.cells import BINARIES, CellForm
-from ddflow.connectors.formats.decimals import MODES, PRECISE
+from ddflow.connectors.formats.cells import BINARIES, MODES, PRECISE, CellForm
 from ddflow.connectors.formats.envelope import Inside, Ints
-from ddflow.connectors.formats.keys import key_cells
-from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.messages import (
+    PARTS,
+    POSITION,
+    ROW,
+    Messages,
+    counted,
+    filled,
+    named,
+    of_table,
+    of_topic,
+    positions,
+    settled,
+    untold,
+)
 from ddflow.connectors.formats.parse import Bools, put_cells
-from ddflow.connectors.formats.plain import read_cells
-from ddflow.connectors.formats.positions import POSITION, ROW, filled, positions
+from ddflow.connectors.formats.plain import key_cells, read_cells
 from ddflow.connectors.formats.row_columns import Own
-from ddflow.connectors.formats.whose import PARTS, counted, named, of_table, of_topic, settled, untold
 from ddflow.errors import cut
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)

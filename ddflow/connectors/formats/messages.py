@@ -1,21 +1,36 @@
-"""Messages as they come: a table with a ``value`` each, and what a broker says of it.
+r"""Messages as a broker gives them: the value, the key and the origin of each, its table, and its place in the log.
 
-Invariant: nothing of a message is lost or guessed here: text that is no UTF-8 is marked and not mended, and every
-message has a name that its reader can go back to: its line in a file, else its offset where it has one, else what it
-says itself, else its row.
+Guarantees: the table, schema and database of a message are read from the message itself. Places in a log compare as
+numbers, so events of one source have a total order.
 
 >>> came = Messages(pa.table({"value": [b'{"id": 1}', b"\\xff"], "offset": [7, 8], "topic": ["t"] * 2}), "'t'", 0)
 >>> came.value.to_pylist(), came.broken.tolist(), came.place(1)
 (['{"id": 1}', None], [False, True], 'offset 8 of t')
+
+>>> settled("orders", ["a.orders", "orders", "b.orders"])
+('a.orders', ['b.orders'])
+>>> source = {"table": ["t", "u"], "schema": ["a", "a"], "db": [None, None]}
+>>> every = {name: pa.array(cells, pa.string()) for name, cells in source.items()}
+>>> named(every).to_pylist(), of_table("a.t", every).tolist(), untold("shop.a.t", every).tolist()
+(['a.t', 'a.u'], [True, False], [True, False])
+>>> counted(every, np.array([True, True])), is_of("a.t", "shop.a.t"), nearest("orderz", ["shop.orders", "shop.people"])
+({'a.t': 1, 'a.u': 1}, True, 'shop.orders')
+
+>>> source = {"lsn": pa.array([None, None]), "file": pa.array(["mysql-bin.000007"] * 2), "pos": pa.array(["4", "120"]),
+...           "row": pa.array(["0", "3"])}
+>>> positions(source, Messages(pa.table({"value": ["", ""]}), "'t'", 0), np.arange(2))["_position"].to_pylist()
+[30064771076, 30064771192]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from ddflow.columns.names import near
 from ddflow.columns.schema import is_text, one_chunk, plain
 from ddflow.connectors.formats.parse import Bools
 from ddflow.errors import Option, Phrase, Row, SchemaMismatch
@@ -149,3 +164,149 @@ def _utf8(column: pa.Array) -> tuple[pa.Array, Bools]:
             parts.append(made)
             wrong.append(bad)
     return pa.concat_arrays(parts), np.concatenate(wrong)
+
+
+PARTS: Final = ("table", "schema", "db")
+"""What a message may say of its table."""
+Source = Mapping[str, pa.Array]
+"""By `PARTS`, what messages say."""
+
+
+def named(source: Source) -> pa.Array:
+    """Return the whole name of each message's table; null if the message names no table.  O(n)."""
+    table, schema, db = _parts(source)
+    db = pc.if_else(pc.fill_null(pc.equal(db, schema), False), None, db)  # MySQL's database is its schema
+    return pc.binary_join_element_wise(db, schema, table, pc.if_else(table.is_valid(), ".", None), null_handling="skip")
+
+
+def longer(one: str | None, other: str) -> str | None:
+    """Return the longer of two names of one table; None if they name two tables.  O(1)."""
+    if one is None or other == one or other.endswith(f".{one}"):
+        return other
+    return one if one.endswith(f".{other}") else None
+
+
+def settled(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
+    """Return the longest name of the messages' table, and the ``names`` of other tables.  O(names)."""
+    others = []
+    for name in names:
+        both = longer(own, name)
+        if both is None:
+            others.append(name)
+        else:
+            own = both
+    return own, others
+
+
+def of_table(name: str, source: Source) -> Bools:
+    """Mark the messages of the given table.  O(n)."""
+    *before, last = name.split(".")
+    table, schema, db = _parts(source)
+    out = pc.equal(table, last)
+    if before:
+        out = pc.and_(out, pc.equal(pc.coalesce(schema, db), before[-1]))
+    if len(before) > 1:
+        out = pc.and_(out, pc.equal(db, before[-2]))
+    return np.asarray(pc.fill_null(out, False))
+
+
+def is_of(table: str, name: str) -> bool:
+    """Return whether a whole name from a message is a name of the given table.  O(1)."""
+    return name == table or name.endswith(f".{table}")
+
+
+def counted(source: Source, which: Bools) -> dict[str, int]:
+    """Count some messages by the whole name of their table.  O(n)."""
+    coded = named(source).filter(pa.array(which)).drop_null().dictionary_encode()
+    return dict(zip(coded.dictionary.to_pylist(), np.bincount(coded.indices).tolist(), strict=True))
+
+
+def nearest(name: str, tables: Iterable[str]) -> str | None:
+    """Return the table that a name may have meant; compares as many parts as both have.  O(tables)."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        ends = {".".join(each.split(".")[-count:]): each for each in tables if each.count(".") >= count - 1}
+        if (found := near(".".join(parts[-count:]), ends)) is not None:
+            return ends[found]
+    return None
+
+
+def untold(name: str, source: Source) -> Bools:
+    """Mark the messages without enough of a name to compare with the given table.  O(n)."""
+    *before, last = name.split(".")
+    table, schema, db = _parts(source)
+    lacks = pa.array(np.zeros(len(table), np.bool_))
+    if before:
+        lacks = pc.and_(table.is_valid(), pc.and_(schema.is_null(), db.is_null()))
+    if len(before) > 1:
+        lacks = pc.or_(lacks, db.is_null())
+    mine = pc.fill_null(pc.equal(table, last), False)
+    return np.asarray(pc.or_(table.is_null(), pc.and_(mine, lacks)))
+
+
+def of_topic(name: str, messages: Messages) -> Bools:
+    """Mark the messages of a topic of that table: a tombstone has no other sign of its table.  O(n)."""
+    if messages.topic is None:
+        return np.zeros(messages.rows, np.bool_)
+    own = pc.or_(pc.equal(messages.topic, name), pc.ends_with(messages.topic, f".{name}"))
+    return np.asarray(pc.fill_null(own, False))
+
+
+def _parts(source: Source) -> list[pa.Array]:
+    return [source[part].cast(pa.string()) for part in PARTS]
+
+
+POSITION: Final = "_position"
+ROW: Final = "_row"
+
+
+def positions(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
+    """Build the order columns of events; ``of``: the message of each.  O(n)."""
+    n = of.size
+    source = {name: pa.nulls(n, pa.string()) for name in ("lsn", "file", "pos", "row")} | source
+    place = whole(source["lsn"])
+    if place.null_count and source["file"].null_count < n:
+        number = whole(pc.struct_field(pc.extract_regex(source["file"].cast(pa.string()), r"(?P<n>[0-9]+)$"), "n"))
+        both = pc.add(pc.multiply(number, 1 << 32), whole(source["pos"]))
+        place = pc.coalesce(place, both)
+    if place.null_count and messages.offset is not None:
+        place = pc.coalesce(place, messages.offset.take(pa.array(of)))
+    # A row within nothing known orders nothing.
+    row = pc.if_else(pc.is_valid(place), pc.fill_null(whole(source["row"]), 0), 0)
+    return {POSITION: place, ROW: row}
+
+
+def whole(cells: pa.Array) -> pa.Array:
+    """Convert texts to integers; other texts become null.  O(n)."""
+    try:
+        return cells.cast(pa.int64())
+    except pa.ArrowInvalid:
+        plain = pc.match_substring_regex(cells, r"^[0-9]{1,18}$")
+        return pc.if_else(plain, cells, pa.scalar(None, cells.type)).cast(pa.int64())
+
+
+def filled(order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any) -> dict[str, pa.Array]:
+    """Fill missing positions from the next event of the partition that has one, else from the last.
+
+    ``lacking``: which may be filled.  ``at``: the message of each.  O(n log n) if some are missing.
+    """
+    known = np.asarray(order[POSITION].is_valid())
+    rows = np.flatnonzero(lacking & ~known)
+    if not rows.size or not known.any():
+        return order
+    n = at.size
+    of: Any = np.zeros(n, np.int64)
+    if messages.partition is not None:
+        of = np.asarray(pc.fill_null(messages.partition, -1))[at]
+    by = np.argsort(of, kind="stable")
+    there = np.flatnonzero(known[by])
+    place = np.empty(n, np.int64)
+    place[by] = np.arange(n)
+    at = np.searchsorted(there, place[rows])
+    after, before = there[np.minimum(at, there.size - 1)], there[np.maximum(at - 1, 0)]
+    fits = (at < there.size) & (of[by[after]] == of[rows])
+    found = np.where(fits, by[after], by[before])
+    fine = of[found] == of[rows]
+    which = np.arange(n)
+    which[rows[fine]] = found[fine]
+    return {name: column.take(pa.array(which)) for name, column in order.items()}

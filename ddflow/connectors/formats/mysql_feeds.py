@@ -35,11 +35,9 @@ from ddflow.connectors.formats.enveloped import (
     Enveloped,
     Envelopes,
 )
-from ddflow.connectors.formats.examples import Examples, shown
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.row_columns import Path
-from ddflow.connectors.formats.sql_types import of_sql
+from ddflow.connectors.formats.row_columns import Examples, Path, of_sql, shown
 
 _MAXWELL: Final = {"insert": UPSERT, "update": UPSERT, "bootstrap-insert": UPSERT, "delete": DELETE} | dict.fromkeys(
     [

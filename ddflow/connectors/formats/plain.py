@@ -1,7 +1,7 @@
-"""Messages that are rows: objects of JSON, or structs, keyed as Kafka does; and what a function makes of messages.
+"""Messages that are rows, with their keys: JSON objects or structs, formats within formats, and rows written as
+messages.
 
-Invariant: a message without a value deletes its key; every other one upserts all of its row, where a column that it
-does not name is null. What the row lacks of the key, the message's key says.
+Guarantees: a wrapped message reads as it would alone. A written message is read back by the format of its name.
 
 >>> from ddflow.connectors.formats.base import Target, decoded, events_schema
 >>> format, columns = PlainJson(), pa.schema({"id": pa.int64(), "city": pa.string()})
@@ -11,30 +11,71 @@ does not name is null. What the row lacks of the key, the message's key says.
 ...     print(row)
 {'id': 1, 'city': 'Bern', '_position': 7, '_deleted': False}
 {'id': 2, 'city': None, '_position': 8, '_deleted': True}
+
+>>> updates = pa.table({"id": [1, 1], "n": [5, 6], "_time": [3, 3], "_diff": [-1, 1]})
+>>> write(updates, "upsert", key="id").to_pylist()
+[{'id': 1, 'n': 6, '_deleted': False}]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from datetime import datetime
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
+from ddflow.columns.hashing import Secret
+from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.columns.schema import check_sound, is_text, lossless, one_chunk, plain
-from ddflow.connectors.formats import examples
+from ddflow.connectors.formats import row_columns
 from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, Target, Upserts
 from ddflow.connectors.formats.cells import BINARIES, CellForm, cells_as, shape_of, shown
-from ddflow.connectors.formats.decimals import MODES
+from ddflow.connectors.formats.cells import MODES as DECIMAL_MODES
 from ddflow.connectors.formats.envelope import Inside, opened, typed
-from ddflow.connectors.formats.examples import Examples
-from ddflow.connectors.formats.keys import key_cells
-from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.parse import Bools, put_cells
-from ddflow.connectors.formats.positions import POSITION
-from ddflow.connectors.formats.row_columns import Path
-from ddflow.connectors.frames import to_table
-from ddflow.errors import BadMessage, SchemaMismatch, cut
+from ddflow.connectors.formats.messages import POSITION, ROW, Messages, whole
+from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, objects, parsed, put_cells
+from ddflow.connectors.formats.row_columns import Examples, Path
+from ddflow.connectors.to_arrow import to_table
+from ddflow.errors import BadMessage, Option, Phrase, SchemaMismatch, SpecError, cut
+
+
+def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> dict[str, pa.Array]:
+    """Return the key columns in the keys of some messages; nothing if messages have no key.  O(bytes).
+
+    >>> from ddflow.connectors.formats.base import Target
+    >>> messages = Messages(pa.table({"value": ["", ""], "key": ['{"id": 7}', "8"]}), "'t'", 0)
+    >>> target = Target("'t'", pa.schema({"id": pa.int64()}), ("id",), (), False, pa.schema([]))
+    >>> key_cells(messages, np.arange(2), target, CellForm())["id"].to_pylist()
+    [7, 8]
+    """
+    if messages.key is None or pat.is_null(messages.key.type):
+        return {}
+    keys = messages.key.take(pa.array(rows))
+    exact = np.broadcast_to(messages.exact, messages.rows)[rows]
+    inside = opened(keys, {name: shape_of(target.columns.field(name).type) for name in target.key}, exact)
+    out = {name: typed(inside, (), name, target.columns.field(name).type, how)[0] for name in target.key}
+    if len(target.key) == 1 and not pat.is_struct(keys.type):
+        (name,) = target.key
+        left = np.flatnonzero(np.asarray(out[name].is_null()) & np.asarray(keys.is_valid()))
+        if left.size:
+            out[name] = _single(out[name], keys, left, target.columns.field(name).type, how)
+    return out
+
+
+def _single(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: CellForm) -> pa.Array:
+    """Read keys that are no objects: the value itself, in JSON, or as text."""
+    some = keys.take(pa.array(left))
+    objects_here = pc.starts_with(pc.utf8_trim_whitespace(some), "{")
+    body, _ = objects(some, {"payload": WORDS})
+    wrapped = pc.struct_field(body, "payload")
+    plain = pc.if_else(objects_here, pa.scalar(None, some.type), some)
+    value, _ = objects(plain, WORDS)
+    cells = pc.coalesce(wrapped, value, plain)
+    found, _ = cells_as(cells, kind, how)
+    return put_cells(made, left, found)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -49,13 +90,13 @@ class PlainJson(Format):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._choose(decimals=MODES, binary=BINARIES)
+        self._choose(decimals=DECIMAL_MODES, binary=BINARIES)
 
     row_path: ClassVar[Path] = ()
 
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the messages themselves."""
-        return examples.shown(values, ["$"])
+        return row_columns.shown(values, ["$"])
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
@@ -187,3 +228,237 @@ class Custom(Format):
         deleted = np.asarray(pc.fill_null(columns.pop(DELETED), False))
         position = columns.pop(POSITION)
         return Upserts(columns, deleted, {POSITION: position} if target.ordered else {}, np.arange(made.num_rows))
+
+
+_LINE: Final = dict.fromkeys(("topic", "partition", "offset", "key", "payload"), TEXT)
+_USUAL: Final = r'"key"\s*:\s*("|null).*"payload"\s*:\s*("|null)'
+"""As kcat writes lines: it is found early."""
+_NESTED: Final = r'"(payload|key)"\s*:\s*[-0-9\[{]'
+_FEED: Final = ("_change_type", "_commit_version", "_commit_timestamp")
+_CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Kcat(Format):
+    """`ddflow.formats.kcat` makes it.
+
+    >>> from ddflow.connectors.formats.base import decoded, events_schema
+    >>> from ddflow.connectors.formats.plain import PlainJson
+    >>> format, columns = Kcat(of=PlainJson()), pa.schema({"id": pa.int64(), "v": pa.string()})
+    >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+    >>> line = '{"topic": "t", "partition": 0, "offset": 7, "key": "1", "payload": "{\\\\"v\\\\": \\\\"x\\\\"}"}'
+    >>> decoded(format, pa.table({"value": [line]}), target).rows.to_pylist()
+    [{'id': 1, 'v': 'x', '_position': 7, '_deleted': False}]
+    """
+
+    of: Format
+
+    kind: ClassVar[str] = "kcat"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, Format) or isinstance(self.of, Kcat):
+            raise SpecError("dd.formats.kcat", f"of= is {self.of!r:.99}", "give the format of the messages within")
+        object.__setattr__(self, "on_bad", self.of.on_bad)
+        object.__setattr__(self, "order", self.of.order)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Value of the inner format."""
+        return self.of.leaves_out
+
+    @property
+    def of_tables(self) -> bool:
+        """Value of the inner format."""
+        return self.of.of_tables
+
+    @property
+    def asked(self) -> str | None:
+        """Value of the inner format."""
+        return self.of.asked
+
+    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+        """See `Format`."""
+        value = messages.value
+        read, wrong = objects(value, _LINE, _is_nested(value))
+        lines = {name: pc.struct_field(read, name) for name in _LINE}
+        bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is no JSON")
+        lost = np.asarray(lines["offset"].is_null()) & ~bad.mask
+        bad.mark(np.flatnonzero(lost), "it is no line of kcat -J: it has no 'offset'")
+        inner = {"value": lines["payload"], "key": lines["key"], "topic": lines["topic"]}
+        inner |= {name: whole(lines[name]) for name in ("partition", "offset")}
+        good = np.flatnonzero(~bad.mask)
+        table = pa.table(inner).take(pa.array(good))
+        within, found = Messages(table, messages.what, messages.first), BadMessages(good.size)
+        within.exact = np.broadcast_to(messages.exact, messages.rows)[good]
+        made = self.of.upserts(within, target, found)
+        for row, reason in found.reasons.items():
+            bad.mark([good[row]], f"{within.place(row)}: {reason}")
+        bad.narrow |= {int(good[row]): narrow for row, narrow in found.narrow.items()}
+        at = good if made.at is None else good[made.at]
+        cuts = tuple(each._replace(row=int(good[each.row])) for each in made.truncates)
+        return made._replace(at=at, truncates=cuts)
+
+    def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
+        """See `Format`: of the messages within."""
+        return self.of.columns(self._within(messages), known)
+
+    def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
+        """See `Format`: of the messages within."""
+        return self.of.kinds(self._within(messages), names)
+
+    def _within(self, messages: Messages) -> Messages:
+        payload, _ = parsed(messages.value, "json_extract_string(v, '$.payload')")
+        return Messages(pa.table({"value": payload}), messages.what, messages.first)
+
+    def examples(self, values: pa.Array) -> Examples | None:
+        """See `Format`: of the messages within."""
+        return self.of.examples(pc.struct_field(objects(values, _LINE)[0], "payload").drop_null())
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Format`."""
+        return {"kind": self.kind, "of": self.of.to_json()}
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return f"dd.formats.kcat({self.of!r})"
+
+
+def _is_nested(lines: pa.Array) -> Bools:
+    """Mark the lines with a key or payload that is no text: inside text, quotes have backslashes.  O(bytes)."""
+    found: Bools = ~np.asarray(pc.fill_null(pc.match_substring_regex(lines, _USUAL), True))
+    rows = np.flatnonzero(found)
+    found[rows] = np.asarray(pc.match_substring_regex(lines.take(pa.array(rows)), _NESTED))
+    return found
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class DeltaFeed(Format):
+    """`ddflow.formats.delta_cdf` makes it."""
+
+    kind: ClassVar[str] = "delta_cdf"
+    order: ClassVar[Any] = ((POSITION, pa.int64()), (ROW, pa.int64()))
+    of_rows: ClassVar[bool] = True
+    row_path: ClassVar[Path] = ()
+
+    def needs(self) -> None:
+        """Do nothing: rows have types."""
+
+    def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
+        """See `Format`."""
+        return {name: row for name, row in super().columns(messages, known).items() if name not in _FEED}
+
+    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+        """See `Format`."""
+        rows = messages.value
+        names = [field.name for field in rows.type]
+        if lost := [name for name in ("_change_type", "_commit_version", *target.key) if name not in names]:
+            remedy = "read the table with its change feed: load_cdf, or readChangeFeed"
+            raise SchemaMismatch(f"rows for {messages.what}", f"the columns {lost} are missing", remedy)
+        change = pc.struct_field(rows, "_change_type").cast(pa.string())
+        known = np.asarray(pc.is_in(change, pa.array(_CHANGES)))
+        bad.mark(np.flatnonzero(~known), "its '_change_type' is none of the change feed's")
+        deleted = ~np.asarray(pc.is_in(change, pa.array(_CHANGES[:2])))
+        columns, at = {}, np.arange(messages.rows)
+        for field in target.columns:
+            if field.name not in names:
+                columns[field.name] = pa.nulls(messages.rows, field.type)
+                continue
+            cells = pc.struct_field(rows, field.name)
+            columns[field.name], wrong = cells_as(cells, field.type, CellForm())
+            if wrong is not None:
+                misfit(cells, np.flatnonzero(wrong), field, at, bad, lambda _: CellForm())
+        version = pc.struct_field(rows, "_commit_version").cast(pa.int64())
+        order = {POSITION: version, ROW: pa.array((~deleted).astype(np.int64))} if target.ordered else {}
+        return Upserts(columns, deleted, order)
+
+
+MODES = ("debezium", "upsert", "changelog", "retract")
+
+
+def write(
+    updates: Any,
+    mode: Literal["debezium", "upsert", "changelog", "retract"],
+    *,
+    key: str | Sequence[str] | None = None,
+    output: str = "",
+    epoch: int | None = None,
+    committed: datetime | None = None,
+) -> pa.Table:
+    """Convert updates to messages of Debezium, or to the columns of another mode.
+
+    Parameters
+    ----------
+    updates : table or anything that speaks Arrow
+        As a step gives them: the row, ``_time`` and ``_diff``.  They count as one epoch: a row that left and came back
+        is not written.
+    mode : {"debezium", "upsert", "changelog", "retract"}
+        "debezium": ``key`` and ``value``, as JSON without a schema.  "upsert": the row and ``_deleted``, which is true
+        for a key whose row is gone; its other columns are null then.  "changelog" and "retract": as of `ddflow.sinks`.
+    key : str or sequence of str, optional
+        The columns that identify a row at the end of the epoch.  "upsert" needs it; with it "debezium" and "changelog"
+        tell updates.
+    output : str
+        What messages name as their table.
+    epoch : int, optional
+        What messages and ``_commit_version`` say.  By default the greatest ``_time``.
+    committed : datetime, optional
+        What ``_commit_timestamp`` says, with a time zone.  By default null: the same updates give the same rows.
+
+    Returns
+    -------
+    pyarrow.Table
+        O(rows).
+
+    Raises
+    ------
+    SpecError
+        For a mode that is none, columns that are not there, and "upsert" without a key.
+    NotUnique
+        Where a key has several rows and the mode is "upsert".
+    CountOverflow
+        Where a sum of diffs leaves 64 bits.
+
+    Notes
+    -----
+    Debezium: ``op`` is c, u or d; an update has ``before`` and ``after``.  Decimals, dates and times are text, bytes
+    are base64; ``source`` has ``connector`` "ddflow", the output and the epoch.  There are no tombstones and no
+    ``ts_ms``, so that the same updates give the same bytes.  ``dd.formats.debezium(decimals="string")`` reads them.
+
+    Examples
+    --------
+    >>> updates = pa.table({"id": [7], "_time": [3], "_diff": [1]})
+    >>> write(updates, "debezium", key="id", output="ids")["value"][0].as_py()
+    '{"before":null,"after":{"id":7},"source":{"connector":"ddflow",...,"table":"ids","epoch":3},"op":"c"}'
+    """
+    from ddflow.connectors.modes import (
+        changes,
+        with_deletes,  # it reads cells as formats do
+    )
+
+    asked = f"dd.formats.write(mode={mode!r})"
+    if mode not in MODES:
+        raise SpecError(asked, "there is no such mode", f"use one of {list(MODES)}")
+    by = None if key is None else (key,) if isinstance(key, str) else tuple(key)
+    table = _table(updates, by or (), asked)
+    if mode == "upsert" and by is None:
+        raise SpecError(asked, "it has no key", Phrase("give ", Option("key"), ", the columns that identify a row"))
+    if epoch is None:
+        epoch = int(np.max(np.asarray(table.column(TIME)).astype(np.int64), initial=0))
+    secret = Secret.fresh()
+    at = None if committed is None else round(committed.timestamp() * 1000)
+    made = changes(mode, table, by, epoch, secret, output, at)
+    return made.rows if by is None or made.gone is None else with_deletes(made, by, secret)
+
+
+def _table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
+    """Convert updates to a table.  Raises `SpecError` if columns are missing."""
+    table = to_table(updates, "dd.formats.write", pa.schema([]))
+    for name in (TIME, DIFF, *by):
+        if name not in table.schema.names:
+            remedy = Phrase(
+                "give what a step gave, and columns of it as ",
+                Option("key"),
+                f"; {did_you_mean(name, table.schema.names)}",
+            )
+            raise SpecError(asked, f"the updates have no column {name!r}", remedy, column=name)
+    return table

@@ -1,22 +1,25 @@
-"""The columns that the rows in messages have, whichever an input declares: so that a new one is noticed when it comes.
+"""The columns and types that rows in messages have, from examples and from the type names of databases.
 
-Invariant: every message is looked at, and a column is found in the first one that has it. Connect's schema says what
-there is, of all messages that have an equal one at once; of others the keys are read, by the same parser as the rows:
-in one more pass, which takes half of what decoding takes. Only messages with a column that is not known are asked whose
-they are. A type comes from a schema, a catalog or a struct where there is one; else it is guessed from all values that
-there are, as of JSON lines, and a column without a value has none yet.
+Guarantees: a column that no input declares is reported with a type that fits every example. A type name that is not
+known gives text, which holds every value.
 
 >>> text = pa.array(['{"after": {"id": 1}}', '{"after": null}', '{"after": {"id": 2, "n": 1.5}}', "{"])
 >>> columns_at(text, ("after",))
 {'id': 0, 'n': 2}
 >>> guessed(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', '{"on": null}']), ["n", "on"], "'t'")
 {'n': DataType(double)}
+
+>>> [str(of_sql(text)) for text in ("integer", "numeric(10,2)", "timestamp(3) with time zone", "bigint unsigned")]
+['int32', 'decimal128(10, 2)', 'timestamp[us, tz=UTC]', 'uint64']
+>>> [str(of_sql(text)) for text in ("character varying(20)", "numeric", "integer[]", "int(11)", "datetime(6)", "bytea")]
+['string', 'string', 'string', 'int32', 'timestamp[us]', 'binary']
 """
 
 import json
+import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.files import open_files
-from ddflow.connectors.formats.envelope import fields_at, schemas, wrapped
+from ddflow.connectors.formats.envelope import UNITS, fields_at, schemas, wrapped
 from ddflow.connectors.formats.parse import Bools, exactly, parsed, quoted
 from ddflow.errors import SchemaMismatch, UnreadableInput
 
@@ -166,3 +169,113 @@ def schema_of(rows: Iterable[str], types: Mapping[str, pa.DataType]) -> pa.Schem
         file.writelines(f"{row}\n" for row in rows)
         file.flush()
         return open_files([file.name], types).schema
+
+
+_PLAIN: Final = {
+    "boolean": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "float32": pa.float32(),
+    "double": pa.float64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
+_NAMED: Final = {
+    "io.debezium.time.Date": pa.date32(),
+    "org.apache.kafka.connect.data.Date": pa.date32(),
+    "io.debezium.time.ZonedTimestamp": pa.timestamp("us", "UTC"),
+}
+_MOST: Final = 38
+
+
+class Examples(NamedTuple):
+    """``rows``: objects as JSON text.  ``types``: of columns that a schema tells."""
+
+    rows: pa.Array
+    types: dict[str, pa.DataType]
+
+
+def shown(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> Examples:
+    """Return the first object at one of some ``paths`` of each message, with or without Connect's schema.
+
+    ``within``: the path of the row's fields in the schema.  O(bytes).
+
+    >>> value = '{"op": "c", "after": {"id": 1, "on": 19675}}'
+    >>> shown(pa.array([value, "{", None]), ["$.after"]).rows.to_pylist()
+    ['{"id":1,"on":19675}']
+    >>> fields = '[{"field": "on", "type": "int32", "name": "io.debezium.time.Date"}]'
+    >>> schema = '{"type": "struct", "fields": [{"field": "after", "type": "struct", "fields": ' + fields + "}]}"
+    >>> shown(pa.array(['{"schema": ' + schema + ', "payload": ' + value + "}"]), ["$.after"], ("after",)).types
+    {'on': DataType(date32[day])}
+    """
+    places = [path for each in paths for path in (f"$.payload{each[1:]}", each)]
+    cases = (f"when json_type(v, {quoted(path)}) = 'OBJECT' then json_extract(v, {quoted(path)})" for path in places)
+    sql = f"(case {' '.join(cases)} end)::varchar"
+    rows, wrong = parsed(values, sql)
+    rows = exactly(values.filter(pa.array(~wrong)), sql) if wrong.size else rows  # a type is guessed from all digits
+    types = dict[str, pa.DataType]()
+    for _, schema in schemas(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
+        for field in fields_at(schema, within):
+            if (kind := connect_type(field)) is not None:
+                types.setdefault(str(field.get("field")), kind)
+    return Examples(rows.drop_null(), types)
+
+
+def connect_type(field: Mapping[str, Any]) -> pa.DataType | None:
+    """Return the type of a field of a schema of Connect; None if it is unknown.  O(fields within).
+
+    >>> connect_type({"type": "int64", "name": "io.debezium.time.MicroTimestamp"})
+    TimestampType(timestamp[us])
+    >>> connect_type({"type": "array", "items": {"type": "string"}})
+    ListType(list<item: string>)
+    """
+    kind, name, parameters = field.get("type"), str(field.get("name")), field.get("parameters") or {}
+    if name.endswith(".Decimal"):
+        digits = str(parameters.get("connect.decimal.precision", _MOST))
+        scale = str(parameters.get("scale", ""))
+        return pa.decimal128(min(int(digits), _MOST), int(scale)) if scale.isdigit() and digits.isdigit() else None
+    if name in _NAMED:
+        return _NAMED[name]
+    if name in UNITS:
+        unit: Any = UNITS[name]
+        if "Timestamp" in name:
+            return pa.timestamp(unit)
+        if "Duration" in name:
+            return pa.duration(unit)
+        return pa.time32(unit) if unit == "ms" else pa.time64(unit)
+    if kind == "array" and isinstance(items := field.get("items"), dict):
+        inner = connect_type(items)
+        return None if inner is None else pa.list_(inner)
+    return _PLAIN.get(str(kind))
+
+
+_INTEGERS: Final = {
+    **{"tinyint": 8, "smallint": 16, "smallserial": 16, "mediumint": 32, "int": 32, "integer": 32, "serial": 32},
+    **{"bigint": 64, "bigserial": 64},
+}
+_OTHERS: Final = {
+    **{"boolean": pa.bool_(), "bool": pa.bool_(), "real": pa.float32(), "float": pa.float64()},
+    **{"double": pa.float64(), "double precision": pa.float64(), "date": pa.date32(), "bytea": pa.binary()},
+    **{"time": pa.time64("us"), "time without time zone": pa.time64("us"), "datetime": pa.timestamp("us")},
+    **{"timestamp": pa.timestamp("us"), "timestamp without time zone": pa.timestamp("us")},
+    **{"timestamp with time zone": pa.timestamp("us", "UTC")},
+}
+_SIZE: Final = re.compile(r"\(([0-9, ]+)\)")
+_DIGITS: Final = re.compile(r"(?:numeric|decimal)\((\d+),\s*(\d+)\)")
+
+
+def of_sql(text: str) -> pa.DataType:
+    """Return the type that holds the values of a column of Postgres or MySQL.  O(length)."""
+    lower = text.strip().lower()
+    if match := _DIGITS.fullmatch(lower):
+        digits, scale = int(match[1]), int(match[2])
+        return pa.decimal128(digits, scale) if scale <= digits <= 38 else pa.string()
+    name = " ".join(_SIZE.sub(" ", lower).split())
+    if name.removesuffix(" unsigned") in _INTEGERS:
+        sign = "uint" if name.endswith(" unsigned") else "int"
+        return pa.type_for_alias(f"{sign}{_INTEGERS[name.removesuffix(' unsigned')]}")
+    return _OTHERS.get(name, pa.string())

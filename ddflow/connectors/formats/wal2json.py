@@ -40,7 +40,7 @@ from ddflow.connectors.formats.enveloped import (
     Enveloped,
     Envelopes,
 )
-from ddflow.connectors.formats.messages import Messages
+from ddflow.connectors.formats.messages import Messages, of_table
 from ddflow.connectors.formats.mysql_feeds import coded
 from ddflow.connectors.formats.parse import (
     LOOSE,
@@ -55,9 +55,7 @@ from ddflow.connectors.formats.parse import (
     quoted,
     with_numbers,
 )
-from ddflow.connectors.formats.row_columns import Lists
-from ddflow.connectors.formats.sql_types import of_sql
-from ddflow.connectors.formats.whose import of_table
+from ddflow.connectors.formats.row_columns import Lists, of_sql
 
 _CODES: Final = {
     **{"I": UPSERT, "U": UPSERT, "D": DELETE, "T": TRUNCATE, "B": NOTHING, "C": NOTHING, "M": NOTHING},

@@ -20,10 +20,9 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED
-from ddflow.connectors.attached import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.change_messages import MESSAGES, rows_as, texts_of
+from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.kafka.source import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, library
-from ddflow.connectors.modes import with_deletes
+from ddflow.connectors.modes import MESSAGES, rows_as, texts_of, with_deletes
 from ddflow.connectors.table_shape import OTHER_MODE, is_written, vanished
 from ddflow.errors import (
     DdflowError,

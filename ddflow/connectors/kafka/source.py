@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.connectors.attached import OpenSource, Polled, Source
+from ddflow.connectors.api import OpenSource, Polled, Source
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput, import_extra, mask_secrets
 from ddflow.storage.address import refuse_secret

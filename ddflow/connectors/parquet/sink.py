@@ -1,24 +1,7 @@
-"""The Parquet sink: files that are hidden until their epoch is committed, and shown then.
+"""The Parquet sink: files that stay hidden until their epoch is committed, and a sink opened from its address.
 
-Invariant: a file that a glob finds (``*/*.parquet``) is of a committed epoch, whole, and never changes; all of them are
-of one state (``place``). Outputs must be durable before the manifest that names them, and a commit may still fail then;
-so a file is written under a name that ends otherwise, and shown under its own once the manifest is there. Whoever died
-between the two left a hidden file, which looks like that of a commit under way; after a rollback files are shown of
-epochs that are none any more, and those are hidden again under the names that they had. What ddflow did not write is
-never touched. A folder that is not there, or not on this machine, has no leftovers.
-
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as place:
-...     sink, rows = ParquetSink(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
-...     sink.claim("0" * 32, "state", ["by city"])
-...     fragment, folder = Fragment("by city", sink.put("by city", rows)), os.path.join(place, of("by city"))
-...     hidden = os.listdir(folder)
-...     sink.finish(7, [fragment])
-...     hidden, os.listdir(folder), sink.read(7, fragment, rows.schema) == rows
-...     sink.withdraw(sink.later(6))
-...     os.listdir(folder) == hidden
-(['.00ff00ff00ff00ff-1.parquet.hidden'], ['000000000007-00ff00ff00ff00ff-1.parquet'], True)
-True
+Guarantees: a file gets its visible name only after the manifest that names it is published, and finishing an epoch
+again changes nothing. Files of epochs that were never committed are collected with the garbage of the state.
 """
 
 import io
@@ -26,17 +9,17 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddflow.connectors.parquet.place import MARK, READABLE, OutputPlace, of
-from ddflow.connectors.protocol import Fragment, Leftover, Owner
+from ddflow.connectors.parquet.folder import MARK, READABLE, OutputPlace, of
+from ddflow.connectors.protocol import Fragment, Leftover, Owner, Sink
 from ddflow.errors import Command, Phrase, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.disk import Disk
-from ddflow.storage.protocol import Blob, lost, verified
+from ddflow.storage.protocol import Blob, Store, lost, verified
 from ddflow.storage.site import Site
 
 COPY: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
@@ -52,6 +35,19 @@ class ParquetSink:
 
     The constructor reads and creates nothing.  Raises `StateRefused` for an invalid path.  Every method raises
     `StorageFailed` if the disk fails.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     sink, rows = ParquetSink(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
+    ...     sink.claim("0" * 32, "state", ["by city"])
+    ...     fragment, folder = Fragment("by city", sink.put("by city", rows)), os.path.join(place, of("by city"))
+    ...     hidden = os.listdir(folder)
+    ...     sink.finish(7, [fragment])
+    ...     hidden, os.listdir(folder), sink.read(7, fragment, rows.schema) == rows
+    ...     sink.withdraw(sink.later(6))
+    ...     os.listdir(folder) == hidden
+    (['.00ff00ff00ff00ff-1.parquet.hidden'], ['000000000007-00ff00ff00ff00ff-1.parquet'], True)
+    True
     """
 
     def __init__(
@@ -220,3 +216,19 @@ class ParquetSink:
                         except OSError:  # shown or hidden meanwhile
                             continue
                         yield match, Leftover(path, match["name"], changed, disk.now() - changed)
+
+
+def check_target(given: Any) -> None:
+    """Raise `StateRefused` for an invalid target, before anything is opened.  O(length)."""
+    address.folder(given, "write outputs to")
+
+
+def open_sink(target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner") -> Sink:
+    """Return the sink of a target; it reads and creates nothing yet.
+
+    ``store``: the state's, which gives this writer's nonce; without one nothing can be put.  ``trust``: as a state's.
+    Raises `StateRefused` for an invalid target.
+    """
+    nonce = "0" * 16 if store is None else store.nonce
+    # The disk of a state's own folder, or this machine's.
+    return ParquetSink(target, nonce, trust, getattr(store, "disk", Disk()))

@@ -26,9 +26,9 @@ import pyarrow.csv as csv
 import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean, quoted, split_qualified
-from ddflow.connectors.attached import SourceNotLetIn
+from ddflow.connectors.api import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
-from ddflow.connectors.formats.positions import POSITION
+from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.postgres.sink import driver, remedy_of
 from ddflow.errors import SourceFailed, SpecError, UnreadableInput
 

@@ -29,7 +29,7 @@ import pyarrow.csv as csv
 import pyarrow.types as pat
 
 from ddflow.columns.names import did_you_mean, quoted
-from ddflow.connectors.attached import (
+from ddflow.connectors.api import (
     BREAKS,
     Mode,
     OpenSink,
@@ -39,8 +39,7 @@ from ddflow.connectors.attached import (
     TableSink,
     TargetRecord,
 )
-from ddflow.connectors.in_place import InPlaceTable, Match
-from ddflow.connectors.sql_table import as_text, no_records
+from ddflow.connectors.sql_table import InPlaceTable, Match, as_text, no_records
 from ddflow.connectors.table_shape import refused
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, import_extra
 from ddflow.storage.address import check_encoded

@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import Beside, Polled
+from ddflow.connectors.api import Beside, Polled
 from ddflow.connectors.formats.base import OWN
-from ddflow.connectors.formats.positions import POSITION, ROW
-from ddflow.connectors.formats.sql_types import of_sql
+from ddflow.connectors.formats.messages import POSITION, ROW
+from ddflow.connectors.formats.row_columns import of_sql
 from ddflow.connectors.postgres.catalog import (
     LOG,
     SourceTable,

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
+from ddflow.connectors.api import Beside, OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import reader
 from ddflow.connectors.postgres.catalog import (
     Looked,

@@ -31,7 +31,7 @@ import pyarrow as pa
 from ddflow.columns.schema import conform, normal_type, plain
 from ddflow.columns.widening import Inexact, widened
 from ddflow.columns.wider import widening
-from ddflow.connectors.frames import arrow, is_rows, to_table
+from ddflow.connectors.to_arrow import arrow, is_rows, to_table
 from ddflow.dataflow.admission import Admission, Came
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch

@@ -28,7 +28,7 @@ import pyarrow as pa
 from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import RESERVED, did_you_mean
-from ddflow.connectors.frames import is_rows, to_table
+from ddflow.connectors.to_arrow import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Keep, pick_alike, trace_names
 from ddflow.engine.lineage.key_history import value_of, why

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD
-from ddflow.connectors.formats.positions import POSITION, ROW
+from ddflow.connectors.formats.messages import POSITION, ROW
 from ddflow.engine.run.source_reader import FedBy
 from ddflow.terminal import as_text, counted, html_text
 from ddflow.time import NEVER

@@ -23,7 +23,7 @@ from time import monotonic, sleep
 from typing import Any, Final
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.attached import TableChanges, TableSink
+from ddflow.connectors.api import TableChanges, TableSink
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import KeptEpochs, Synced
 from ddflow.engine.run.options import EPOCHS

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
-from ddflow.connectors.attached import (
+from ddflow.connectors.api import (
     Mode,
     OpenSink,
     SinkNotLetIn,

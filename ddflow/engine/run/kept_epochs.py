@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
-from ddflow.connectors.attached import TableChanges
+from ddflow.connectors.api import TableChanges
 from ddflow.connectors.modes import among
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF, did_you_mean
-from ddflow.connectors.attached import Source, TableShape, TableSink, check_declared
+from ddflow.connectors.api import Source, TableShape, TableSink, check_declared
 from ddflow.connectors.modes import shaped
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.replace import most_absent

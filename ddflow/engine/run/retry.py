@@ -27,7 +27,7 @@ from math import ceil
 from time import monotonic
 from typing import Final
 
-from ddflow.connectors.attached import BREAKS, SinkNotLetIn, SourceNotLetIn
+from ddflow.connectors.api import BREAKS, SinkNotLetIn, SourceNotLetIn
 from ddflow.errors import SinkFailed, SourceFailed
 from ddflow.metrics import LOG
 

@@ -24,8 +24,8 @@ from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
-from ddflow.connectors.at_path import at_spots
-from ddflow.connectors.attached import Source, TableSink
+from ddflow.connectors.api import Source, TableSink
+from ddflow.connectors.error_location import at_spots
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import Calls, CommitTimer
 from ddflow.engine.evolve import evolve

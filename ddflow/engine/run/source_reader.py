@@ -17,18 +17,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.connectors.attached import (
-    Beside,
-    OpenSource,
-    Polled,
-    Source,
-    SourceNotLetIn,
-    Spot,
-    check_made,
-    check_polled,
-)
+from ddflow.connectors.api import Beside, OpenSource, Polled, Source, SourceNotLetIn, Spot, check_made, check_polled
 from ddflow.connectors.formats.base import Format, messages_of
-from ddflow.connectors.formats.positions import POSITION
+from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.sources import placed, said
 from ddflow.engine.run.retry import Trying
 from ddflow.errors import Evolve, Phrase, SchemaMismatch, SourceFailed, SpecError

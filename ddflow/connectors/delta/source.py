@@ -33,10 +33,10 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
 from ddflow.columns.widening import Inexact, widened
 from ddflow.columns.wider import widen, widening
-from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
-from ddflow.connectors.delta import OPTIONS, library, place_of, read_files
+from ddflow.connectors.api import Beside, OpenSource, Polled, Source
+from ddflow.connectors.delta.sink import OPTIONS, library, place_of, read_files
 from ddflow.connectors.formats.base import DELETED, OWN
-from ddflow.connectors.formats.positions import POSITION
+from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
 from ddflow.errors import Phrase, SchemaMismatch, SourceChanged, SourceFailed, SpecError, UnreadableInput, mask_secrets
 from ddflow.storage.address import refuse_secret

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final, TypedDict
 import pyarrow as pa
 
 from ddflow.columns.names import quoted
-from ddflow.connectors.attached import Beside, OpenSource, Polled, Source
+from ddflow.connectors.api import Beside, OpenSource, Polled, Source
 from ddflow.errors import SourceFailed, SpecError
 
 LOOK: Final = 0.2

@@ -29,10 +29,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.lake_types import stored
+from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.modes import among
-from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, refused, vanished
+from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, refused, stored, vanished
 from ddflow.errors import DdflowError, SinkFailed, SpecError, import_extra, mask_secrets
 from ddflow.storage.address import check_encoded
 

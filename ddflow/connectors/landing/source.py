@@ -33,13 +33,13 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.wider import evolve_column
-from ddflow.connectors.attached import Beside, OpenSource, Polled, Source, Spot
+from ddflow.connectors.api import Beside, OpenSource, Polled, Source, Spot
+from ddflow.connectors.files.csv_reader import blocks, filled
 from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
-from ddflow.connectors.files.numbered import warn_of_numbers
-from ddflow.connectors.files.read_lines import blocks, filled
+from ddflow.connectors.files.places import warn_of_numbers
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.formats.base import DELETED
-from ddflow.connectors.landing import Landing, Stamp, landing
+from ddflow.connectors.landing.listing import Landing, Stamp, landing
 from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import Option, Phrase, SourceChanged, SpecError, UnreadableInput
 

@@ -1,9 +1,8 @@
-"""CSV and TSV files, as Arrow's reader takes them apart, block by block.
+r"""Read CSV and TSV files block by block with Arrow's reader, and files of one message a line.
 
-Invariant: every value is the text in the file; an empty field is null, as is one of ``--null``, and ``""`` is the empty
-text.  Arrow parses on one thread, because then it tells the row of what it does not take.  It lets a quote pass that is
-never closed and swallows the rest of a file as one value; so the file's end is compared with the last value.  Rows are
-counted as a spreadsheet shows them: the header is row 1.  Double quotes, also in TSV.
+Guarantees: quotes, delimiters and line ends are those that the file declares. A row with too many or too few cells is
+an
+error with its line number. A message is the text of its line, unchanged, for a format to read.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect
@@ -17,6 +16,7 @@ frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}
 """
 
 import codecs
+import io
 import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,6 +25,7 @@ from functools import cached_property
 from threading import Lock
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
@@ -32,8 +33,19 @@ import pyarrow.csv as csv
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.file_path import delimited, written
 from ddflow.connectors.files.guess import SAMPLE
-from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
-from ddflow.connectors.files.reading import File, brief, check_width, described, encoded, packed, reading
+from ddflow.connectors.files.places import MAGIC
+from ddflow.connectors.files.reader import (
+    Block,
+    File,
+    TextColumn,
+    TextFile,
+    brief,
+    check_width,
+    described,
+    encoded,
+    packed,
+    reading,
+)
 from ddflow.errors import DdflowError, Phrase, SchemaMismatch, UnreadableInput
 
 _SHAPE = re.compile(r"CSV parse error: (?:Row #(?P<row>\d+): )?(?P<what>.*)")
@@ -256,3 +268,69 @@ def lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
         found += "; its first row is read as the names of its columns"
         remedy = f"put a header in front; {remedy}"
     return SchemaMismatch(reader.place.name, found, remedy)
+
+
+VALUE: Final = "value"
+LINE: Final = "line"
+"""As `ddflow.connectors.formats.messages` has them."""
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+BLOCK: Final = 1 << 22
+
+
+class LinesFile(File):
+    """A file of messages, a line each."""
+
+    def columns(self) -> Mapping[str, pa.DataType]:
+        """Return the message, and its line."""
+        return {VALUE: pa.binary(), LINE: pa.int64()}
+
+    def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+        """Yield its lines."""
+        with reading(self.place):
+            for number, lines in blocks(self._stream(self.place.open())):
+                values, places = filled(lines)
+                yield pa.record_batch({VALUE: values, LINE: pa.array(places + (number + 1))})
+
+    def first(self) -> pa.Array:
+        """Return the first lines; without the last one if it may be cut."""
+        with reading(self.place), self._stream(self.place.head()) as stream:
+            text = stream.read(SAMPLE)
+            whole = text[: text.rfind(b"\n") + 1] or text
+        return filled(next(blocks(pa.BufferReader(whole)), (0, pa.array([], pa.binary())))[1])[0]
+
+    def _stream(self, stream: pa.NativeFile) -> pa.NativeFile:
+        """Decompress a stream if its first bytes are compressed."""
+        with self.place.head() as head:
+            begin = head.read(4)
+        wrapped = next((how for magic, how in MAGIC.items() if begin.startswith(magic)), None)
+        return stream if wrapped is None else pa.CompressedInputStream(stream, wrapped)
+
+
+def blocks(stream: pa.NativeFile) -> Iterator[tuple[int, pa.Array]]:
+    """Yield blocks of a stream's lines, each with the number of its first line.  O(bytes).
+
+    >>> [(first, lines.to_pylist()) for first, lines in blocks(pa.BufferReader(b'{"id": 1}\\n\\n{"id": 2}'))]
+    [(0, [b'{"id": 1}', b'']), (2, [b'{"id": 2}'])]
+    """
+    rest, number = io.BytesIO(), 0
+    while True:
+        block = stream.read(BLOCK)
+        end = block.rfind(b"\n") + 1
+        rest.write(block[:end])
+        if end or not block:
+            text = rest.getvalue()
+            rest = io.BytesIO()
+            if text:
+                whole = pa.array([text.removesuffix(b"\n")], pa.binary())
+                lines = pc.split_pattern(whole, b"\n").values  # type: ignore[attr-defined]
+                yield number, lines
+                number += len(lines)
+        rest.write(block[end:])
+        if not block:
+            return
+
+
+def filled(lines: pa.Array) -> tuple[pa.Array, Ints]:
+    """Return the lines that are not blank, and their places among all.  O(bytes)."""
+    there = np.flatnonzero(np.asarray(pc.match_substring_regex(lines, r"\S")))
+    return lines.take(pa.array(there)), there

@@ -26,10 +26,9 @@ import xxhash
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, quoted
-from ddflow.connectors.attached import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.lake_types import stored
+from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.modes import with_deletes
-from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, vanished
+from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, stored, vanished
 from ddflow.errors import SinkFailed, import_extra, mask_secrets
 from ddflow.storage.address import refuse_secret
 

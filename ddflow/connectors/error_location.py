@@ -26,7 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from ddflow.connectors.attached import Spot
+from ddflow.connectors.api import Spot
 from ddflow.errors import DdflowError, Phrase
 
 FEW: Final = 3

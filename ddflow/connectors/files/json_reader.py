@@ -1,10 +1,8 @@
-"""JSON lines, and JSON of one array: objects, taken apart by msgspec, their members left as the text they are.
+r"""Read JSON lines, and JSON of one array: objects parsed by msgspec, whose members stay text until their type is
+known.
 
-Invariant: every value is the text in the file (`1.10`, an integer of any size), and every byte of a block that is not
-blank is in a value that is handed on, in a name or in what JSON puts between them: so a member that the schema does not
-have, or one that is there twice, is found by counting, and is an error.  A member that is missing is null.  NaN and the
-infinities may stand bare, as Python and Arrow write them.  Lines are counted as an editor shows them; of an array, its
-elements.
+Guarantees: numbers keep all of their digits. Text nested too deeply is refused before it is parsed, so hostile input
+cannot exhaust the stack. An error names the line.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect
@@ -31,13 +29,75 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import did_you_mean
+from ddflow.connectors.files.csv_reader import CONFLICT
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import ARRAY
-from ddflow.connectors.files.read_csv import CONFLICT
-from ddflow.connectors.files.read_text import Block, TextColumn, TextFile
-from ddflow.connectors.files.reading import check_width, encoded, reading
-from ddflow.connectors.files.structure import DEPTH, ArrayElements, depths
+from ddflow.connectors.files.reader import Block, TextColumn, TextFile, check_width, encoded, reading
 from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, UnreadableInput
+
+DEPTH: Final = 40
+"""Brackets within brackets, the row's own among them.  Arrow files hold 64 levels, Parquet 100, two for a list."""
+_STEPS: Final = np.zeros(256, np.int8)
+_STEPS[[ord("["), ord("{")]] = 1
+_STEPS[[ord("]"), ord("}")]] = -1
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]:
+    """Return, for each byte of a text, its depth in brackets (int32), and whether it is quoted.  O(n).
+
+    ``depth``, ``quoted``: where the text begins.  It must not begin behind a backslash.
+
+    >>> depths(b'[{"a]": []}]')[0].tolist()
+    [1, 2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 0]
+    """
+    plain = np.frombuffer(text.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
+    quotes = plain == ord('"')
+    inside = (np.cumsum(quotes, dtype=np.int32) + quoted) % 2 == 1
+    return depth + np.cumsum(np.where(inside, 0, _STEPS[plain]), dtype=np.int32), inside
+
+
+class ArrayElements:
+    """The elements of one array, as lines.  ``where``: what the file is called.
+
+    >>> elements = ArrayElements("a.json")
+    >>> elements.lines(b'[{"id": 1,\\n "t": "],["}, {"i') + elements.lines(b'd": 2}]\\n') + elements.end()
+    b' {"id": 1,  "t": "],["}\\n {"id": 2}  \\n'
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where, self._depth, self._quoted, self._rest, self._ended = where, 0, False, b"", False
+
+    def lines(self, text: bytes) -> bytes:
+        """Convert the next piece of the file to lines.  O(n).  Raises `UnreadableInput` if it is not an array."""
+        text = self._rest + text
+        kept = len(text) - len(text.rstrip(b"\\"))  # half an escape waits for the other half
+        text, self._rest = text[: len(text) - kept], text[len(text) - kept :]
+        if not text:
+            return b""
+        depth, inside = depths(text, self._depth, self._quoted)
+        before = np.concatenate(([self._depth], depth[:-1]))
+        out = np.frombuffer(text, np.uint8).copy()
+        out[(out == 10) | (out == 13)] = 32
+        outside = (before == 0) & (out > 32)
+        opened = outside & (out == ord("["))
+        if outside.sum() > opened.sum() or opened.sum() + self._ended > 1 or depth.min() < 0:
+            raise UnreadableInput(
+                self._where, "it is not one array of objects", "is it a whole JSON file: [{...}, {...}]?"
+            )
+        self._ended |= bool(opened.any())
+        out[(depth == 1) & ~inside & (out == ord(","))] = 10
+        out[opened | ((depth == 0) & (before == 1))] = 32
+        self._depth, self._quoted = int(depth[-1]), bool(inside[-1])
+        return out.tobytes()
+
+    def end(self) -> bytes:
+        """End the last line.  Raises `UnreadableInput` if the array is not closed."""
+        if self._depth or self._rest or not self._ended:
+            raise UnreadableInput(self._where, "its array is not closed", "is it a whole JSON file?")
+        return b"\n"
+
 
 Row = dict[str, msgspec.Raw]
 _DECODER: Final = msgspec.json.Decoder(Row)

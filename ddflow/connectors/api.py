@@ -334,7 +334,7 @@ def check_made(asked: str, call: str, made: Any, kind: type) -> None:
     """Raise `SpecError` if a source or sink made something of a wrong type."""
     if not isinstance(made, kind):
         found = "None" if made is None else f"a {type(made).__name__}"
-        remedy = f"return an object of ddflow.connectors.attached.{kind.__name__}"
+        remedy = f"return an object of ddflow.connectors.api.{kind.__name__}"
         raise SpecError(asked, f"its {call}(...) returned {found}", remedy)
 
 

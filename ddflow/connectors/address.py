@@ -20,11 +20,10 @@ from typing import Any, Final
 
 from ddflow.columns.names import split_qualified
 from ddflow.connectors import sinks, sources
-from ddflow.connectors.attached import Mode, Source, TableSink
-from ddflow.connectors.files.address_options import FULL, cut, writing
-from ddflow.connectors.files.file_path import WRITING, FilePath
+from ddflow.connectors.api import Mode, Source, TableSink
+from ddflow.connectors.files.file_path import FULL, WRITING, FilePath, cut, writing
 from ddflow.connectors.kafka.source import CONFIG
-from ddflow.connectors.landed import LandedFiles
+from ddflow.connectors.landing.source import LandedFiles
 from ddflow.errors import SpecError
 from ddflow.storage.address import check_encoded, public, refuse_secret
 

@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from ddflow.connectors.files.places import Local
-from ddflow.connectors.files.reading import ROWS, File, check_width, reading
+from ddflow.connectors.files.reader import ROWS, File, check_width, reading
 from ddflow.errors import UnreadableInput
 
 BUFFER = 1 << 20

@@ -1,0 +1,1 @@
+"""Delta Lake: a table as a source of changes and as a sink."""

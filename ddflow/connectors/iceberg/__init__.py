@@ -1,0 +1,1 @@
+"""Iceberg: a table of a catalog as a sink."""

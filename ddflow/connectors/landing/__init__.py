@@ -1,0 +1,1 @@
+"""Files that land in a folder or a bucket, as a source."""

@@ -1,0 +1,289 @@
+"""The folder of a Parquet sink: its owner, the folders of its outputs, and a sink that adds one file an epoch.
+
+Guarantees: a folder belongs to one state, and a sink of another state is refused. An epoch is recorded beside its file,
+so an epoch that was written before a crash is not written again.
+
+>>> import os, tempfile
+>>> from ddflow.storage.disk import Disk
+>>> with tempfile.TemporaryDirectory() as folder:
+...     place = OutputPlace(Site(Disk(), folder, "owner", "the outputs folder"), "00ff00ff00ff00ff")
+...     place.claim("0" * 32, "state", ["by city"])
+...     sorted(os.listdir(folder)), place.mark().state == "0" * 32
+(['by_city-03b9d52a719159e2', 'outputs.json'], True)
+"""
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path as LocalPath
+from typing import ClassVar, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from msgspec.json import Decoder
+
+from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.table_shape import is_written, new_columns, vanished
+from ddflow.errors import SinkFailed, SinkRefused, SpecError, cut
+from ddflow.storage.fields import Hex, Path, Strict, decoded, encoded
+from ddflow.storage.protocol import lost
+from ddflow.storage.site import Site
+
+MARK: Final = "outputs.json"
+MARK_BYTES: Final = 1 << 24
+"""Bytes that it may have at most."""
+READABLE: Final = 40
+"""Characters of an output's name that its folder's has, at most."""
+AGAIN: Final = (
+    "restore it from a copy; or, if the folder is of this state and no other, delete that file, and open "
+    "the state with outputs= again, which writes it anew"
+)
+_UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
+
+
+def of(name: str) -> str:
+    """Return the folder name of an output: the safe part of its name, and 16 hex digits of its hash."""
+    # One that begins with a dot or an underscore is passed over by those who read such folders.
+    readable = _UNSAFE.sub("_", name)[:READABLE].strip("._")
+    digest = xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass"))
+    return f"{readable}-{digest}" if readable else digest
+
+
+class Mark(Strict, frozen=True):
+    """Content of ``outputs.json``: the id of the ``state`` that owns the folder, and the folders of its ``outputs``.
+
+    ``at``: the address of the state at its last claim, since a copy of the state has the same id.
+    """
+
+    state: Hex
+    at: Path
+    outputs: dict[str, str]
+
+
+_DECODER: Final = Decoder(Mark)
+
+
+class OutputPlace:
+    """``site``: the folder.  ``nonce``: of the writer.  ``numbers``: of the files that he makes.
+
+    Every method raises `StorageFailed` when the disk fails.
+    """
+
+    def __init__(self, site: Site, nonce: str) -> None:
+        self.site, self.nonce, self.numbers = site, nonce, itertools.count()
+
+    def look(self, state: str | None) -> None:
+        """Raise `StateRefused` unless a state's outputs may go here; nothing is made.  O(1).
+
+        ``state``: its id, None for one that is yet to be made.  Raises `CorruptState` for a damaged ``outputs.json``.
+        """
+        with self.site.guarded("open it", opening=True):
+            self.site.path = self.site.disk.real(self.site.path)
+            if self.site.is_there(self.site.path):
+                self.site.look(self.site.path)
+                self._must_be_of(state, self.mark())
+
+    def claim(self, state: str, at: str, names: Iterable[str]) -> None:
+        """Claim the folder for a state, and create its missing parts, durably.  O(names).
+
+        ``at``: the address of the state.  If several states claim it at once, one gets it.  Raises as `look` does, and
+        `StateRefused` for a name that is no UTF-8, `StorageFull`.
+        """
+        wanted = {name: of(name) for name in sorted(names)}
+        try:
+            encoded([self.site.path, at, wanted])
+        except UnicodeEncodeError as error:
+            odd = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
+            raise self.site.refused(cut(odd), "give it another name") from None
+        self.look(state)
+        with self.site.guarded("make it", opening=True):
+            self.site.make()
+            self.site.look(self.site.path)
+            found = self.mark() or self._first(Mark(state, at, wanted))
+            self._must_be_of(state, found)
+            for name in wanted:
+                with suppress(FileExistsError):
+                    self.site.disk.mkdir(self.site.below(of(name)), self.site.folder_mode)
+                self.site.look(self.site.below(of(name)))
+            if found != (now := Mark(state, at, wanted | found.outputs)):
+                self.site.disk.rename(self._write_part(now), self.site.below(MARK))
+            self.site.sweep(self.site.path)
+            # Whoever made any of it may have died before he did.
+            self.site.disk.sync_dir(self.site.path)
+            self.site.sync_above(self.site.path)
+
+    def mark(self) -> Mark | None:
+        """Read ``outputs.json``; None if it does not exist.  O(its bytes).  Raises `CorruptState` if it is invalid."""
+        with self.site.reading(f"file {MARK}", lost(MARK, self.site.path), AGAIN):
+            try:
+                data = self.site.disk.read(self.site.below(MARK), MARK_BYTES)
+            except FileNotFoundError:
+                return None
+        return decoded(_DECODER, data, f"the file {MARK} of {self.site.path}", AGAIN)
+
+    def _must_be_of(self, state: str | None, found: Mark | None) -> None:
+        if found is not None and found.state != state:
+            this = "this one is new" if state is None else f"this one's is {state}"
+            raise self.site.refused(
+                f"it belongs to the state with the id {found.state}, at {found.at}, and {this}",
+                "give every state a folder of its own",
+            )
+
+    def _first(self, mark: Mark) -> Mark:
+        """Say whose the folder is, where nothing says it yet; what is said there then."""
+        temporary = self._write_part(mark)
+        try:
+            self.site.disk.link(temporary, self.site.below(MARK))
+        except FileExistsError:
+            return self.mark() or mark
+        finally:
+            self.site.tidy(temporary)
+        return mark
+
+    def _write_part(self, mark: Mark) -> str:
+        """Write the mark to a new file that is durable except for its name, and return the path."""
+        data = msgspec.json.format(encoded(mark), indent=1)
+        path = self.site.below(f".{self.nonce}-{next(self.numbers)}.part")
+        self.site.written(path, f"write {MARK}", lambda sink: sink.write(data))
+        return path
+
+
+RECORDS: Final = "_written"
+OURS: Final = b"ddflow"
+"""The metadata of a file that was written here: its record."""
+
+
+@dataclass(frozen=True)
+class ParquetFragments(TableSink):
+    """See `dd.sinks.parquet`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     opened = ParquetFragments(folder).open(TableShape("t", pa.schema({"id": pa.int64()}), None))
+    ...     opened.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 3, "f" * 32), None)
+    ...     opened.read().to_pylist(), opened.written().epoch, sorted(os.listdir(folder))
+    ([{'id': 7}], 3, ['000000000001.parquet', '_written'])
+    """
+
+    folder: str
+    mode: Mode = "changelog"
+    kind: ClassVar[str] = "parquet"
+    modes: ClassVar[tuple[Mode, ...]] = ("changelog", "retract", "debezium", "updates")
+
+    def __post_init__(self) -> None:
+        if "://" in self.folder:
+            asked = f"dd.sinks.parquet({self.folder.rpartition('@')[2]!r})"
+            raise SpecError(asked, "that is no folder of this machine", "write to a table: dd.sinks.delta, or iceberg")
+
+    @property
+    def target(self) -> str:
+        """The folder."""
+        return os.path.abspath(self.folder)
+
+    def open(self, shape: TableShape) -> OpenSink:
+        """Return the folder; makes nothing yet."""
+        return FragmentFolder(LocalPath(self.target), shape)
+
+
+class FragmentFolder(OpenSink):
+    """``folder``: with a file an epoch."""
+
+    def __init__(self, folder: LocalPath, shape: TableShape) -> None:
+        self.folder, self.shape = folder, shape
+
+    def written(self) -> TargetRecord | None:
+        """Read the greatest record."""
+        with self._disk("ask"):
+            names = self._names(RECORDS, ".json")
+            return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
+
+    def missing(self) -> bool:
+        """Return whether there is no such folder."""
+        return not self.folder.exists()
+
+    def occupied(self) -> bool:
+        """Return whether there are records, or files that are not ours."""
+        with self._disk("ask"):
+            return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._list_orphans())
+
+    def prepare(self) -> None:
+        """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
+        place = str(self.folder)
+        with self._disk("prepare"):
+            (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
+            for name in self._names("", ".parquet")[-1:]:
+                new_columns(self.shape, pq.ParquetFile(self.folder / name).schema_arrow, self.shape.schema, place)
+
+    def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
+        """Take an epoch."""
+        if before is not None and self.missing():
+            raise vanished(now.output, str(self.folder), before.epoch)
+        if is_written(self.written(), now, before, str(self.folder)):
+            return
+        with self._disk("write"):
+            (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
+            for path in self._list_orphans():
+                path.unlink()
+            records = self._names(RECORDS, ".json")
+            stem = f"{int(LocalPath(records[-1]).stem) + 1 if records else 1:012}"
+            if changes.rows.num_rows:
+                new = self.folder / f"_{stem}.new"
+                pq.write_table(changes.rows.replace_schema_metadata({OURS: json.dumps(now._asdict())}), new)
+                _sync_to_disk(new)
+                new.rename(self.folder / f"{stem}.parquet")
+                _sync_to_disk(self.folder)
+            part = self.folder / RECORDS / f"_{stem}.{os.getpid()}"
+            part.write_text(json.dumps(now._asdict()))
+            _sync_to_disk(part)
+            try:
+                os.link(part, self.folder / RECORDS / f"{stem}.json")
+            finally:
+                part.unlink()
+            _sync_to_disk(self.folder / RECORDS)
+
+    def read(self) -> pa.Table:
+        """Read the rows of all epochs that have a record."""
+        with self._disk("read"):
+            stems = [LocalPath(name).stem for name in self._names(RECORDS, ".json")]
+            files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
+            # What may be null in one epoch's file may be declared otherwise in another's.
+            schema = pa.schema([field.with_nullable(True) for field in self.shape.schema])
+            tables = [pq.read_table(path) for path in files]
+            tables = [each.cast(pa.schema([f.with_nullable(True) for f in each.schema])) for each in tables]
+            return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
+
+    def _list_orphans(self) -> list[LocalPath]:
+        """List our files that have no record."""
+        recorded = {LocalPath(name).stem for name in self._names(RECORDS, ".json")}
+        files = [self.folder / name for name in self._names("", ".parquet") if LocalPath(name).stem not in recorded]
+        return [path for path in files if OURS in (pq.ParquetFile(path).schema_arrow.metadata or {})]
+
+    def _names(self, within: str, ending: str) -> list[str]:
+        with suppress(FileNotFoundError):
+            return sorted(n for n in os.listdir(self.folder / within) if n.endswith(ending) and n[0] != "_")
+        return []
+
+    @contextmanager
+    def _disk(self, asked: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException, ValueError) as error:
+            if isinstance(error, SinkRefused):
+                raise
+            raise SinkFailed(
+                f"{asked} {self.folder}", f"{type(error).__name__}: {error}", "see to the folder"
+            ) from None
+
+
+def _sync_to_disk(path: LocalPath) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
