@@ -1,12 +1,7 @@
-"""The keyed diff of two tables: which keys were added, removed or changed, and how.
+"""Compare two tables by key: the rows added, removed or changed, and the columns that differ.
 
-Invariant: it is `replace`, twice: an input is made to hold the rows before, then the rows after, and what comes out are
-the differences, by canonical equality (one NaN, -0.0 == 0.0, decimals by value). So a key has one row on each side, or
-the comparison is refused; and equal tables give no row, in whatever order and types their rows come. Columns of two
-types are compared in one that holds the values of both, or the comparison is refused, naming the column.
-
-Limits: both sides are in memory. In text files a column that reads as numbers
-on one side and as text on the other is text on both.
+Guarantees: memory is bounded by the larger side's keys. A key that occurs twice, a null key or a column of another type
+is an error that names the side.
 
 >>> before = {"id": [1, 2, 3], "city": ["Bern", "Basel", "Chur"], "n": [1, 2, 3]}
 >>> after = [{"id": 2, "city": "Basel", "n": 2}, {"id": 3, "city": "Zug", "n": 3}, {"id": 4, "city": "Bern", "n": 4}]
@@ -32,17 +27,81 @@ from ddflow.columns.casts import exact, fitting
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
-from ddflow.columns.schema import lossless, normal_type, one_chunk, plain
-from ddflow.connectors.files import AS_USUAL, FileOptions, open_files
+from ddflow.columns.schema import is_text, lossless, normal_type, one_chunk, plain
+from ddflow.connectors.error_location import is_path
+from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL
+from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, dialect_of
-from ddflow.connectors.files.kinds import is_text_kind
+from ddflow.connectors.files.kinds import CSV, TSV, Dialect, is_text_kind
 from ddflow.connectors.files.places import STDIN, Place, listed
+from ddflow.connectors.files.spelling import Misspelled, values
 from ddflow.connectors.to_arrow import of_files, to_table
 from ddflow.engine.flow import Flow
-from ddflow.errors import DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
+from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
 from ddflow.metrics import Look
 from ddflow.plan.spec import Upsert
-from ddflow.tools.compared_side import Side, as_text
+
+
+class Side(NamedTuple):
+    """One side of a comparison. ``given``: the argument; ``how``: the options of its files; ``rows``: as first read.
+
+    >>> schema = pa.schema({"n": pa.string()})
+    >>> sides = [Side(None, AS_USUAL, pa.table({"n": each})) for each in ([1.5], ["7", "7,50"])]
+    >>> as_text(schema, sides)[0].partition(", so ")[0]
+    "compare: 'n' is double before and string after (because of '7,50')"
+    """
+
+    given: Any
+    how: FileOptions
+    rows: pa.Table
+
+    @property
+    def file(self) -> tuple[str, int] | None:
+        """The only file, with its number for its first row; None if rows come otherwise. O(files)."""
+        places = (
+            listed([os.fspath(self.given)], self.dialect.kind) if is_path(self.given) and self.given != STDIN else []
+        )
+        return (places[0].name, 1 + (places[0].kind.name in (CSV, TSV))) if len(places) == 1 else None
+
+    @property
+    def dialect(self) -> Dialect:
+        """How its files are written."""
+        return dialect_of(self.given) if isinstance(self.given, FilePath) else self.how.dialect
+
+    def placed(self, error: DdflowError) -> DdflowError:
+        """Add the file to an error about its rows, with the file's row numbers."""
+        if (file := self.file) is None:
+            return error
+        error.name_rows(lambda row: f"row {row + file[1]:,}", file[0])
+        return error.change(asked=error.asked + f", {file[0]}")
+
+    def odd(self, name: str, kind: pa.DataType) -> str:
+        """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
+        try:
+            values(one_chunk(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.forms)
+        except Misspelled as error:
+            file, text = self.file, self.rows.column(name)[error.row].as_py()
+            place = "" if file is None else f" in {file[0]}, row {error.row + file[1]:,}"
+            return f" (because of {text!r:.100}{place})"
+        except (pa.ArrowException, ValueError):
+            return ""
+        return ""
+
+
+def as_text(schema: pa.Schema, sides: Sequence[Side]) -> tuple[str, ...]:
+    """Make a note for each column that is text on only one side. ``schema``: of the comparison."""
+    notes = list[str]()
+    for field in schema:
+        if not is_text(field.type) or any(field.name not in side.rows.column_names for side in sides):
+            continue
+        was, now = (side.rows.column(field.name).type for side in sides)
+        if is_text(was) != is_text(now) and not {pa.null()} & {was, now}:
+            odd = sides[is_text(now)].odd(field.name, was if is_text(now) else now)
+            before, after = (odd, "") if is_text(was) else ("", odd)
+            types = f"{was} before{before} and {now} after{after}"
+            notes.append(f"compare: {field.name!r} is {types}, so its values are compared as text")
+    return tuple(notes)
+
 
 CHANGE: Final = "_change"
 CHANGED: Final = "_changed"
@@ -144,7 +203,7 @@ def comparison(
     key: Any,
     ignore: Any = (),
     types: Mapping[str, pa.DataType] | None = None,
-    how: FileOptions = AS_USUAL,
+    how: FileOptions = FILES_AS_USUAL,
     look: Look = lambda rows: None,
     null_key: NullKeys = "error",
 ) -> Comparison:

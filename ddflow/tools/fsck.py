@@ -1,38 +1,25 @@
-"""Fsck: every byte of a state read and compared, and whether what they say fits together.
+"""Check every file of a state: read and compared with its checksum, and whether what the files say fits together.
 
-Invariant: it ends with a report, whatever the files are; it lists all that is wrong, and changes nothing. A writer may
-go on meanwhile, so what lies in the store is listed before the manifests are read, and what a swept manifest misses is
-no problem; one damaged file must not hide another, so each is compared by itself before any of them is understood; and
-checksums do not say that what was written is right, which is looked at last (``restored``).
-
->>> import ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow, store = dd.Flow(), MemoryStore()
->>> _ = flow.output("out", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
->>> with flow.open(store) as engine:
-...     _ = engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1)
->>> report = fsck(store)
->>> report.ok, report.epoch, report.manifests, report.files
-(True, 1, 2, 3)
->>> name, (data, put) = next(each for each in store.shared.blobs.items() if each[0].endswith("arrow"))
->>> store.shared.blobs[name] = data[:-1], put
->>> [(each.file == f"blobs/{name}", each.found.split(" with")[1][:9]) for each in fsck(store).problems]
-[(True, ' checksum')]
+Guarantees: nothing is changed or deleted. A finding names the file and what to do. Files that ddflow did not write are
+listed apart; they are no damage.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Fragment
+from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories, StoredInventory
-from ddflow.errors import DdflowError, SpecError
+from ddflow.errors import Command, DdflowError, Phrase, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.inputs import opened_input
 from ddflow.partitions.stages import placed, told_by
@@ -51,9 +38,134 @@ from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.sheets import unfolded
-from ddflow.tools.report import Report
-from ddflow.tools.restored import Examination, Known, Memo, Operators, holds_all, wrongly_attached, wrongly_fed
-from ddflow.tools.strangers import NAMED, strangers
+from ddflow.storage.site import TEMPORARY
+from ddflow.storage.state_folder import INSIDE
+from ddflow.tools.inventory_check import Examination, Known, Memo, Operators, holds_all, wrongly_attached, wrongly_fed
+
+
+class Problem(NamedTuple):
+    """A problem of a file.
+
+    ``file``: its name in the state, or its path. ``found``: the fault. ``manifest``: the newest that names the file,
+    None for a problem of the whole state.
+    """
+
+    file: str
+    found: str
+    manifest: int | None = None
+
+
+@dataclass
+class Report:
+    """The result of `fsck`. It prints as text.
+
+    Attributes
+    ----------
+    where : str
+        The state.
+    epoch : int
+        Of the newest manifest that can be read; -1 for none.
+    manifests : int
+        How many are kept.
+    files, bytes : int
+        How many files they name, and their bytes, each read and compared.
+    problems : list of Problem
+        All that is wrong.
+    garbage, garbage_bytes : int or None
+        Files that no kept manifest names, and their bytes; None where that cannot be told.
+    ignored : list of str
+        Files that are not ddflow's.
+    notes : list of str
+        What was not looked at, and why.
+
+    >>> report = Report("state/orders", epoch=3)
+    >>> report.problem("blobs/x.arrow", "it is missing")
+    >>> report.ok, str(report).splitlines()[1]
+    (False, '  blobs/x.arrow: it is missing')
+    """
+
+    where: str
+    epoch: int = -1
+    manifests: int = 0
+    files: int = 0
+    bytes: int = 0
+    garbage: int | None = 0
+    garbage_bytes: int | None = 0
+    problems: list[Problem] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+    def problem(self, file: str, found: str, manifest: int | None = None) -> None:
+        """Note that something is wrong with a file; the same is noted once."""
+        if not any(each.file == file and each.found == found for each in self.problems):
+            self.problems.append(Problem(file, found, manifest))
+
+    def note(self, text: str) -> None:
+        """Note what was not looked at; the same once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the report to plain values."""
+        return {"ok": self.ok} | asdict(self) | {"problems": [each._asdict() for each in self.problems]}
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def text(self) -> Phrase:
+        """The report as one reads it."""
+        size = f"{self.files:,} files of {shown_size(self.bytes)} that {self.manifests:,} manifests name"
+        if self.ok:
+            lines: list[str] = [f"{self.where}, epoch {self.epoch}: whole; {size}, each read and compared"]
+        else:
+            lines = [f"{self.where}: {len(self.problems):,} PROBLEMS in {size}"]
+        lines += [f"  {each.file}: {each.found}" for each in self.problems]
+        lines += [f"  note: {each}" for each in self.notes]
+        if self.garbage is None:
+            lines.append("  garbage: not known, as not all manifests and inventories can be read")
+        elif self.garbage:
+            files = f"{self.garbage:,} files of {shown_size(self.garbage_bytes or 0)}"
+            lines.append(Phrase(f"  garbage: {files} that no manifest names; ", Command("gc"), " removes them"))
+        lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
+        return Phrase.joined("\n", lines)
+
+
+NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
+"""The name of a state's file."""
+_NUMBER: Final = re.compile(r"[0-9]{16}")
+
+
+def strangers(store: LocalStore) -> Iterator[str]:
+    """List the files in the folder of a state that ddflow did not write. O(names).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     store = LocalStore(place)
+    ...     with open(f"{place}/notes.txt", "w") as file:
+    ...         _ = file.write("mine")
+    ...     found = list(strangers(store))
+    ...     store.close()
+    >>> found
+    ['notes.txt']
+    """
+    place = store.site
+    for name in sorted(store.disk.names(place.path)):
+        if name not in (*INSIDE, "spill"):
+            yield name
+    ours = {
+        "blobs": re.compile(rf"{NAMED.pattern}|[0-9a-f]{{16}}-[0-9]+\.part"),
+        "marks": _NUMBER,
+        "manifests": re.compile(f"{_NUMBER.pattern}|{TEMPORARY.pattern}"),
+    }
+    for folder, known in ours.items():
+        names = store.disk.names(place.below(folder)) if folder in store.disk.names(place.path) else []
+        yield from (f"{folder}/{name}" for name in sorted(names) if not known.fullmatch(name))
 
 
 def fsck(
@@ -91,6 +203,20 @@ def fsck(
     Notes
     -----
     O(bytes); in memory, the bookkeeping of the newest version.
+
+    >>> import ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow, store = dd.Flow(), MemoryStore()
+    >>> _ = flow.output("out", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+    >>> with flow.open(store) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1)
+    >>> report = fsck(store)
+    >>> report.ok, report.epoch, report.manifests, report.files
+    (True, 1, 2, 3)
+    >>> name, (data, put) = next(each for each in store.shared.blobs.items() if each[0].endswith("arrow"))
+    >>> store.shared.blobs[name] = data[:-1], put
+    >>> [(each.file == f"blobs/{name}", each.found.split(" with")[1][:9]) for each in fsck(store).problems]
+    [(True, ' checksum')]
     """
     with opened_store(state, trust=trust) as store:
         return _Check(store, flow, look).run()

@@ -1,10 +1,7 @@
-"""Verify: a state's collections compared with the stateless fold of their logs, key by key.
+"""Verify a state: its collections compared with the stateless fold of their logs, key by key, and its counts recounted.
 
-Invariant: a row that is in one of them and not in the other, or differs, is counted, and the first ones are named.
-Both may be larger than memory, so both come range by range in the order of identities, mixed with the state's secret;
-and a state is not the fold of the whole log: in hold-back mode, events at or after its frontier are pending in it, so
-those before it are folded, and the others are compared by their number. What depends on when events came in (which
-were late, which a refused call left out) no log can tell; `Compared.notes` says where that may be.
+Guarantees: nothing of the state is changed, and no code of the incremental path computes what it is compared with.
+Collections are cut into ranges of identities, so memory stays bounded.
 
 >>> import ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -20,34 +17,182 @@ input 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the s
   note: the state has taken in 2 events, the log has 3
 """
 
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from os import PathLike
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Secret, validity, words
+from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, validity, value_hashes, words
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.engine.lineage.log_parts import MARKS, as_fed, batches, parts_of
 from ddflow.engine.snapshot import Snapshot
-from ddflow.errors import NotReadable, Option, Phrase
+from ddflow.errors import CorruptState, NotReadable, Option, Phrase
 from ddflow.metrics import Look
+from ddflow.operators.base import Context, Running
+from ddflow.operators.updates import ints
+from ddflow.plan.binding import Binding
+from ddflow.plan.codec import describe, node_ids, shown
+from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
 from ddflow.terminal import as_text, counted
-from ddflow.time import CLOSED, shown
-from ddflow.tools.compared import Piece, aligned
+from ddflow.time import CLOSED
+from ddflow.time import shown as time_shown
+from ddflow.tools.export import ranges
 from ddflow.tools.merge_on_read import folded
-from ddflow.tools.recount import recounted
+from ddflow.trace.arrangement import PIECE, Arrangement
+from ddflow.trace.batch import starts
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class Piece(NamedTuple):
+    """n rows in the order of identities, each key once."""
+
+    table: pa.Table
+    high: Words
+    low: Words
+    """uint64[n], or of size 0 if one word is enough."""
+    value: Words
+    """uint64[n]: hashes of what counts in "did it change"."""
+
+    @classmethod
+    def of(cls, table: pa.Table, bound: Binding, secret: Secret, begin: int, end: int) -> Piece:
+        """Make the piece of an ordered table with identities from ``begin`` to ``end``. O(n).
+
+        Raises `CorruptState` for a row out of order or out of this range.
+        """
+        high, low = RowHashes(bound.key_schema, secret).of(table)
+        after = high[1:] > high[:-1]
+        if low.size:
+            after |= (high[1:] == high[:-1]) & (low[1:] > low[:-1])
+        fits = (high >= np.uint64(begin)) & (high <= np.uint64(end))
+        fits[1:] &= after
+        if not fits.all():
+            raise misplaced(bound.name, table, int(np.flatnonzero(~fits)[0]))
+        shown = list(dict.fromkeys([*bound.row_schema.names, *bound.tracked]))
+        return cls(table.select(shown), high, low, value_hashes(table.select(bound.tracked), secret))
+
+    def against(self, other: Piece) -> tuple[Ints, Ints, Ints, Ints]:
+        """Rows of this alone, rows of the other alone; and the rows of both that have one key, in step.
+
+        Each int64, ascending.  O(n), or O(n log n) for identities of two words.
+        """
+        n, high = self.high.size, np.concatenate([self.high, other.high])
+        low = np.concatenate([self.low, other.low])
+        order = np.lexsort((low, high)) if low.size else np.argsort(high, kind="stable")
+        same = ~starts(high[order], low[order] if low.size else low)[1:]
+        first, second = order[:-1][same], order[1:][same]
+        alone = np.ones(order.size, bool)
+        alone[first] = alone[second] = False
+        left = np.flatnonzero(alone)
+        return left[left < n], left[left >= n] - n, first, second - n
+
+    def among(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
+        """Mark the rows whose identity is in a set of (high, low), low 0 if there is none."""
+        low = self.low[rows].tolist() if self.low.size else [0] * rows.size
+        pairs = zip(self.high[rows].tolist(), low, strict=True)
+        return np.fromiter((pair in keys for pair in pairs), bool, rows.size)
+
+
+def aligned(one: Arrangement, other: Arrangement, bound: Binding, secret: Secret) -> Iterator[tuple[Piece, Piece]]:
+    """Both sides, range by range.  ``bound``: tells key and value.  O(n log n).  Raises `CorruptState`, see the header.
+
+    Either may be in several partitions.  They must not change meanwhile.
+
+    >>> import ddflow as dd
+    >>> flow, secret = dd.Flow(), Secret(1, 2)
+    >>> input = flow.output("v", flow.upserts("v", {"k": pa.int64(), "v": pa.int64()}, dd.Upsert(key="k")))
+    >>> def rows_of(keys, values):
+    ...     engine = flow.open(secret=secret)
+    ...     _ = engine.step({"v": pa.table({"k": keys, "v": values})}, time=1)
+    ...     return engine.dataflow.graph.inputs["v"].arranged
+    >>> one, other = rows_of([1, 2, 3], [1, 2, 3]), rows_of([2, 3, 5], [2, 4, 5])
+    >>> found = [a.against(b) for a, b in aligned(one, other, input.bound, secret)]
+    >>> sum(extra.size for extra, *_ in found), sum(missing.size for _, missing, *_ in found)
+    (1, 1)
+    """
+    parts = [*one.partitions, *other.partitions]
+    count = sum(each.keys for each in parts) // PIECE + 1
+    ends = [((number + 1) << 64) // count - 1 for number in range(count)]
+    begin = 0
+    for end, *tables in zip(ends, *(each.within(ends) for each in parts), strict=True):
+        pieces = [Piece.of(table, bound, secret, begin, end) for table in tables]
+        yield _join_pieces(pieces[: len(one.partitions)]), _join_pieces(pieces[len(one.partitions) :])
+        begin = end + 1
+
+
+def _join_pieces(pieces: list[Piece]) -> Piece:
+    words = (np.concatenate(each) for each in zip(*(piece[1:] for piece in pieces), strict=True))
+    return Piece(pa.concat_tables([piece.table for piece in pieces]), *words)
+
+
+def misplaced(name: str, table: pa.Table, row: int) -> CorruptState:
+    """Make the error for a row in a place where its key does not belong."""
+    shown = as_text(shown_row(table, row))[:200]
+    return CorruptState(
+        f"the rows of {name!r}",
+        f"one stands where its key does not belong: {shown}",
+        "do not use this state; replay the log into a new one",
+    )
+
+
+def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
+    """Recount each count of a state: yield its description, and the number of groups that differ from their rows.
+
+    Skips counts of rows that their inputs have forgotten or did not keep, and results that depend on arrival. O(rows);
+    memory for the groups. Raises `CountOverflow`.
+
+    >>> import ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow, store = dd.Flow(), MemoryStore()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+    >>> _ = flow.output("by_city", people.project(["city"]).count())
+    >>> with flow.open(store) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
+    >>> with Snapshot.open(store) as snapshot:
+    ...     list(recounted(snapshot))
+    [("people.project(['city']).count(by=['city'])", 0)]
+    """
+    ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
+    for node, kept in snapshot.dataflow.graph.keeping.items():
+        if node.forgetting or node.as_it_came or not kept.arrangements or snapshot.dataflow.graph.unkept(*node.inputs):
+            continue
+        fresh = _recompute_state(snapshot, node)
+        secret = snapshot.dataflow.graph.secret
+        stored, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
+        wrong = max(np.setdiff1d(stored, made).size, np.setdiff1d(made, stored).size)
+        yield shown(description, ids[node], "this state"), wrong
+
+
+def _recompute_state(snapshot: Snapshot, node: Collection) -> Running:
+    """Run the operator again over its input's rows, in a new state. Each range has another time."""
+    graph = snapshot.dataflow.graph
+    fresh: Running = node.open(Context(graph.secret, graph.plan.time_type, frozenset(node.schema.names)))
+    for time, piece in enumerate(ranges(graph, node.inputs[0])):
+        if piece.diffs.size:
+            _, change = fresh.compute([piece._replace(times=ints(time))], time)
+            fresh.apply([change], time + 1, time)
+    return fresh
+
+
+def _hashes(arranged: Arrangement, secret: Secret) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    """Hash each group with its count."""
+    tables: list[pa.Table] = list(arranged.pieces())
+    return np.concatenate([np.empty(0, np.uint64), *(value_hashes(table, secret) for table in tables)])
+
 
 FIRST: Final = 10
 """How many rows that differ are named."""
@@ -332,7 +477,7 @@ class _Comparison:
         if spec.noop_ignore:
             notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, and are not compared")
         if spec.holds_back and out.later + out.pending:
-            frontier = shown(self.snapshot.frontier, self.bound.time_type)
+            frontier = time_shown(self.snapshot.frontier, self.bound.time_type)
             notes.append(
                 f"events at or after the frontier {frontier} are not in the collection "
                 f"yet: the log has {out.later:,}, {out.pending:,} are pending"

@@ -27,7 +27,7 @@ from ddflow.errors import CorruptState, NegativeMultiplicity, NotUnique
 from ddflow.plan.codec import describe, node_id, shown
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.recount import recounted
+from ddflow.tools.verify import recounted
 
 LEFT = {"k": pa.int32(), "v": pa.int64(), "d": pa.int64(), "t": pa.int64()}
 RIGHT = {"k": pa.int64(), "name": pa.string(), "d": pa.int64(), "t": pa.int64()}

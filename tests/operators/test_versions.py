@@ -33,7 +33,7 @@ from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, P
 from ddflow.plan.codec import describe, node_id, shown
 from ddflow.plan.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.recount import recounted
+from ddflow.tools.verify import recounted
 from ddflow.trace.ordered_index import OrderedIndex
 
 LONG = "2024-01-01T00:00:"

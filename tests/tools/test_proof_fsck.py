@@ -22,7 +22,7 @@ from ddflow.storage import sheets
 from ddflow.storage.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.report import Report
+from ddflow.tools.fsck import Report
 from ddflow.trace import spine
 from ddflow.trace.spill import BloomFilter
 

@@ -16,7 +16,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret, identities
 from ddflow.plan.bind import bind
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.compared import Piece, aligned
+from ddflow.tools.verify import Piece, aligned
 from ddflow.trace.arrangement import Arrangement
 
 SPECS = {
@@ -264,7 +264,7 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
     flow, schema = dd.Flow(), pa.schema({"k": pa.int64(), "l": pa.string(), "v": pa.int64()})
     bound = flow.upserts("v", schema, dd.Upsert(key=key)).bound
     flow.output("v", flow.inputs["v"])
-    monkeypatch.setattr("ddflow.tools.compared.PIECE", rng.choice([1, 3, 20, 1000]))
+    monkeypatch.setattr("ddflow.tools.verify.PIECE", rng.choice([1, 3, 20, 1000]))
     keys = [(k, str(k % 2)) for k in rng.sample(range(100), 60)]
     sides = [{key: rng.randrange(3) for key in rng.sample(keys, rng.randrange(61))} for _ in range(2)]
 
