@@ -49,7 +49,7 @@ class Receipts(Bench):
         """Commit ``epochs`` epochs; the driver's part of all but the first is timed."""
         import ddflow as dd
         from ddflow.partitions.commit import EpochDriver
-        from ddflow.partitions.stage_step import StagePart
+        from ddflow.partitions.step import StagePart
         from ddflow.storage.opening import open_store
 
         ours.warm()
@@ -110,7 +110,7 @@ def rows_of(n: int, rng: Any) -> pa.Table:
 
 def epoch_of(cut: Any, start: Any, parts: dict[tuple[int, int], Any], rows: pa.Table) -> list[Any]:
     """All tasks of an epoch, one after the other; their receipts."""
-    from ddflow.partitions.stage_step import StagePart
+    from ddflow.partitions.step import StagePart
 
     receipts, came = [], dict[int, list[pa.Table]]()
     for stage in range(cut.stages):

@@ -31,8 +31,8 @@ from ddflow.connectors.protocol import Fragment
 from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.partitions.reading import read_updates, stamped
-from ddflow.partitions.version import Version
+from ddflow.partitions.driver_epochs import read_updates, stamped
+from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.past import PastSchemas, at
 from ddflow.plan.plan import Plan

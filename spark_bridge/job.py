@@ -37,12 +37,11 @@ from ddflow.kernels import background
 from ddflow.kernels.compile import cache_directory
 from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
 from ddflow.partitions.commit import EpochDriver
-from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.epoch_start import EpochStart, Version
+from ddflow.partitions.live_files import PastDigests
+from ddflow.partitions.messages import Heard
 from ddflow.partitions.partitioner import Partitioner, carried_only, columns_there
-from ddflow.partitions.past_digests import PastDigests
 from ddflow.partitions.receipt import Committed, Receipt
-from ddflow.partitions.said import Heard
-from ddflow.partitions.version import Version
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.past import PastSchemas
 from ddflow.plan.plan import Plan

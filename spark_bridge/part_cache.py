@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.errors import DdflowError
-from ddflow.partitions.stage_step import StagePart
+from ddflow.partitions.step import StagePart
 
 AUTO: Final = "auto"
 """The size that is chosen from the memory of the executor."""

@@ -30,8 +30,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from ddflow.partitions.reading import partitions_with, read_updates, shared
-from ddflow.partitions.version import Version
+from ddflow.partitions.driver_epochs import partitions_with, read_updates, shared
+from ddflow.partitions.epoch_start import Version
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from spark_bridge.tasks import travelling

@@ -20,8 +20,8 @@ from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.evolve import Evolution, Evolved, inexact, without
-from ddflow.partitions.move import Move
 from ddflow.partitions.rescale import Rescaled, Rescaler
+from ddflow.partitions.rescale_rows import Move
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.stages import Stages
 from spark_bridge.errors import noted, translated

@@ -27,7 +27,7 @@ from ddflow.engine.read.history import check_readable
 from ddflow.engine.read.reads import told_only
 from ddflow.engine.snapshot import found
 from ddflow.errors import MissingExtra, NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.partitions.version import Version
+from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest

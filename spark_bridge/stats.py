@@ -30,8 +30,7 @@ import pyarrow as pa
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
 from ddflow.metrics import CallMetrics, SinkLag
-from ddflow.partitions.merged_receipts import ROWS
-from ddflow.partitions.receipt import Committed
+from ddflow.partitions.receipt import ROWS, Committed
 from ddflow.plan.rebuild import time_type
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store

@@ -35,16 +35,13 @@ from ddflow.columns.widening import filled
 from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Fragment
 from ddflow.errors import SnapshotExpired
-from ddflow.partitions.chunks import packed_receipts, packed_sums
-from ddflow.partitions.epoch_start import EpochStart
+from ddflow.partitions.chunks import ShuffleReader, packed_receipts, packed_sums
+from ddflow.partitions.epoch_start import EpochStart, Version
+from ddflow.partitions.live_files import PastDigests
 from ddflow.partitions.partitioner import Partitioner
-from ddflow.partitions.past_digests import PastDigests
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.shuffle_reader import ShuffleReader
-from ddflow.partitions.stage_once import computed
-from ddflow.partitions.stage_step import StagePart, idle
 from ddflow.partitions.stages import Stages
-from ddflow.partitions.version import Version
+from ddflow.partitions.step import StagePart, computed, idle
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
 from ddflow.storage.naming import inside

@@ -17,7 +17,7 @@ from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
-from ddflow.partitions.stage_step import PartDone, StagePart, idle
+from ddflow.partitions.step import PartDone, StagePart, idle
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Store
 

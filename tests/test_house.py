@@ -28,12 +28,12 @@ PACKAGES = ("ddflow", "spark_bridge")
 
 ONLY_IN = {"numba": "ddflow/kernels/", "llvmlite": "ddflow/kernels/", "pyspark": "spark_bridge/", "pandas": "nowhere"}
 RATCHETS = {
-    "files with one importer": 66,
+    "files with one importer": 56,
     "crowded folders": 11,
     "functions named by a lone participle": 526,
     "one-word function names in more than five files": 121,
     "functions with more than nine parameters": 13,
-    "imports, per cent of statements": 13,
+    "imports, per cent of statements": 12,
     "errors whose English a test matches": 0,
 }
 """Figures of the packages that may only fall: lower a limit when its figure falls."""

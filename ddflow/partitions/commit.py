@@ -1,8 +1,8 @@
-"""The driver of epochs: its hold on a state of many partitions, of which it makes epochs from what tasks receipt.
+"""The driver of epochs: its hold on a state of many partitions, and the batches of a query that become epochs.
 
-Invariant: an epoch is published whole or not at all, from one receipt of every task of one epoch start, all of whose
-files are there; what was committed is answered again and never made again. Tasks run elsewhere, several times. A
-driver may die between any two of its steps. Of two drivers, who loses a number writes no more.
+Guarantees: tasks write files and the driver alone publishes them, so a retried or repeated task changes nothing. A
+batch
+is recognised by its id: a new one is computed, one that was committed is answered again, and any other is refused.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.storage.memory import MemoryStore
@@ -13,38 +13,265 @@ driver may die between any two of its steps. Of two drivers, who loses a number 
 Traceback (most recent call last):
     ...
 ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 2 partitions: there is no receipt of partitions [0, ...
+
+>>> kept = (Epoch(7, (), 4), Epoch(8, (), 5))
+>>> told("shop", Feed("a", 5), Feed("a", 6), kept), told("shop", Feed("a", 5), Feed("a", 4), kept).epoch
+(None, 7)
+>>> told("shop", Feed("a", 5), Feed("b", 0), kept)
+Traceback (most recent call last):
+    ...
+ddflow.errors.FeedChanged: give batch 0 of query 'b' to shop: the state is fed by query 'a', whose last batch is 5; ...
+>>> told("shop", Feed("a", 5), Feed("b", 0), kept, adopt=True)
 """
 
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from os import PathLike
+from shlex import quote
 from time import perf_counter_ns
 from typing import Final, Literal, Self
 
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
-from ddflow.dataflow.budget import parse_size
+from ddflow.connectors.parquet.sink import check_target
+from ddflow.dataflow.budget import LEAST, parse_size, shown_size
 from ddflow.engine.epoch_log import KEPT, EpochLog
-from ddflow.errors import Command, EpochSkipped, Phrase, PlanChanged, ReplayMismatch, SpecError, TimeWentBack, WrongMode
-from ddflow.partitions import batch_ids as feeds
-from ddflow.partitions.epoch_start import EpochStart, Growth
-from ddflow.partitions.growing import Growing
+from ddflow.errors import (
+    Command,
+    EpochSkipped,
+    FeedChanged,
+    Option,
+    Phrase,
+    PlanChanged,
+    ReplayMismatch,
+    SpecError,
+    StateRefused,
+    TimeWentBack,
+    WrongMode,
+)
+from ddflow.partitions.epoch_start import EpochStart, Growth, own
+from ddflow.partitions.growth import Growing
 from ddflow.partitions.live_files import LiveFiles, followed, look, look_for
-from ddflow.partitions.merged_receipts import OWED, ROWS, call_digest, gather, greatest, together
-from ddflow.partitions.receipt import Committed, Contribution, Receipt
-from ddflow.partitions.said import Said, heard
+from ddflow.partitions.messages import Said, heard
+from ddflow.partitions.receipt import (
+    OWED,
+    ROWS,
+    Committed,
+    Contribution,
+    Receipt,
+    call_digest,
+    gather,
+    greatest,
+    together,
+)
 from ddflow.partitions.stages import cut, regrouped
-from ddflow.partitions.wanted import Wanted
 from ddflow.plan.plan import Plan
+from ddflow.plan.rebuild import step_times
 from ddflow.storage.closing import on_failure
-from ddflow.storage.epochs import Kind
+from ddflow.storage.epochs import QUERY, Epoch, Feed, Kind
 from ddflow.storage.feeding import EVENTS, fed_by
-from ddflow.storage.manifest import Call, Epoch, Feed, Manifest, Output
+from ddflow.storage.manifest import PARTITIONS, Call, Manifest, Output
+from ddflow.storage.manifest import Epoch as CommittedEpoch
+from ddflow.storage.manifest import Feed as FeedRecord
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Store
-from ddflow.time import CLOSED, NEVER, shown
+from ddflow.time import CLOSED, INT64, NEVER, shown
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of opening a state: see `EpochDriver.open`.  Raises `SpecError`.
+
+    >>> Wanted(partitions=0)
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: partitions=0: that is not possible; give a whole number from 1 to 65536
+    """
+
+    partitions: int | None = None
+    default_partitions: int = 1
+    outputs: str | PathLike[str] | None = None
+    trust: Literal["owner", "group"] = "owner"
+    keep: int = KEPT
+    retain: int | None = None
+    memory: int | None = None
+    checkpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("partitions", 1, PARTITIONS),
+            ("default_partitions", 1, PARTITIONS),
+            ("keep", 1, 1 << 16),
+            ("retain", 0, CLOSED),
+        ):
+            given = getattr(self, name)
+            number = isinstance(given, int) and not isinstance(given, bool)
+            if not (number and least <= given <= most) and (given is not None or name not in ("partitions", "retain")):
+                raise SpecError(
+                    Option(name, given), "that is not possible", f"give a whole number from {least} to {most}"
+                )
+        check_target(self.outputs)  # before anything is made
+        if self.memory is not None and own(self.memory) < LEAST:
+            raise SpecError(
+                f"memory={shown_size(self.memory)}",
+                "that is too small for a task to work in",
+                f"give {shown_size(2 * LEAST)} or more",
+            )
+
+    def fits(self, manifest: Manifest, where: str) -> None:
+        """Raise `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps."""
+        if not manifest.inventories:  # it holds nothing yet
+            return
+        if (kind := step_times(manifest.plan, where)) != INT64:
+            raise StateRefused(
+                f"open {where} on Spark",
+                f"the times of its steps are {kind}, and those of Spark's epochs are whole numbers",
+                "go on with it in one process; spark_bridge.read reads it as it is",
+            )
+        if self.partitions not in (None, manifest.partitions):
+            found = f"it has {manifest.partitions}, and opening a state does not rewrite it"
+            other = f"ddflow rescale {quote(where)} --partitions {self.partitions}, or on Spark spark_bridge.rescale"
+            remedy = f"leave it out, or change it first: {other}"
+            raise SpecError(f"open {where} with partitions={self.partitions}", found, remedy)
+
+
+ADOPT: Final = Option("adopt", True)
+AGAIN: Final = Phrase(
+    "what the state has seen changes nothing where events have an order (order_by=, ",
+    Option("seq"),
+    ", or their format's), and bad messages come into <input>.bad a second time",
+)
+"""The warning about a source that is read again."""
+
+
+def told(
+    where: str,
+    now: Feed | None,
+    asked: Feed,
+    kept: Iterable[Epoch],
+    adopt: bool = False,
+    checkpoint: str | None = None,
+) -> Epoch | None:
+    """Return the epoch that a batch was committed as; None if it is new.  Pure; O(epochs kept).
+
+    ``now``: the feed of the state, None if it has none.  ``kept``: epochs that can be replayed.  ``adopt``: take the
+    batches of another query from now on.  ``checkpoint``: the asking query's, for messages.  Raises `FeedChanged` for
+    another query, one without an id that numbers anew, or one whose first batches went elsewhere; `EpochSkipped` for a
+    batch that was left out, or that is not kept any more; `SpecError` for what is no batch.
+    """
+    if not isinstance(asked.query, str) or len(asked.query) > QUERY or not _is_batch(asked.batch):
+        raise SpecError(
+            f"give {asked!r} to {where}",
+            "that is no batch of a query",
+            f"give Feed(query, batch): a text of {QUERY} characters at most, a whole number from 0",
+        )
+    what, folder = f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}", _folder(checkpoint)
+    if now is None and asked.batch and not adopt:
+        raise FeedChanged(
+            what,
+            f"no query has fed this state, so the {asked.batch} batches before it went elsewhere: "
+            "the checkpoint belongs to another state, or this one was made anew",
+            f"give checkpoint= another folder, or delete {folder}, to start from the "
+            "beginning; or start with " + ADOPT + ", where the state has those rows",
+        )
+    if now is None or _is_adopted(now, asked, adopt):
+        return None
+    fed = f"the state is fed by {_describe_query(now.query)}, whose last batch is {now.batch}"
+    if now.query and asked.query and now.query != asked.query:
+        raise FeedChanged(
+            what,
+            fed,
+            f"start this query, whose checkpoint is {folder}, with a state of its own; "
+            "or, where that one's checkpoint is gone for good, with " + ADOPT + f": {AGAIN}",
+        )
+    if now.inputs and asked.inputs and now.inputs != asked.inputs:
+        raise FeedChanged(
+            what,
+            f"it has rows for {list(asked.inputs)}, and had them for {list(now.inputs)}: its checkpoint says how far "
+            "each was read by its place alone",
+            f"give frames for {list(now.inputs)}; or give checkpoint= another folder and "
+            "start with " + ADOPT + ", from rows that the state has not seen",
+        )
+    if asked.batch == now.batch + 1:
+        return None
+    if asked.batch > now.batch + 1:
+        raise EpochSkipped(
+            what,
+            f"{fed}: {asked.batch - now.batch - 1} batches were left out",
+            f"restore state and checkpoint as of the same time; or delete {folder} and "
+            "start with " + ADOPT + f", which reads the source from its beginning: {AGAIN}",
+        )
+    found = next((each for each in kept if each.batch == asked.batch), None)
+    if found is None and not asked.query and asked.batch == 0:
+        raise restarted(where, now, asked, checkpoint)
+    if found is None:
+        raise EpochSkipped(
+            what,
+            f"{fed}, and batches that were given before {_describe_oldest(kept)} are not kept",
+            "the checkpoint is older than the state: restore both as of the same time; or "
+            f"delete {folder} and start with " + ADOPT + f", which reads the source from its beginning: {AGAIN}",
+        )
+    return found
+
+
+def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
+    """Build the error for a query without an id whose batches are numbered again from 0."""
+    return FeedChanged(
+        f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
+        f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
+        "is another query, or its checkpoint was deleted",
+        Phrase(f"restore {_folder(checkpoint)}; or start with ", Option("adopt", True), f": {AGAIN}"),
+    )
+
+
+def bound(now: Feed | None, asked: Feed | None) -> Feed | None:
+    """Return the feed of a state after a batch, or after an epoch without one.  Pure."""
+    if asked is None or now is None:
+        return asked or now
+    if begins_anew(now, asked):
+        return asked
+    return Feed(asked.query or now.query, asked.batch, asked.inputs or now.inputs)
+
+
+def begins_anew(now: Feed | None, asked: Feed | None) -> bool:
+    """Return whether earlier batches belong to another query, so that their numbers mean nothing."""
+    if now is None or asked is None:
+        return False
+    return asked.batch != now.batch + 1 or bool(now.query and asked.query and now.query != asked.query)
+
+
+def began_anew(now: Feed, asked: Feed, epoch: Epoch) -> bool:
+    """Return whether other rows under the number of a kept epoch mean that a query without an id restarts its
+    numbers."""
+    return not (now.query and asked.query) and epoch.batch is not None and epoch.batch < now.batch
+
+
+def _is_adopted(now: Feed, asked: Feed, adopt: bool) -> bool:
+    """Return whether this is the first batch of a query that is taken over."""
+    if now.query and asked.query:
+        return adopt and now.query != asked.query
+    return adopt and asked.batch == 0 < now.batch
+
+
+def _is_batch(batch: object) -> bool:
+    return isinstance(batch, int) and not isinstance(batch, bool) and 0 <= batch < CLOSED
+
+
+def _folder(checkpoint: str | None) -> str:
+    return "its checkpoint's folder" if checkpoint is None else f"the folder {checkpoint}"
+
+
+def _describe_query(query: str) -> str:
+    return f"query {query!r}" if query else "a query without an id"
+
+
+def _describe_oldest(kept: Iterable[Epoch]) -> str:
+    batches = [each.batch for each in kept if each.batch is not None]
+    return f"batch {min(batches)}" if batches else "now"
+
 
 APART: Final = 200
 """Number of files above which a thread deletes them while the tasks of the next epoch run."""
@@ -71,8 +298,8 @@ class EpochDriver:
         self.heard = heard(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
         self._start: EpochStart | None = None
         self._past: tuple[tuple[tuple[str, ...], ...], ...] = ()
-        self._feed: Feed | None = None
-        self._asked: Feed | None = None
+        self._feed: FeedRecord | None = None
+        self._asked: FeedRecord | None = None
 
     @classmethod
     def open(
@@ -139,7 +366,9 @@ class EpochDriver:
         """Close the store.  Twice is harmless."""
         self.log.close()
 
-    def committed(self, *, epoch: int | None = None, feed: Feed | None = None, adopt: bool = False) -> Epoch | None:
+    def committed(
+        self, *, epoch: int | None = None, feed: FeedRecord | None = None, adopt: bool = False
+    ) -> CommittedEpoch | None:
         """Find the epoch that was committed under a number, or for a batch of a query; None if it is the next one.
         O(epochs kept).
 
@@ -150,10 +379,10 @@ class EpochDriver:
             if epoch is not None:
                 raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
             self._asked = feed
-            return feeds.told(where, manifest.feed, feed, manifest.receipts, adopt, self.given.checkpoint)
+            return told(where, manifest.feed, feed, manifest.receipts, adopt, self.given.checkpoint)
         return None if epoch is None else self.log.committed(epoch, f"epoch {epoch} of {where}")
 
-    def replayed(self, epoch: Epoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
+    def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
         """Return the result of a committed epoch whose rows are given again.  ``rows``, ``digests``: of all, by input.
 
         O(inputs).  Raises `ReplayMismatch` if they differ; `FeedChanged` if they come from a query without an
@@ -163,8 +392,8 @@ class EpochDriver:
         found = call_digest(call.kind, call.time, rows, digests)
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
-            if now is not None and asked is not None and feeds.began_anew(now, asked, epoch):
-                raise feeds.restarted(self.log.manifest_log.store.where, now, asked, self.given.checkpoint)
+            if now is not None and asked is not None and began_anew(now, asked, epoch):
+                raise restarted(self.log.manifest_log.store.where, now, asked, self.given.checkpoint)
             more = ", and the plan has other columns since" if self.log.past(epoch.epoch) is not None else ""
             raise ReplayMismatch(
                 f"give epoch {epoch.epoch} of {self.log.manifest_log.store.where} again",
@@ -176,7 +405,7 @@ class EpochDriver:
         )
 
     def begin(
-        self, *, epoch: int | None = None, feed: Feed | None = None, close: bool = False, adopt: bool = False
+        self, *, epoch: int | None = None, feed: FeedRecord | None = None, close: bool = False, adopt: bool = False
     ) -> EpochStart:
         """Begin the next epoch, and return the start for its tasks.  O(partitions).  Forgets an epoch that was begun
         before.
@@ -266,7 +495,7 @@ class EpochDriver:
             least = min(least, max(seen - input.spec.lateness, NEVER))
         return max(least, manifest.frontier)
 
-    def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: Feed | None = None) -> Committed:
+    def finish(self, start: EpochStart, receipts: Iterable[Receipt], *, feed: FeedRecord | None = None) -> Committed:
         """Publish an epoch, from one receipt a task.  O(receipts + files of the state).
 
         Raises `MissingReceipts`, `ReceiptsDisagree`, `SpecError` for receipts of another epoch, `StateRefused` if files
@@ -282,8 +511,8 @@ class EpochDriver:
         whole = replace(whole, outputs=together(self._owed, whole.outputs))
         call = self._call(start, whole)
         manifest = self.manifest
-        kept = self.log.receipts(Epoch(start.epoch, (call,), None if feed is None else feed.batch))
-        if feeds.begins_anew(manifest.feed, feed):  # then batch numbers of another query mean nothing
+        kept = self.log.receipts(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
+        if begins_anew(manifest.feed, feed):  # then batch numbers of another query mean nothing
             kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
         self.log.publish(
             kept,
@@ -297,7 +526,7 @@ class EpochDriver:
             partitions=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)),
-            feed=feeds.bound(manifest.feed, feed),
+            feed=bound(manifest.feed, feed),
             fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
         )
         self._past = followed(self.live.parts, live.parts, self._past)

@@ -1,9 +1,6 @@
-"""The start of an epoch: what the tasks of an epoch start from, as one plain value that travels with them.
+"""The start of an epoch: the plain value from which all tasks of an epoch start, with the version of the state.
 
-Invariant: two tasks with equal starts begin from the same version of the same state and stamp the same times, whenever
-and wherever they run, first or again. A task may be run twice, long after, or where another folder is mounted under
-the same name; so it says which manifest it means by number and by digest, and every time that a step depends on is
-in it and is never asked for. It holds no rows and does nothing.
+Guarantees: whoever opens the state elsewhere can tell whether it is the one that the driver meant.
 
 >>> start = EpochStart(store="s3://shop/orders", trust="owner", number=3, digest="0" * 32, epoch=4, partitions=2,
 ...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, inventories=(), folder=None,
@@ -12,13 +9,106 @@ in it and is never asked for. It holds no rows and does nothing.
 (False, True)
 """
 
+import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from ddflow.partitions.version import Version
+from ddflow.errors import CorruptState, Option, Phrase, SnapshotExpired, StateRefused
+from ddflow.storage.closing import on_failure
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.protocol import Blob
+from ddflow.storage.opening import open_store
+from ddflow.storage.protocol import Blob, Store
 from ddflow.time import CLOSED
+
+REMEDY = "mount the same folder on the driver and on all executors, or keep the state in s3://bucket/prefix"
+
+
+class Version(NamedTuple):
+    """``store``: the state's address, or the store, where it is in memory.  ``trust``: as in `Flow.open`.  ``number``,
+    ``digest``: of its manifest.
+
+    >>> import ddflow as dd, pyarrow as pa
+    >>> from ddflow.storage.manifest import newest
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow, store = dd.Flow(), MemoryStore()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> flow.open(store).close()
+    >>> version = Version.of(store, newest(store), "owner")
+    >>> version.number, version.digest == digest(store.manifest(0))
+    (0, True)
+    >>> version._replace(store=store, digest="another").opened("read")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.StateRefused: read ... the driver's manifest 0 has digest another, the one there has ...; mount ...
+    """
+
+    store: str | MemoryStore
+    trust: str
+    number: int
+    digest: str
+
+    @classmethod
+    def of(cls, store: Store, manifest: Manifest, trust: str) -> Self:
+        """Build the version of a manifest of a store.  O(bytes of the manifest)."""
+        return cls(store.where, trust, manifest.number, digest(store.manifest(manifest.number)))
+
+    def opened(self, what: str, readonly: bool = True) -> Store:
+        """Open the store, for the caller to close.  ``what``: the purpose, for messages.  O(bytes of the manifest).
+
+        Raises `StateRefused`, naming this host, if another state, or none, is seen from here; `SnapshotExpired` if
+        the version is not kept any more.
+        """
+        store: Store
+        if isinstance(self.store, MemoryStore):
+            store = self.store.writer()
+        else:
+            try:
+                store = open_store(self.store, trust=self.trust, create=False, readonly=readonly)
+            except StateRefused as error:
+                raise StateRefused(self._describe_request(what), error.found, REMEDY) from None
+        with on_failure(store.close):
+            self._compare(store, what)
+        return store
+
+    def manifest(self, store: Store) -> Manifest:
+        """Load the manifest from the store that `opened` gave.  Raises `SnapshotExpired` if it was swept away since."""
+        try:
+            return Manifest.decode(store.manifest(self.number), self.number, store.where)
+        except CorruptState:
+            if self.number in store.numbers():
+                raise
+            raise gone(store, self.number) from None
+
+    def _compare(self, store: Store, what: str) -> None:
+        try:
+            found = digest(store.manifest(self.number))
+        except CorruptState:
+            if store.numbers()[-1:] > [self.number]:
+                raise gone(store, self.number) from None
+            raise StateRefused(
+                self._describe_request(what), f"its manifest {self.number} is not there", REMEDY
+            ) from None
+        if found != self.digest:
+            raise StateRefused(
+                self._describe_request(what),
+                f"the driver's manifest {self.number} has digest {self.digest}, the one there has {found}",
+                REMEDY,
+            )
+
+    def _describe_request(self, what: str) -> str:
+        address = self.store.where if isinstance(self.store, MemoryStore) else self.store
+        return f"{what} the state {address} on {os.uname().nodename}"
+
+
+def gone(store: Store, number: int) -> SnapshotExpired:
+    """Build the error for a manifest that was swept away after a look at it."""
+    return SnapshotExpired(
+        f"manifest {number} of {store.where}",
+        "it was replaced, and swept away while it was read",
+        Phrase("read again, or keep versions longer with ", Option("grace")),
+    )
 
 
 def own(memory: int) -> int:

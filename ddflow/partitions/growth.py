@@ -1,10 +1,8 @@
-"""What a stage gives to outputs that are new on a state: one step in which all that they are made of comes anew.
+"""Add the outputs that a plan has and a state lacks: fill them from what the state holds, and lay inventories out
+again.
 
-Invariant: what the tasks of all stages and partitions put out, added up, is what a new output holds as of the last
-closed time, and what they leave in new operators is what these would hold, had the plan always had them. What the state
-holds already does not change: it is read where it lies, and goes through operators without state, through exchanges and
-into the new operators as the updates of a step do. Only exchanges that lead to something new are used. In a state that
-closed no time nothing is made.
+Guarantees: a new output has the rows that it would have had from the beginning. An output whose rows depend on events
+that the state no longer holds is refused.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> from ddflow.columns.hashing import Secret
@@ -19,20 +17,160 @@ closed no time nothing is made.
 ([1], [])
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 import pyarrow as pa
+from msgspec.structs import replace
 
+from ddflow.columns.hashing import Secret
+from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
+from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph, Stepped
+from ddflow.dataflow.inflow import add
+from ddflow.dataflow.verdicts import GONE
+from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, take
 from ddflow.operators.netting import compute_netted
 from ddflow.operators.updates import Updates, few, ints
 from ddflow.partitions.epoch_start import Growth
-from ddflow.partitions.stage_graph import StageComputation, StageGraph
+from ddflow.partitions.rescale import Rescaler, moving
+from ddflow.partitions.rescale_task import task
+from ddflow.partitions.stages import StageComputation, StageGraph, Stages, placed
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, walk_inputs
+from ddflow.plan.compatibility import PlanChange
+from ddflow.plan.evolve import evolved
+from ddflow.plan.plan import Plan
+from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.fields import encoded
+from ddflow.storage.file_writer import FileWriter
+from ddflow.storage.manifest_log import ManifestLog
+from ddflow.storage.opening import Trust
+from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER
+
+NOTHING = Inventory({}, {}, {})
+
+
+def relaid(stages: Stages, stage: int, old: Sequence[StoredInventory], new: Inventory = NOTHING) -> Inventory:
+    """Build the inventory of one partition on a stage, from its inventories on all stages.  O(files).
+
+    ``new``: the records of inputs and operators that these lack.  Events of inputs that the plan lacks are
+    counted as `GONE`.
+
+    >>> import ddflow as dd
+    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.storage.sheets import Text
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> old = Inventory({}, {"of another plan": OperatorRecord([])}, {"applied": 7})
+    >>> made = relaid(cut(flow), 0, [StoredInventory("a file", old, Text(b"", ()))])
+    >>> made.operators, made.totals
+    ({}, {'applied': 7})
+    """
+    ids, totals = node_ids(stages.flow), dict[str, int]()
+    wanted = {ids[node] for node in stages.keeping(stage)}
+    operators: dict[str, OperatorRecord] = {**new.operators}
+    for each in old:
+        operators |= each.of.operators
+    operators = {name: found for name, found in operators.items() if name in wanted}
+    if stage:
+        return Inventory({}, operators, {})
+    inputs: dict[str, InputRecord] = {**new.inputs}
+    for each in old:
+        inputs |= each.of.inputs
+        add(totals, each.of.totals)
+    if gone := sum(_count_resolved(found) for name, found in inputs.items() if name not in stages.flow.inputs):
+        add(totals, {GONE: gone})
+    inputs = {name: found for name, found in inputs.items() if name in stages.flow.inputs}
+    return Inventory(inputs, operators, totals)
+
+
+def moved(before: Plan, now: Plan, nodes: Mapping[Collection, Collection]) -> bool:
+    """Return whether two plans put rows of some operator into different partitions.  O(nodes).
+
+    ``nodes``: by collection of the first, the same one of the second."""
+    was, places = placed(before), placed(now)
+    return any(was[old].by != places[new].by for old, new in nodes.items() if new.keeps)
+
+
+def _count_resolved(record: InputRecord) -> int:
+    """Count the events of an input that have a verdict."""
+    return record.arrived - sum(run.rows - run.begin for run in record.runs)
+
+
+class Growing:
+    """``cut``: of the new plan.  ``change``: what it has more than the state.  ``log``: of the state.
+
+    ``new``: what tasks must make.  Raises `PlanChanged` for what rows that are not kept would be needed for,
+    `CorruptState`.
+
+    >>> import ddflow as dd
+    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.storage.manifest import newest
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> people = flow.output("people", flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")))
+    >>> with flow.open(store := MemoryStore()) as engine:
+    ...     _ = engine.step({"people": [{"id": 1, "city": "Bern"}]})
+    >>> _ = flow.output("by_city", people.count("city"))
+    >>> change = PlanChange(outputs=["by_city"])
+    >>> growing = Growing(cut(flow), change, ManifestLog(store.writer(), newest(store), set()))
+    >>> growing.new.outputs, len(growing.new.operators), len(growing.inventories("owner", None))
+    (('by_city',), 1, 2)
+    """
+
+    def __init__(self, cut: Stages, change: PlanChange, log: ManifestLog) -> None:
+        self.cut, self.change, self.log, flow = cut, change, log, cut.flow
+        graph = Graph(flow, Secret(*log.manifest.secret))
+        self.old = [StoredInventory.read(log.store, each) for each in log.manifest.inventories]
+        self.empty = take(Dataflow(flow, graph, Budget(None, None)), BatchStore(log.store))
+        there = {name for each in self.old for name in each.of.operators}
+        new = tuple(name for name in self.empty.operators if name not in there)
+        self.new = Growth(tuple(change.outputs), new)
+        self._check(graph)
+
+    def _check(self, graph: Graph) -> None:
+        """Raise `PlanChanged` if a new part of the plan needs rows that are not kept."""
+        fed = {name for each in self.old for name, found in each.of.inputs.items() if found.arrived}
+        for name in self.new.outputs:
+            if lost := fed.intersection(graph.unkept(graph.plan.outputs[name])):
+                raise graph.gone(f"output {name!r}", sorted(lost))
+        for node, name in node_ids(graph.plan).items():
+            if name in self.new.operators and (lost := fed.intersection(graph.unkept(*node.inputs))):
+                raise graph.gone(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
+
+    def inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:
+        """Write the inventories that tasks start from, stage by stage.  O(files), and O(bytes) if rows must move.
+
+        ``memory``: what that may take.  Raises `StorageFull`, `StorageFailed`."""
+        many, store = self.log.manifest.partitions, self.log.store
+        made = tuple(
+            store.put("json", partial(_write, encoded(relaid(self.cut, stage, self.old[number::many], self.empty))))
+            for stage, number in product(range(self.cut.stages), range(many))
+        )
+        return self._move_rows(made, trust, memory) if many > 1 and self._has_moved_rows() else made
+
+    def _has_moved_rows(self) -> bool:
+        """Return whether the new plan partitions the rows of the state differently."""
+        flow = self.cut.flow
+        schemas = {name: each.bound.schema for name, each in flow.inputs.items() if name not in self.change.inputs}
+        was, nodes = evolved(flow, schemas, only=flow.outputs.keys() - {*self.change.outputs})
+        return moved(flow, was, nodes)
+
+    def _move_rows(self, parts: tuple[Blob, ...], trust: Trust, memory: int | None) -> tuple[Blob, ...]:
+        """Move rows to their new partitions, and return the new inventories."""
+        manifest, store, cut = self.log.manifest, self.log.store, self.cut
+        move = moving(store, replace(manifest, inventories=parts), cut, manifest.partitions, trust, memory)
+        rescaler = Rescaler(store, self.log, cut, move)
+        tasks = product(range(cut.stages), range(manifest.partitions))
+        return tuple(rescaler.parts([task(cut, move, stage, number, store) for stage, number in tasks]))
+
+
+def _write(data: bytes, sink: FileWriter) -> None:
+    sink.write(data)
 
 
 class GrowthComputation(StageComputation):

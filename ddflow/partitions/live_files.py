@@ -1,11 +1,7 @@
-"""Holdings: which inventory each part of a state has, and which files that names, from one commit to the next.
+"""The files that each partition of a state holds, and the digests of an epoch that is given again.
 
-Invariant: `LiveFiles.names` are the names of all files of the version, so that what is not among them may be deleted
-once the version before is; and a file that a receipt adds is there, as long as it says. The inventories of a thousand
-partitions cannot be read again with every commit, so each is read once and then followed by what receipts add and
-leave; a receipt that leaves a file which its part never had is refused, since another part may have it; and the files
-of tasks were written elsewhere, where another folder may be mounted under the same name. A state that one engine made
-has one inventory for all stages, until every stage has written its own.
+Guarantees: the files come from inventories, read and checked as records. A digest covers the columns that the epoch was
+given with, so an epoch from before an evolution is still recognised.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
@@ -19,9 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 
+import numpy as np
+import pyarrow as pa
+
+from ddflow.columns.hashing import Secret
+from ddflow.columns.schema import one_batch
+from ddflow.columns.widening import narrowed
 from ddflow.connectors.protocol import Fragment, Sink
 from ddflow.errors import CorruptState, ReceiptsDisagree, StateRefused
+from ddflow.partitions.chunks import PACKED, digests, payload_at, row_hashes, unpack, with_arrival
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
 from ddflow.storage.naming import inside
@@ -191,3 +195,43 @@ def look_for(store: Store, sink: Sink | None, epoch: int, taken: Sequence[Receip
             f"{len(wrong)} of {len(new)} files that tasks wrote are not in it: {first.name} {found}",
             "mount the same folder on the driver and all executors, or keep the state in s3://bucket/prefix",
         )
+
+
+@dataclass(frozen=True)
+class PastDigests:
+    """``now``: the columns of each input's chunks, by its number.  ``past``: those it was given with then.
+
+    >>> import ddflow as dd
+    >>> from ddflow.partitions.partitioner import Partitioner
+    >>> def chunks(kind, value):
+    ...     flow = dd.Flow()
+    ...     _ = flow.upserts("a", {"id": pa.int64(), "n": kind}, dd.Upsert(key="id"))
+    ...     rows = pa.record_batch({"id": [1], "n": pa.array([value], kind)})
+    ...     return [c for c in Partitioner(flow, "a", 1, Secret(1, 2))([rows], 0)][0], flow.inputs["a"].bound.schema
+    >>> (then, narrow), (now, wide) = chunks(pa.int32(), 7), chunks(pa.float64(), 7.0)
+    >>> again = PastDigests((wide,), (narrow,), Secret(1, 2))(now)
+    >>> now.column("digest") == then.column("digest"), again.column("digest") == then.column("digest")
+    (False, True)
+    """
+
+    now: tuple[pa.Schema, ...]
+    past: tuple[pa.Schema, ...]
+    secret: Secret
+
+    def __call__(self, chunks: pa.RecordBatch) -> pa.RecordBatch:
+        """Replace the digests of chunks by digests over the past columns.  O(rows).  Raises `Misrouted`."""
+        chunks = chunks.filter(chunks.column("payload").is_valid())
+        payload = chunks.column("payload")
+        told = zip(*(chunks.column(name).to_pylist() for name in ("what", "origin", "rows")), strict=True)
+        found = starmap(self._digest, ((payload_at(payload, i), *each) for i, each in enumerate(told)))
+        at = PACKED.get_field_index("digest")
+        return chunks.set_column(at, PACKED.field(at), pa.array(list(found), pa.binary()))
+
+    def _digest(self, payload: pa.Buffer, what: int, origin: str, rows: int) -> bytes:
+        batch = unpack(payload, with_arrival(self.now[what], "/" in origin), rows)
+        table = pa.Table.from_batches([batch])
+        if "/" in origin:
+            table = table.select(list(range(table.num_columns - 1)))  # the last says where rows stood
+        then = one_batch(narrowed(table, self.past[what]))
+        found: bytes = digests(row_hashes(then, self.secret), np.zeros(1, np.int64))[0].as_py()
+        return found

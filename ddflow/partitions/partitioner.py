@@ -31,7 +31,7 @@ from ddflow.connectors.formats.messages import Messages
 from ddflow.dataflow.admission import Came
 from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
-from ddflow.partitions.said import Heard, Said
+from ddflow.partitions.messages import Heard, Said
 from ddflow.plan.binding import Binding
 from ddflow.plan.plan import Plan
 

@@ -1,33 +1,12 @@
-"""Rescaling: a state of P partitions becomes one of Q, split or joined, and answers do not change.
+"""Rescale a state of P partitions to Q, split or joined, without any change of its answers.
 
-Invariant: either there is a new version of the same epoch that says what the one before said, in Q partitions, or
-nothing has changed; a crash leaves files that nobody names. Every key must go to exactly one of the new partitions,
-with all that is known of it: a task shares out one old partition, whose files it reads once (``rescale_task``), and a
-new partition is what its shares say together (``shares``). Numbers that all keys of an input have in common (the
-greatest order, the greatest event time, how many events came) are in a manifest where there are several partitions, and
-in the inventory where there is one, as a local engine has it, and must be found and kept in both. Tasks run here or on
-other machines; only who opened a `Rescaler` publishes, by compare and set, and an epoch that was committed meanwhile
-wins. Files of the version before go in their time.
-
->>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow = dd.Flow()
->>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
->>> _ = flow.output("by_city", people.count("city"))
->>> with flow.open(store := MemoryStore()) as engine:
-...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Rome"]})}, time=1)
->>> done = [rescale(store.writer(), partitions) for partitions in (8, 3, 1)]
->>> [(each.before, each.partitions, each.stages, each.versions) for each in done]
-[(1, 8, 2, 5), (8, 3, 2, 5), (3, 1, 2, 5)]
->>> with flow.open(store.writer()) as engine:
-...     step = engine.step({"people": pa.table({"id": [1], "city": ["Rome"]})}, time=2)
-...     engine.epoch, sorted((row["city"], row["count"]) for row in engine.read("by_city").to_pylist())
-(2, [('Bern', 1), ('Rome', 2)])
+Guarantees: the old state stays valid until the new one is published as a whole. Every row of an old partition goes to
+exactly one new one, and pending events go with their keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
@@ -35,14 +14,14 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
-from ddflow.engine.checkpoint import Inventory, StoredInventory
+from ddflow.dataflow.inflow import add
+from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.metrics import Look
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.live_files import by_level
-from ddflow.partitions.move import Move
+from ddflow.partitions.rescale_rows import Move
 from ddflow.partitions.rescale_task import Moved, task
-from ddflow.partitions.shares import joined
 from ddflow.partitions.stages import Stages, cut, uncut
 from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import plan_of
@@ -57,6 +36,73 @@ from ddflow.storage.naming import names_inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
+from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
+
+
+def joined(shares: Sequence[Inventory]) -> Inventory:
+    """Join shares into one inventory.  O(files)."""
+    totals: dict[str, int] = {}
+    for each in shares:
+        add(totals, each.totals)
+    inputs = {name: _input([each.inputs[name] for each in shares if name in each.inputs]) for name in _names(shares, 0)}
+    operators = {
+        name: _operator([each.operators[name] for each in shares if name in each.operators])
+        for name in _names(shares, 1)
+    }
+    return Inventory(inputs, operators, totals)
+
+
+def _names(shares: Iterable[Inventory], kind: int) -> list[str]:
+    return list(dict.fromkeys(name for each in shares for name in ((each.inputs, each.operators)[kind])))
+
+
+def _input(given: Sequence[InputRecord]) -> InputRecord:
+    return replace(
+        given[0],
+        arrived=sum(each.arrived for each in given),
+        rows=_arrangement([each.rows for each in given]),
+        runs=[run for each in given for run in each.runs],
+    )
+
+
+def _operator(given: Sequence[OperatorRecord]) -> OperatorRecord:
+    return OperatorRecord(
+        [_arrangement(list(each)) for each in zip(*(each.arrangements for each in given), strict=True)]
+    )
+
+
+def _arrangement(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
+    """Join the runs of one arrangement from all shares.  Each has one run, of the same shape, or none."""
+    runs = [run for each in given for run in each.runs]
+    assert len(runs) <= len(given), "a task leaves no merge half done"
+    return ArrangementRecord(
+        since=max(each.since for each in given),
+        upper=max(each.upper for each in given),
+        latest=max(each.latest for each in given),
+        keys=sum(each.keys for each in given),
+        tombstones=sum(each.tombstones for each in given),
+        lapsed=0,
+        shapes=next((each.shapes for each in given if each.shapes), []),
+        items=[*runs] if len(runs) < 2 else [merged(runs)],
+    )
+
+
+def merged(runs: Sequence[RunRecord]) -> MergeRecord:
+    """Build a merge, not yet begun, of runs without a common key.
+
+    Inputs follow each other in time, so the first covers all times, and the others none.  O(runs).
+
+    >>> run = RunRecord(lower=0, upper=7, since=3, begin=0, batches=[])
+    >>> merge = merged([run, RunRecord(lower=2, upper=5, since=4, begin=0, batches=[])])
+    >>> [(each.lower, each.upper) for each in (merge.output, *merge.inputs)], merge.output.since
+    ([(0, 7), (0, 7), (7, 7)], 4)
+    """
+    lower, upper = min(each.lower for each in runs), max(each.upper for each in runs)
+    since = max(each.since for each in runs)
+    first = replace(runs[0], lower=lower, upper=upper, since=since)
+    others = [replace(each, lower=upper, upper=upper, since=since) for each in runs[1:]]
+    return MergeRecord([first, *others], RunRecord(lower, upper, since, 0, []), whole=True, first=0, credit=0)
+
 
 Plans = Callable[[Manifest, str], tuple[Plan, Plan | None]]
 """Gives, for a version and where it is, the plan that it shall have, and the one before."""
@@ -244,6 +290,21 @@ def rescale(
     ``look``: for progress, called with the number of rows written since its last call.  The rest as in
     `Rescaler.open`.  Raises what that raises, what `Rescaler.finish` does, and `StorageFull` and `StorageFailed`: it
     did not happen.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+    >>> _ = flow.output("by_city", people.count("city"))
+    >>> with flow.open(store := MemoryStore()) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Bern", "Rome"]})}, time=1)
+    >>> done = [rescale(store.writer(), partitions) for partitions in (8, 3, 1)]
+    >>> [(each.before, each.partitions, each.stages, each.versions) for each in done]
+    [(1, 8, 2, 5), (8, 3, 2, 5), (3, 1, 2, 5)]
+    >>> with flow.open(store.writer()) as engine:
+    ...     step = engine.step({"people": pa.table({"id": [1], "city": ["Rome"]})}, time=2)
+    ...     engine.epoch, sorted((row["city"], row["count"]) for row in engine.read("by_city").to_pylist())
+    (2, [('Bern', 1), ('Rome', 2)])
     """
     with Rescaler.open(state, partitions, flow=flow, trust=trust, memory=memory) as rescaler:
         for stage, number in rescaler.tasks:

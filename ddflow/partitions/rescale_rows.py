@@ -1,11 +1,7 @@
-"""The versions of one arrangement of an old partition, shared out to the new partitions that they belong to.
+"""The versions of an old partition that each new partition gets, and the plain value from which all tasks start.
 
-Invariant: every version that a read from ``since`` on can ask for goes to one new partition, in the columns that the
-plan has now, and all versions of a key go to the same one. All files are read once, a range of identities at a time.
-What a range holds for a new partition waits in memory until it fills a file, or until all that waits takes its share of
-the memory; so the files of a partition are one run, in the order of identities. Where identities change with the
-columns, versions are first brought under their new ones, piece by piece, because their order is another. See
-``rescale_task``, of which this is the part that knows arrangements.
+Guarantees: rows are read range by range, so memory does not grow with the partition, and each goes to exactly one new
+partition. Partitions without keys in common share nothing.
 
 >>> from ddflow.partitions.epoch_start import EpochStart
 >>> from ddflow.storage.memory import MemoryStore
@@ -17,8 +13,8 @@ columns, versions are first brought under their new ones, piece by piece, becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,8 +24,8 @@ from ddflow.columns.hashing import Ints, Narrow, Secret, identities, partition_o
 from ddflow.columns.rows import Rows, gather
 from ddflow.columns.schema import one_batch
 from ddflow.metrics import Look
-from ddflow.partitions.key_ranges import overlapping
-from ddflow.partitions.move import Move
+from ddflow.partitions.epoch_start import EpochStart
+from ddflow.plan.plan import Plan
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER, Description
@@ -41,6 +37,42 @@ from ddflow.trace.merge import Picked, by_sorting, useless
 from ddflow.trace.recast import Cast, cast_rows, recast, recast_pieces, rekeys
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
 from ddflow.trace.run import Run
+
+
+def bounds(number: int, partitions: int) -> tuple[int, int]:
+    """Return the least and the greatest mixed word (`ddflow.columns.hashing.mixed`) of the identities of a partition.
+    Pure.
+
+    >>> bounds(1, 4) == (2**30, 2**31 - 1)
+    True
+    """
+    first, after = (-((-at << 32) // partitions) for at in (number, number + 1))
+    return first, after - 1
+
+
+def overlapping(number: int, partitions: int, before: int) -> range:
+    """Return the old partitions, of ``before``, that share identities with a new one, of ``partitions``.  Pure.
+
+    >>> list(overlapping(0, 2, 3)), list(overlapping(2, 3, 2))
+    ([0, 1], [1])
+    """
+    first, last = bounds(number, partitions)
+    return range(first * before >> 32, (last * before >> 32) + 1)
+
+
+class Move(NamedTuple):
+    """The start of all tasks of a rescaling; it can be pickled, unless its store is in memory.
+
+    ``start``: the state as it is.  ``partitions``: how many there will be.  ``horizons``, ``greatest``: by input, the
+    greatest order where keys expire, and event time, of all partitions.  ``before``: the plan that the state was made
+    by, where the one that is cut has wider or more columns."""
+
+    start: EpochStart
+    partitions: int
+    horizons: Mapping[str, int]
+    greatest: Mapping[str, int]
+    before: Plan | None = None
+
 
 Opened = tuple[Arrangement, Made, pa.Schema]
 """A new arrangement, what hashes its rows, and the columns that identify them."""

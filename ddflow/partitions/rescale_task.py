@@ -45,9 +45,8 @@ from ddflow.metrics import Look
 from ddflow.operators.base import Context, Running
 from ddflow.operators.inputs import opened_input
 from ddflow.operators.upsert.events import Events
-from ddflow.partitions.move import Move
 from ddflow.partitions.receipt import AGAIN, STAGES
-from ddflow.partitions.rescale_rows import MovedRows, Opened, grouped, without_versions
+from ddflow.partitions.rescale_rows import Move, MovedRows, Opened, grouped, without_versions
 from ddflow.partitions.stages import Stages, placed, told_by
 from ddflow.plan.binding import Binding
 from ddflow.plan.codec import node_ids

@@ -29,7 +29,7 @@ from ddflow.engine.garbage import blobs_of
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import Fenced, PlanChanged, SinkRefused, SpecError, StateRefused
-from ddflow.partitions.dropping import drop
+from ddflow.partitions.evolve import drop
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.codec import describe
 from ddflow.storage import backlog

@@ -29,7 +29,7 @@ import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.garbage import blobs_of
 from ddflow.errors import PlanChanged, ReplayMismatch, SpecError
-from ddflow.partitions.dropping import _sources, drop
+from ddflow.partitions.evolve import _sources, drop
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.codec import describe
 from ddflow.storage import backlog

@@ -31,7 +31,7 @@ from ddflow.engine.run.delivery import Delivery
 from ddflow.errors import MissingReceipts, PlanChanged, ReplayMismatch
 from ddflow.partitions import driver_epochs
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
-from ddflow.partitions.merged_receipts import gather
+from ddflow.partitions.receipt import gather
 from ddflow.storage.memory import MemoryStore
 
 

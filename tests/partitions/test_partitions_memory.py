@@ -21,9 +21,9 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.stages import cut
-from ddflow.partitions.stage_step import StagePart
+from ddflow.partitions.step import StagePart
 from ddflow.partitions.partitioner import Partitioner
-from ddflow.partitions.shuffle_reader import ShuffleReader
+from ddflow.partitions.chunks import ShuffleReader
 
 mode, place, total, memory = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 schema = pa.schema({"k": pa.int64(), "v": pa.int64(), "t": pa.int64(), "s": pa.string()})

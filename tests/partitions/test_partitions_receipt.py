@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from test_manifest import blobs, by_input, counts, digests, names, times
 
 from ddflow.errors import CorruptState
-from ddflow.partitions.merged_receipts import gather, greatest, summed
-from ddflow.partitions.receipt import STAGES, Receipt
-from ddflow.partitions.said import Said
+from ddflow.partitions.messages import Said
+from ddflow.partitions.receipt import STAGES, Receipt, gather, greatest, summed
 from ddflow.storage.manifest import PARTITIONS, Output
 from ddflow.storage.protocol import Blob
 

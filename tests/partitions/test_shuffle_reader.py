@@ -26,6 +26,7 @@ from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
     Origin,
+    ShuffleReader,
     added,
     pack,
     packed_receipts,
@@ -34,7 +35,6 @@ from ddflow.partitions.chunks import (
     sums_schema,
 )
 from ddflow.partitions.partitioner import Partitioner
-from ddflow.partitions.shuffle_reader import ShuffleReader
 from ddflow.partitions.stages import Stages, cut
 
 

@@ -21,8 +21,8 @@ import ddflow as dd
 import spark_bridge
 from ddflow.columns.hashing import Secret
 from ddflow.errors import Misrouted, NullKey, SchemaMismatch, SpecError, TieRefused
-from ddflow.partitions.stage_once import computed
 from ddflow.partitions.stages import cut
+from ddflow.partitions.step import computed
 from spark_bridge.job import router
 from spark_bridge.tasks import BATCH_ROWS, OnlyStage, RunStage
 from spark_bridge.types import arrow_schema, carried, carrier, loose, restored

@@ -35,7 +35,7 @@ from ddflow.errors import (
     StateRefused,
     TimeWentBack,
 )
-from ddflow.partitions.reading import contents
+from ddflow.partitions.driver_epochs import contents
 from ddflow.storage.local import LocalStore
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import rollback

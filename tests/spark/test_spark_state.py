@@ -35,9 +35,9 @@ from ddflow.errors import (
 )
 from ddflow.partitions.chunks import RECEIPT
 from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.epoch_start import Version
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.version import Version
 from ddflow.storage.memory import MemoryStore
 from spark_bridge import errors, job, part_cache, rescaling
 from spark_bridge.job import cache_limit

@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ddflow.partitions import version
+from ddflow.partitions import epoch_start
 
 DEATHS = ("fails", "worker", "executor")
 
@@ -50,12 +50,12 @@ class Elsewhere:
     there: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        opened = version.open_store
-        version.open_store = lambda address, **more: opened(self.there, **more)
+        opened = epoch_start.open_store
+        epoch_start.open_store = lambda address, **more: opened(self.there, **more)
         try:
             yield from self.body(batches)
         finally:
-            version.open_store = opened
+            epoch_start.open_store = opened
 
 
 def first(path: Path) -> bool:

@@ -20,9 +20,9 @@ from ddflow.columns.hashing import Secret
 from ddflow.errors import StorageFull
 from ddflow.partitions.chunks import PACKED, RECEIPT
 from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.epoch_start import Version
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Committed, Receipt
-from ddflow.partitions.version import Version
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.local import LocalStore
 from spark_bridge import tasks

@@ -19,7 +19,7 @@ import ddflow as dd
 from ddflow.engine.garbage import blobs_of
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.rescale import rescale
-from ddflow.partitions.stage_step import StagePart
+from ddflow.partitions.step import StagePart
 from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.compressed import MOST, OPTIONS, decompressed
 from ddflow.storage.flatbuffer import Malformed

@@ -1,46 +1,27 @@
-"""A part: what one task holds of a state, one partition of one stage, and its share of an epoch.
+"""One step of one partition of one stage, with a state or from an empty start.
 
-Invariant: a part changes nothing that anybody sees. It opens the inventory that its epoch start names, takes in rows,
-writes files that no manifest names, and tells in a receipt what they are; a part that was run twice, or whose receipt
-nobody took, is as if it had never been. A part may be kept open from one epoch to the next, and whether that happens
-must not matter: what it holds is the inventory that it wrote last, by name (``at``), and whoever goes on with it
-compares that with what the next epoch start says: it goes on, or catches up with what others made of it since, or is
-opened anew. What it looks into of earlier stages is treated alike, and is read only: it is as the epoch start has it,
-which is how it was before the epoch. All times come from the epoch start, since the other parts have the same: no task
-knows what others were given.
-
->>> import os, tempfile, ddflow as dd
->>> from ddflow.partitions.commit import EpochDriver
->>> from ddflow.partitions.stages import cut
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> with tempfile.TemporaryDirectory() as place:
-...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), partitions=1)
-...     start = coordinator.begin()
-...     part = StagePart(cut(flow), start, stage=0, number=0)
-...     rows = pa.table({"id": [1, 2]}).to_reader()
-...     done = part.step(start, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
-...     committed = coordinator.finish(start, [done.receipt])
-...     part.close()
-...     coordinator.close()
->>> done.receipt.counts, done.receipt.outputs["people"].rows, committed.epoch
-({'applied': 2}, 2, 1)
+Guarantees: a step gives the updates that the local engine gives for the same rows. Its files are named by the attempt,
+so retries and speculation do no harm.
 """
 
 from collections.abc import Mapping
 from time import perf_counter_ns
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret, value_hashes
+from ddflow.connectors.formats.base import BAD
 from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Sink
+from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.graph import Released
 from ddflow.dataflow.result import Step
+from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, is_bad
 from ddflow.dataflow.spilling import make_room
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import Inventory, StoredInventory
@@ -48,10 +29,9 @@ from ddflow.engine.outputs import put
 from ddflow.operators.updates import Updates
 from ddflow.partitions.epoch_start import EpochStart, Growth, own
 from ddflow.partitions.growth import GrowthComputation
+from ddflow.partitions.messages import Said, same_table
 from ddflow.partitions.receipt import Receipt
-from ddflow.partitions.said import Said, same_table
-from ddflow.partitions.stage_graph import StageComputation, StageGraph, as_updates
-from ddflow.partitions.stages import Stages
+from ddflow.partitions.stages import StageComputation, StageGraph, Stages, as_updates
 from ddflow.plan.codec import node_ids
 from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
@@ -70,7 +50,25 @@ class PartDone(NamedTuple):
 
 
 class StagePart:
-    """``at``: the name of the inventory that it holds, "" for none.  ``stage``, ``number``: which part it is."""
+    """``at``: the name of the inventory that it holds, "" for none.  ``stage``, ``number``: which part it is.
+
+    >>> import os, tempfile, ddflow as dd
+    >>> from ddflow.partitions.commit import EpochDriver
+    >>> from ddflow.partitions.stages import cut
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), partitions=1)
+    ...     start = coordinator.begin()
+    ...     part = StagePart(cut(flow), start, stage=0, number=0)
+    ...     rows = pa.table({"id": [1, 2]}).to_reader()
+    ...     done = part.step(start, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
+    ...     committed = coordinator.finish(start, [done.receipt])
+    ...     part.close()
+    ...     coordinator.close()
+    >>> done.receipt.counts, done.receipt.outputs["people"].rows, committed.epoch
+    ({'applied': 2}, 2, 1)
+    """
 
     def __init__(self, cut: Stages, start: EpochStart, stage: int, number: int) -> None:
         """Open the inventory of this part in the epoch start.  O(bytes of it); verifies every file.
@@ -326,3 +324,47 @@ def _hash_sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:
         for batch in table.to_batches():
             total += int(value_hashes(batch, secret).sum()) * (2 * number + 1)
     return f"{total % 2**128:032x}" if sums else ""
+
+
+TIME: Final = 0
+"""The time that epoch mode stamps: there is one step."""
+
+
+class Computed(NamedTuple):
+    """``outputs``: by name, those of the stage, side outputs among them.  ``sent``: by exchange, what goes on to later
+    stages, where there is something."""
+
+    outputs: dict[str, pa.Table]
+    sent: dict[int, pa.Table]
+
+
+def computed(cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]) -> Computed:
+    """Compute one stage of one partition.  O(rows and updates) expected.
+
+    ``rows``: by input, in the order of arrival, on stage 0; they are taken out of it one by one, so that no input is
+    held twice.  ``sums``: by exchange of this stage.  Raises as a step of an engine does.
+
+    >>> import ddflow as dd
+    >>> from ddflow.partitions.stages import cut
+    >>> flow = dd.Flow()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "name": pa.string()}, dd.Upsert(key="id"))
+    >>> _ = flow.output("names", people.project("name").count())
+    >>> stages, rows = cut(flow), pa.table({"id": [1, 2, 1], "name": ["mcsherry", "zappa", "zappa"]})
+    >>> first = computed(stages, 0, Secret(1, 2), {"people": rows}, {})
+    >>> computed(stages, 1, Secret(1, 2), {}, first.sent).outputs["names"].to_pylist()
+    [{'name': 'zappa', 'count': 2, '_time': 0, '_diff': 1}]
+    """
+    flow, graph = cut.flow, StageGraph(cut, stage, secret)
+    sides = SideOutputs(flow.side_outputs(), flow.time_type)
+    time, released = None if flow.holds_back else TIME, {}
+    bad = {name: table for name, table in sides.tables().items() if is_bad(name)}
+    for name in list(rows):
+        admission = Admission(flow.inputs[name].bound)
+        admitted = admission.admit(admission.uncut(rows.pop(name)), NEVER, time)
+        released[name] = Released.of(admitted.events)
+        if admitted.refused is not None and f"{name}.bad" in bad:
+            bad[f"{name}.bad"] = bad_rows([admitted.refused.column(BAD).drop_null()], TIME, flow.time_type)
+    graph.came = {n: as_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
+    stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
+    sent = {number: table for number, table in graph.sent.items() if table.num_rows}
+    return Computed({**stepped.outputs, **sides.tables(), **bad}, sent)
