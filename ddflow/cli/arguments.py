@@ -1,14 +1,17 @@
-"""The arguments and options that verbs share, each described once: of a state, of its log, of how files are written.
+"""The arguments and options that verbs share, each described once: of states, logs, inputs and outputs.
 
-Invariant: an option of one name means the same under every verb that has it, and has one description.  Nothing heavy is
-imported here, because help is shown without it.
+Guarantees: an option has one name, one meaning and one line of help in all verbs.
+Limits: this file declares; `plan` interprets.
 
 >>> Trust.__metadata__[0].metavar
 'owner|group'
 """
 
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -178,3 +181,340 @@ Trust = Annotated[
         "--trust", metavar="owner|group", help="group accepts a folder of another user, or that others can write to."
     ),
 ]
+
+
+_WINS, _GOES, _MERGES = "Which event of a key wins", "What deletes, what is no change", "How partial rows are merged"
+_OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
+
+OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
+"""The options of ``replace`` and ``count --full``; below those of ``count`` alone, of a state, of merges, of events."""
+OF_COUNTS = frozenset({"by", "name", "net"})
+OF_STATE = frozenset({"at", "epoch", "retain", "memory", "trust"})
+OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
+OF_EVENTS = OF_MERGES | {"order_by", "tie", "seq", "stale", "stale_output", "time", "lateness", "late"}
+OF_MESSAGES = frozenset({"on_bad", "bad_output"})
+
+
+def _option(flags: str, metavar: str | None, panel: str, text: str, least: int | None = None) -> Any:
+    return typer.Option(*flags.split("/"), metavar=metavar, rich_help_panel=panel, help=text, min=least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """The request of a command line.  ``counts``: whether rows are counted.  ``whole``: whether files are full
+    contents.
+
+    >>> Ask(inputs=[], key=["id"], time="at").held_back
+    True
+    >>> @asks(without=OF_COUNTS | OF_FULL_FILES)
+    ... def verb(ask: Ask, dry_run: bool = False) -> None:
+    ...     print(ask.key, ask.inputs, dry_run)
+    >>> verb(inputs=["a.csv"], key=["id"])
+    ['id'] ['a.csv'] False
+    >>> list(inspect.signature(verb).parameters)[:5]
+    ['dry_run', 'inputs', 'key', 'order_by', 'tie']
+    """
+
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT",
+            help="Files (.parquet, .csv, .tsv, .tab, .jsonl, .ndjson, .json, .arrow, .feather, .arrows; text also .gz "
+            "and .zst), folders of them, patterns ('days/*.csv'), s3:// addresses of any of these, or - for standard "
+            "input.",
+        ),
+    ] = field(default_factory=list)
+    key: Annotated[
+        list[str], _option("--key/-k", "COLUMNS", _WINS, "The columns that identify a row: id, or id,region.")
+    ]
+    scope: Annotated[
+        str | None,
+        _option(
+            "--scope",
+            "EXPR",
+            _GOES,
+            "The files hold only the rows for which this SQL condition is true: others stay as they are.",
+        ),
+    ] = None
+    allow_empty: Annotated[
+        bool,
+        _option("--allow-empty", None, _GOES, "Take a file without rows as well: it deletes every key (of the scope)."),
+    ] = False
+    max_absent: Annotated[
+        str | None,
+        _option(
+            "--max-absent", "N|P%", _GOES, "Stop at a file that would delete more keys than this: 100, or 50% of them."
+        ),
+    ] = None
+    by: Annotated[
+        list[str] | None,
+        _option(
+            "--by", "COLUMNS", _ROWS, "The groups to count by: city, or city,year. Without: one count of all rows."
+        ),
+    ] = None
+    name: Annotated[str, _option("--name", "NAME", _ROWS, "What the column of counts is called.")] = "count"
+    net: Annotated[bool, _option("--net", None, _OUT, "Write the final counts instead of their differences.")] = False
+    order_by: Annotated[
+        list[str] | None,
+        _option(
+            "--order-by",
+            "COLUMNS",
+            _WINS,
+            "The greatest of these wins, left to right, null smallest. Without: the last to arrive.",
+        ),
+    ] = None
+    tie: Annotated[
+        str, _option("--tie", "last|first|greatest|error", _WINS, "Which of two events of equal order wins.")
+    ] = "last"
+    seq: Annotated[
+        str | None,
+        _option(
+            "--seq", "COLUMN", _WINS, "The integer column that counts arrivals, where the rows' own order is not it."
+        ),
+    ] = None
+    stale: Annotated[
+        str,
+        _option(
+            "--stale",
+            "drop|mark|side",
+            _WINS,
+            "An event older than what its key holds: counted; or every event marked, or the stale ones, in a file of "
+            "their own.",
+        ),
+    ] = "drop"
+    time: Annotated[
+        str | None, _option("--time", "COLUMN", _TIME, "Hold-back mode, by this column: int64, a timestamp or a date.")
+    ] = None
+    lateness: Annotated[
+        str | None,
+        _option(
+            "--lateness",
+            "N",
+            _TIME,
+            "Close times this far behind the greatest seen: a number in the column's unit, or 10s, 5min, 2h, 1d. 0 "
+            "for input sorted by time. Without: everything waits for the end.",
+        ),
+    ] = None
+    late: Annotated[
+        str, _option("--late", "error|drop|advance", _TIME, "What becomes of an event whose time is closed already.")
+    ] = "error"
+    tombstone: Annotated[
+        str | None,
+        _option(
+            "--tombstone",
+            "COLUMN[=VALUE]",
+            _GOES,
+            "An event deletes where the column has this value (op=D), is true, or is not null.",
+        ),
+    ] = None
+    delete: Annotated[
+        str | None, _option("--delete", "EXPR", _GOES, "An event deletes where this SQL condition is true.")
+    ] = None
+    null_key: Annotated[
+        str, _option("--null-key", "error|drop|keep", _GOES, "What becomes of an event whose key is null.")
+    ] = "error"
+    noop_ignore: Annotated[
+        list[str] | None, _option("--noop-ignore", "COLUMNS", _GOES, "Columns whose change alone is no change.")
+    ] = None
+    track: Annotated[
+        list[str] | None,
+        _option(
+            "--track", "COLUMNS", _GOES, "The only columns whose change is a change; the opposite of --noop-ignore."
+        ),
+    ] = None
+    merge: Annotated[
+        list[str] | None,
+        _option(
+            "--merge",
+            "COLUMN=STRATEGY",
+            _MERGES,
+            "Rows are partial: visits=sum, tags=union; default=last for the others; or just first_row.",
+        ),
+    ] = None
+    group: Annotated[
+        list[str] | None,
+        _option(
+            "--group",
+            "ORDER=COLUMNS",
+            _MERGES,
+            "These columns are decided by an order of their own: paid_at=amount,currency.",
+        ),
+    ] = None
+    versions: Annotated[
+        str,
+        _option(
+            "--versions",
+            "row|cell",
+            _MERGES,
+            "One order for the row, or one for each cell: then a late partial row fills what is older.",
+        ),
+    ] = "row"
+    derive: Annotated[
+        list[str] | None,
+        _option(
+            "--derive",
+            "COLUMN=EXPRESSION",
+            _MERGES,
+            "A column that is computed of the merged row: 'total=score + bonus'.",
+        ),
+    ] = None
+    filter_: Annotated[
+        list[str] | None,
+        _option(
+            "--filter", "EXPR", _ROWS, "Keep the rows for which this SQL condition is true. Several must all hold."
+        ),
+    ] = None
+    project: Annotated[
+        list[str] | None,
+        _option(
+            "--project",
+            "COLUMNS|NAME=EXPR",
+            _ROWS,
+            "Keep these columns: city,amount; or compute one: 'total=price * quantity'. May be repeated.",
+        ),
+    ] = None
+    types: Annotated[
+        list[str] | None,
+        _option(
+            "--types",
+            "COLUMN=TYPE,...",
+            _ROWS,
+            "Types of input columns where those of the files, or guessed ones, will not do: "
+            "zip=string,total=decimal(12,2). A column may come in later files only.",
+        ),
+    ] = None
+    format: Format = None
+    on_bad: OnBad = "stop"
+    bad_output: BadOutput = None
+    delimiter: Delimiter = None
+    null: Null = None
+    encoding: Encoding = "utf-8"
+    decimal: Decimal = "."
+    dates: Dates = None
+    thousands: Thousands = None
+    strict_columns: Annotated[
+        bool,
+        _option(
+            "--strict-columns",
+            None,
+            _FILES,
+            "Refuse files that add a column or lack one. Without: a new column is null in older rows, a missing one "
+            "is null there, and a line says which.",
+        ),
+    ] = False
+    skip_bad_files: Annotated[
+        bool,
+        _option(
+            "--skip-bad-files",
+            None,
+            _FILES,
+            "Leave out files that cannot be read or whose rows are refused, say which and why, and go on.",
+        ),
+    ] = False
+    output: Annotated[
+        str | None,
+        _option(
+            "--output/-o",
+            "FILE",
+            _OUT,
+            "The file to write, of the kind its extension says; - for JSON lines on stdout. Without: the first rows "
+            "as a table on a terminal, JSON lines into a pipe.",
+        ),
+    ] = None
+    stale_output: Annotated[
+        Path | None, _option("--stale-output", "FILE", _OUT, "Where --stale mark or side writes those events.")
+    ] = None
+    overwrite: Annotated[bool, _option("--overwrite", None, _OUT, "Replace output files that exist.")] = False
+    as_json: Annotated[
+        bool,
+        _option("--json", None, _OUT, "Print what was done as one JSON object on stdout; needs -o FILE."),
+    ] = False
+    state: Annotated[
+        str | None,
+        _option(
+            "--state",
+            "FOLDER",
+            _STATE,
+            "Continue the state in this folder, or s3://bucket/prefix; made if it is missing. Each file is its next "
+            "epoch.",
+        ),
+    ] = None
+    epoch: Annotated[
+        int | None,
+        _option(
+            "--epoch",
+            "N",
+            _STATE,
+            "The first file is this epoch of the state. A committed epoch gives its rows again, so you can run the "
+            "same line again after a crash.",
+            least=1,
+        ),
+    ] = None
+    at: At = None
+    retain: Annotated[
+        int | None,
+        _option(
+            "--retain",
+            "N",
+            _STATE,
+            "How far before the last time export --as-of and why --as-of can read, from here on: numbers, days, or of "
+            "moments their unit, mostly microseconds. Without: as before.",
+            least=0,
+        ),
+    ] = None
+    memory: Annotated[
+        str | None,
+        _option(
+            "--memory", "SIZE", _STATE, "A budget for the state, such as 512MB; what does not fit stays in its files."
+        ),
+    ] = None
+    trust: Annotated[
+        str,
+        _option(
+            "--trust", "owner|group", _STATE, "group accepts a folder of another user, or that others can write to."
+        ),
+    ] = "owner"
+    counts: bool = False
+    whole: bool = False
+
+    def given(self, of: Collection[str]) -> list[str]:
+        """Return which of some options were given."""
+        asked = (each for each in fields(self) if each.name in of)
+        return [f"--{each.name.replace('_', '-')}" for each in asked if getattr(self, each.name) != each.default]
+
+    @property
+    def held_back(self) -> bool:
+        """Whether it names a time column."""
+        return self.time is not None
+
+
+def asks(without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a verb of the command line from a function of an `Ask`, which it passes as ``ask``.
+
+    The verb has the function's other parameters as its own options, then the options of `Ask` except ``without``.
+    """
+
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(Ask, include_extras=True)
+        own = [each for each in inspect.signature(verb, eval_str=True).parameters.values() if each.name != "ask"]
+        asked = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if each.default is MISSING else each.default,
+                annotation=hints[each.name],
+            )
+            for each in fields(Ask)
+            if each.name not in {*without, "counts", "whole"}
+        ]
+
+        def called(**given: Any) -> None:
+            ask = Ask(**{each.name: given.pop(each.name) for each in asked if each.name in given})
+            verb(ask=ask, **given)
+
+        called.__name__, called.__doc__, called.__module__ = verb.__name__, verb.__doc__, verb.__module__
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        vars(called)["__signature__"] = inspect.Signature([*own, *asked])
+        return called
+
+    return decorate

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import Dates, Decimal, Delimiter, Encoding, Format, Null, Output, Thousands, Types
-from ddflow.cli.say import say
+from ddflow.cli.output import say
 from ddflow.terminal import counted
 
 DIFFERENT, TROUBLE = 1, 2
@@ -83,8 +83,8 @@ def compare(
 
     * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
     """
+    from ddflow.cli.output import watching
     from ddflow.cli.plan import names
-    from ddflow.cli.progress import watching
     from ddflow.cli.reading import how, say_doubts
     from ddflow.cli.words import in_shell
     from ddflow.columns.type_text import parse_types
@@ -119,7 +119,7 @@ def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
     """Write the differences as a table on a terminal, as JSON lines, or to a file."""
     import sys
 
-    from ddflow.cli.show import Piped
+    from ddflow.cli.output import Piped
     from ddflow.connectors.files import open_output
     from ddflow.connectors.files.kinds import CSV, TSV, kind_of
     from ddflow.tools.compare import CHANGED
@@ -143,7 +143,7 @@ def _preview(table: Any) -> None:
     """Show the first differences as a table on a terminal."""
     import pyarrow as pa
 
-    from ddflow.cli.show import SHOWN, Preview
+    from ddflow.cli.output import SHOWN, Preview
     from ddflow.tools.compare import CHANGE, CHANGED, SUFFIXES
 
     names = table.column_names

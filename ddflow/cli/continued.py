@@ -1,12 +1,7 @@
-"""A run that goes on from a state: its files as the next epochs, its columns as the state's.
+"""A run that continues a state: its files become the next epochs, and a stop says what was committed and how to go on.
 
-Invariant: the same files, given as the same epochs, give the same rows, whatever was committed of them before; and
-files are read as later files of the run that made the state would be. Types of text files are guessed, so a column
-without a value on one day would be another type than the day before: the state's types count. Columns may stand in
-another order, be missing, or be new: those go to the end. Numbered times go on from the state's, a day is given with
-its file (``--at``), and an epoch that is given again has the time that it had. In hold-back mode the end of input
-closes the times that were seen, unless ``--lateness`` says what is closed: later files bring later events. Whatever
-else differs from the state's plan is refused by `Flow.open`.
+Guarantees: a file that was committed is not read again. The columns of the files become those of the state. A run that
+stops halfway leaves a state that the same command continues.
 
 >>> state_columns("there/is/no/state", "owner") is None
 True
@@ -14,7 +9,8 @@ True
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any, Final
 
@@ -22,18 +18,17 @@ import pyarrow as pa
 import typer
 
 import ddflow as dd
-from ddflow.cli.messages import columns_of, message_format
-from ddflow.cli.options import Ask
-from ddflow.cli.plan import INPUT
-from ddflow.cli.progress import Tick
+from ddflow.cli.arguments import Ask
+from ddflow.cli.output import Tick, say
+from ddflow.cli.plan import INPUT, columns_of, message_format
 from ddflow.cli.reading import Ready, Skipped, asked_how, marked, readable, say_doubts, taken, within
-from ddflow.cli.say import say
-from ddflow.cli.stopped import Course
 from ddflow.columns.type_text import parse_types
-from ddflow.connectors.files import FilePosition, FilesSource, open_files
+from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_files
+from ddflow.engine.epoch_log import KEPT
 from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import check_counted
-from ddflow.errors import SpecError, StateRefused
+from ddflow.engine.run.signals import waiting
+from ddflow.errors import DdflowError, OutputExists, SpecError, StateRefused, UnwritableOutput
 from ddflow.plan.binding import Binding
 from ddflow.plan.evolve import timed
 from ddflow.plan.rebuild import bounds
@@ -41,6 +36,85 @@ from ddflow.storage.address import public
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
 from ddflow.time import INT64, NEVER, Time, as_value, type_of
+
+STOPS = (DdflowError, KeyboardInterrupt, SystemExit)
+
+
+class Course:
+    """The progress of a run.  ``before``: the state's epoch when it began; ``epoch``: the last one whose rows were
+    written; ``rest``: the files behind; ``kept``: where the rows are.
+
+    >>> from ddflow.errors import NullKey
+    >>> class Half:
+    ...     epoch = 3
+    >>> with told(Half, Course(3)):
+    ...     Half.epoch = 5
+    ...     raise NullKey("rows for 'input'", "the key is null", "mend them")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.NullKey: rows for 'input': the key is null; mend them; epochs 4 to 5 are committed: the same files ...
+    """
+
+    def __init__(self, before: int) -> None:
+        self.before = self.epoch = before
+        self.rest: Sequence[str] = ()
+        self.kept: list[str] = []
+        self.given: tuple[int, Sequence[str]] = (before, ())
+        """The epoch that is committed now, and the files behind it."""
+        self.writing = False
+
+    @contextmanager
+    def writes(self) -> Iterator[None]:
+        """Write all rows of an epoch: a signal waits until that is done."""
+        with waiting():
+            self.writing = True
+            yield
+            self.writing = False
+            self.epoch, self.rest = self.given
+
+    @contextmanager
+    def keeping(self, outputs: Iterable[Any]) -> Iterator[None]:
+        """Complete output files under new names if a run stops between two epochs."""
+        try:
+            yield
+        except STOPS:
+            for each in outputs if self.epoch > self.before and not self.writing else ():
+                if isinstance(each, FileOutput) and each.written:
+                    with suppress(OutputExists, UnwritableOutput):
+                        self.kept.append(str(each.keep(f"epochs-{self.before + 1}-{self.epoch}")))
+            raise
+
+    def said(self, epoch: int) -> str:
+        """Tell how to go on from the epoch of the state."""
+        first = self.before + 1
+        done = f"epochs {first} to {epoch} are committed" if epoch > first else f"epoch {first} is committed"
+        if self.kept and self.rest and not self.writing:
+            of = f"epochs {first} to {self.epoch}" if self.epoch > first else f"epoch {first}"
+            there = f"the rows of {of} are in {', '.join(self.kept)}"
+            more = f" and the {len(self.rest) - 1:,} behind it" if len(self.rest) > 1 else ""
+            return f"{done}, {there}: go on with {self.rest[0]}{more}, --epoch {self.epoch + 1}, into another file"
+        again = max(first, epoch - KEPT + 1)
+        gone = "; rows of older epochs are not given again, and the state has their outcome" if again > first else ""
+        files = "the same files" if again == first else f"the files from the {again - first + 1:,}th on"
+        return f"{done}: {files} with --epoch {again} give their rows again, and go on{gone}"
+
+
+@contextmanager
+def told(engine: Any, course: Course) -> Iterator[None]:
+    """Say which epochs were committed if a run is refused or stopped."""
+    try:
+        yield
+    except STOPS as error:
+        if engine.epoch == course.before:
+            raise
+        more = course.said(engine.epoch)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(more) from None
+        if isinstance(error, SystemExit):  # SIGTERM, which says nothing of itself
+            say(f"ddflow: terminated; {more}", err=True)
+            raise
+        raise error.change(fix=error.fix + f"; {more}") from None
+
 
 ASK: Final = "say which {what} the file is of: --at '{later}'; one file for each run"
 """The fix for a file without a time."""

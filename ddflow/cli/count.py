@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ddflow.cli.options import Ask, asks
+from ddflow.cli.arguments import Ask, asks
 
 
 @asks()

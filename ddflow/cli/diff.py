@@ -7,7 +7,7 @@ are the collection.  The work is in ``run``.
 'diff'
 """
 
-from ddflow.cli.options import OF_COUNTS, OF_FULL_FILES, Ask, asks
+from ddflow.cli.arguments import OF_COUNTS, OF_FULL_FILES, Ask, asks
 
 
 @asks(without=OF_COUNTS | OF_FULL_FILES)

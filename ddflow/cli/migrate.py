@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import Full, Scope
-from ddflow.cli.options import OF_FULL_FILES, OF_MERGES, Ask, asks
-from ddflow.cli.say import say
+from ddflow.cli.arguments import OF_FULL_FILES, OF_MERGES, Ask, Full, Scope, asks
+from ddflow.cli.output import say
 
 if TYPE_CHECKING:
     from ddflow.tools.migrate import Told
@@ -80,8 +79,8 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
     from ddflow.cli.continued import declared, epochs, opened
     from ddflow.cli.log import marked
     from ddflow.cli.once import target
+    from ddflow.cli.output import progress
     from ddflow.cli.plan import INPUT, names, planned
-    from ddflow.cli.progress import progress
     from ddflow.cli.reading import Skipped
     from ddflow.tools.migrate import replay
 

@@ -1,12 +1,19 @@
-"""One run of ``diff``, ``count`` or ``replace``: files through a flow into an output.
+r"""One run of `diff`, `count` or `replace` without a state: files through a flow into an output.
 
-Invariant: a run either ends with a complete output and events in = resolved, or with an error and nothing written. In
-epoch mode each file is one step, in the order given, at times 1, 2, 3, ...; in hold-back mode each batch is pushed as
-it is read and the end of input closes all times. What was read and resolved is told of in full, also where some of it
-was for a state that goes on (``continued``). Nothing is interpreted here (``plan``), nor worded (``show``).
+Guarantees: the output gets its name only when it is complete. ddflow warns if files of upserts look like full files,
+because each has nearly all keys of those before it.
 
 >>> run.__name__
 'run'
+
+>>> looks = FullLike()
+>>> for rows, keys in ((100, 100), (101, 103), (99, 104)):
+...     looks.saw(rows, keys)
+>>> looks.hint("write --full")
+'each file names most keys of those before it, and 5 keys are not in the last one: where each file holds all rows, so \
+that these are gone, write --full'
+>>> looks.saw(30, 130)
+>>> looks.hint("write --full")
 """
 
 import json
@@ -17,22 +24,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 import ddflow as dd
-from ddflow.cli.continued import check_at, declared, epochs, in_times_of, opened, state_columns
-from ddflow.cli.full_like import FULL, FullLike
-from ddflow.cli.messages import say_bad
-from ddflow.cli.options import Ask
-from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned
-from ddflow.cli.progress import Tick, progress
+from ddflow.cli.arguments import Ask
+from ddflow.cli.continued import Course, check_at, declared, epochs, in_times_of, opened, state_columns, told
+from ddflow.cli.output import Done, Piped, Preview, Tick, progress, say
+from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned, say_bad
 from ddflow.cli.reading import Skipped, marked, readable, taken, within
-from ddflow.cli.say import say
-from ddflow.cli.show import Done, Piped, Preview
-from ddflow.cli.stopped import Course, told
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import updates_schema
 from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_output
@@ -40,6 +42,36 @@ from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.errors import OutputExists, PlanChanged
 from ddflow.storage.address import public
+
+KNOWN, NAMED, LEAST = 0.9, 0.5, 20
+"""The share of a file's rows whose keys are known, that of the keys which it names, and rows of a file; at least."""
+FULL: Final = {True: "add --full", False: "use ddflow replace"}
+"""What to do, by whether rows are counted."""
+
+
+class FullLike:
+    """``looked``: whether it may be so at all."""
+
+    def __init__(self, looked: bool = True) -> None:
+        self.files, self.rows, self.keys, self.alike = 0, 0, 0, looked
+
+    def saw(self, rows: int, keys: int) -> None:
+        """Count a file's rows, and the keys after it."""
+        known = rows - (keys - self.keys)
+        if rows < LEAST or (self.files and (known < KNOWN * rows or rows < NAMED * self.keys)):
+            self.alike = False
+        self.files, self.rows, self.keys = self.files + 1, rows, keys
+
+    def hint(self, remedy: str) -> str | None:
+        """Return a hint for the end of the run; None if the files do not look full."""
+        gone = self.keys - self.rows
+        if not self.alike or self.files < 2 or gone <= 0:
+            return None
+        left = f"{gone:,} keys are" if gone > 1 else "1 key is"
+        found = f"each file names most keys of those before it, and {left} not in the last one"
+        these = "these are" if gone > 1 else "it is"
+        return f"{found}: where each file holds all rows, so that {these} gone, {remedy}"
+
 
 Target = FileOutput | Piped | Preview
 

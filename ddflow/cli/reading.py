@@ -34,11 +34,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.cli.messages import FORMATS, KCAT, message_format
-from ddflow.cli.options import Ask
-from ddflow.cli.plan import INPUT, names
-from ddflow.cli.progress import Tick
-from ddflow.cli.say import say
+from ddflow.cli.arguments import Ask
+from ddflow.cli.output import Tick, say
+from ddflow.cli.plan import FORMATS, INPUT, KCAT, message_format, names
 from ddflow.cli.words import in_shell
 from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource

@@ -9,7 +9,7 @@ holds the updates that lead from one to the next, times ascending.  The work is 
 
 import dataclasses
 
-from ddflow.cli.options import OF_COUNTS, OF_EVENTS, OF_MESSAGES, Ask, asks
+from ddflow.cli.arguments import OF_COUNTS, OF_EVENTS, OF_MESSAGES, Ask, asks
 
 
 @asks(without=OF_COUNTS | OF_EVENTS | OF_MESSAGES)

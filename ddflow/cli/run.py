@@ -1,29 +1,38 @@
-"""``ddflow run``: a flow of a file follows its sources and keeps its sinks up to date.
+"""`ddflow run`: a flow of a Python file follows its sources and keeps its sinks up to date.
 
-Invariant: the flow is that of the file, a state is its memory, and what is attached is named here only. SIGTERM and
-Ctrl-C end it behind the epoch that is being made, with exit code 0: nothing is lost.
+Guarantees: one run at a time holds a state. A state that the run created is removed if the run fails before its first
+epoch. The first signal ends the run after the epoch in progress.
 
 >>> paired(["orders=files:landing/*.csv"], "--from")
 {'orders': ['files:landing/*.csv']}
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder, HeldState(folder), HeldState(folder):
+...     pass
+Traceback (most recent call last):
+    ...
+ddflow.errors.StateRefused: run on the state ...: another run has it; stop that one, or give this one a state of its own
 """
 
 import json
 import logging
 import os
 import runpy
+import shutil
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 from ddflow.cli.arguments import Trust
-from ddflow.cli.held_state import HeldState
-from ddflow.cli.say import say
-from ddflow.errors import SpecError
+from ddflow.cli.output import say
+from ddflow.errors import DdflowError, SpecError, StateRefused
 from ddflow.metrics import mask_record
 from ddflow.terminal import counted
 
@@ -32,6 +41,64 @@ if TYPE_CHECKING:
     from ddflow.connectors.api import Source, TableSink
     from ddflow.engine.run.report import RunDone
     from ddflow.exporters.to_prometheus import PrometheusExporter
+
+
+class HeldState:
+    """``state``: as `Flow.open` takes it.  ``trust``: as there."""
+
+    def __init__(self, state: str, trust: str = "owner") -> None:
+        self.state, self.trust = state, trust
+        self._lock: int | None = None
+        self._made = "://" not in state and not os.path.lexists(state)
+
+    def __enter__(self) -> Self:
+        """Hold the state, if it exists.  Raises `StateRefused`."""
+        self.hold()
+        return self
+
+    def hold(self) -> None:
+        """Hold the state, once it exists.  Twice is harmless.  Raises `StateRefused`."""
+        import fcntl
+
+        if self._lock is not None or not os.path.isdir(self.state):
+            return
+        with suppress(PermissionError):  # opening the state says what is wrong
+            self._lock = os.open(self.state, os.O_RDONLY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._release()
+                remedy = "stop that one, or give this one a state of its own"
+                raise StateRefused(f"run on the state {self.state}", "another run has it", remedy) from None
+            except OSError:  # a file system without locks
+                self._release()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Release the state; after an error, remove it if it is new and no other run holds it."""
+        if error is not None and self._made:
+            with suppress(StateRefused):
+                self.hold()
+            if self._lock is not None and not self._has_commits():
+                shutil.rmtree(self.state, ignore_errors=True)
+        self._release()
+
+    def _has_commits(self) -> bool:
+        """Return whether the state has commits, or may have some."""
+        from ddflow.storage.manifest import newest
+        from ddflow.storage.opening import opened_store
+
+        try:
+            with opened_store(self.state, trust=self.trust) as store:
+                manifest = newest(store)
+        except DdflowError:
+            return bool(os.listdir(self.state))
+        return manifest is not None and manifest.number > 0
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
 
 FlowFile = Annotated[
     str,
@@ -310,7 +377,6 @@ def loaded(text: str) -> "dd.Flow":
 def _run_file(path: str) -> dict[str, Any]:
     """Run a file of Python, which may import its neighbours; return its names.  Raises `SpecError` for its own
     mistakes."""
-    from ddflow.errors import DdflowError
 
     sys.path.insert(0, folder := os.path.dirname(os.path.abspath(path)))
     try:

@@ -1,19 +1,21 @@
-"""``ddflow sql``: the answer of a query over files, each table of which is upserts by a key, or rows that are appended.
+"""`ddflow sql`: the answer of a query over files, each table upserts by a key or plain rows.
 
-Invariant: what is put out are the rows of `Plan.sql` after all files, each as often as it is there, in the order of the
-query; with ``--diff`` the updates that lead there. The n-th files of all tables are one epoch, full ones another.
+Guarantees: a table is written `NAME=FILES:key=COLUMN:order-by=COLUMN`, and its options mean what those of `diff` mean.
+The answer is that of the same query in Python.
 
 >>> sql.__name__
 'sql'
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -30,19 +32,96 @@ from ddflow.cli.arguments import (
     Thousands,
     Types,
 )
-from ddflow.cli.say import say
+from ddflow.cli.output import say
+from ddflow.cli.reading import kind_told
+from ddflow.connectors.files.file_path import FULL, RENAME, WRITING, cut, writing
+from ddflow.errors import SpecError
 from ddflow.terminal import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     import ddflow as dd
-    from ddflow.cli.named_tables import NamedTable, Options
-    from ddflow.cli.progress import Tick
-    from ddflow.cli.show import Piped, Preview
+    from ddflow.cli.output import Piped, Preview, Tick
     from ddflow.columns.order_words import OrderColumn
     from ddflow.connectors.files import FileOptions, FileOutput, FilesSource
     from ddflow.plan.sql import Answer
+
+OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
+_NAMED: Final = re.compile(r"([^\W\d]\w*)=(.+)", re.DOTALL)
+
+Options = dict[str, list[str]]
+"""Those behind the files of a table, each with its values."""
+
+
+class NamedTable(NamedTuple):
+    """A table of the command line.
+
+    >>> told("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
+    NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': ['id,region'], 'order-by': ['at']})
+    >>> options_of("z", grouped(["z=1.csv:key=id:delimiter=|", "z=2.csv:full:null=NA:null=-"])["z"])
+    {'key': ['id'], 'delimiter': ['|'], 'full': [''], 'null': ['NA', '-']}
+    """
+
+    name: str
+    file: str
+    options: Options
+
+
+def told(text: str) -> NamedTable:
+    """Parse a table of the command line.  Raises `typer.BadParameter`."""
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        more = " (a name has letters, digits and _ only, and begins with no digit)" if "=" in text else ""
+        raise typer.BadParameter(f"{text}: write NAME=FILE[:key=COLUMNS], such as orders=orders.parquet:key=id{more}")
+    try:
+        return NamedTable(match[1], *cut(match[2], (*OPTIONS, *WRITING), f"{match[1]}="))
+    except SpecError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
+    """Group the tables by name, each with its files."""
+    out: dict[str, list[NamedTable]] = {}
+    for each in map(told, texts):
+        out.setdefault(each.name, []).append(each)
+    return out
+
+
+def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
+    """Collect the options of a table.  Raises `typer.BadParameter`."""
+    options: Options = {}
+    for each in parts:
+        options |= each.options
+    if "key" in options and "diff" in options:
+        raise typer.BadParameter(f"the table {name!r} has a key and diff=: rows with a key count once; leave one out")
+    if "key" not in options and (others := sorted(options.keys() - {"diff", *WRITING})):
+        other = others[0] if others[0] == FULL else f"{others[0]}="
+        raise typer.BadParameter(f"the table {name!r} has {other} and no key: write {name}=FILE:key=COLUMNS")
+    return options
+
+
+def written(options: Options, of_all: "FileOptions") -> "FileOptions":
+    """Return the options of a table's files: the common ones, and its own.  Raises `SpecError`."""
+    said: dict[str, Any] = {{"null": "nulls"}.get(name, name): value for name, value in writing(options).items()}
+    if RENAME in said:
+        said[RENAME] = tuple(said[RENAME].items())
+    if "format" in said:
+        said["kind"] = kind_told(said.pop("format"))
+    return replace(of_all, dialect=of_all.dialect._replace(**said))
+
+
+def spec_of(options: Options) -> "dd.Upsert":
+    """Build the spec by which the events of a table upsert."""
+    import ddflow as dd
+    from ddflow.cli.plan import names
+
+    delete: Any = None
+    if "tombstone" in options:
+        column, equals, value = options["tombstone"][-1].partition("=")
+        delete = dd.tombstone(column.strip(), value if equals else None)
+    return dd.Upsert(key=names(options["key"][-1:]), order_by=names(options.get("order-by", [])[-1:]), delete=delete)
+
 
 OUT: Final = "out"
 """The name of the flow's output."""
@@ -101,9 +180,7 @@ def sql(
     if as_json and output in (None, "-"):
         raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
-    from ddflow.cli.messages import check_bad, message_format
-    from ddflow.cli.named_tables import grouped, options_of
-    from ddflow.cli.plan import check_apart
+    from ddflow.cli.plan import check_apart, check_bad, message_format
     from ddflow.cli.reading import how
 
     named = {name: (parts, options_of(name, parts)) for name, parts in grouped(tables).items()}
@@ -146,8 +223,7 @@ def _declare_table(
     messages: tuple[str | None, str],
 ) -> "FilesSource":
     """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `message_format`."""
-    from ddflow.cli.messages import columns_of, message_format
-    from ddflow.cli.named_tables import spec_of, written
+    from ddflow.cli.plan import columns_of, message_format
     from ddflow.cli.reading import say_doubts
     from ddflow.columns.type_text import parse_types
     from ddflow.connectors.files import open_files
@@ -218,7 +294,7 @@ def _report(
     read: int, tables: int, wrote: dict[str, int], left_out: tuple[int, Path | None], output: str | None, as_json: bool
 ) -> None:
     """Report the result."""
-    from ddflow.cli.messages import say_bad
+    from ddflow.cli.plan import say_bad
 
     bad, bad_output = left_out
     if as_json:
@@ -232,8 +308,7 @@ def _report(
 
 def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
     """Show the rows read so far, unless rows of the answer go to the same terminal."""
-    from ddflow.cli.progress import watching
-    from ddflow.cli.show import Piped
+    from ddflow.cli.output import Piped, watching
 
     counts = [source.rows for source in given.values()]
     total = sum(n or 0 for n in counts) if None not in counts else None
@@ -295,7 +370,7 @@ def _repeat_rows(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table"
 
 def _target(output: str | None, schema: "pa.Schema", overwrite: bool) -> "Preview | Piped | FileOutput":
     """Open the output of the rows."""
-    from ddflow.cli.show import Piped, Preview
+    from ddflow.cli.output import Piped, Preview
     from ddflow.connectors.files import open_output
 
     if output is None and sys.stdout.isatty():

@@ -28,7 +28,7 @@ from ddflow.cli.arguments import (
     Thousands,
     Trust,
 )
-from ddflow.cli.say import say
+from ddflow.cli.output import say
 
 Log = Annotated[
     list[str],
@@ -81,7 +81,7 @@ def verify(
     * `ddflow verify state/places full.csv monday.csv tuesday.csv --full full.csv`
     """
     from ddflow.cli.log import input_of, log_of, streamed
-    from ddflow.cli.progress import watching
+    from ddflow.cli.output import watching
     from ddflow.cli.reading import how
     from ddflow.tools.verify import verify as compared
 

@@ -35,7 +35,7 @@ from ddflow.cli.arguments import (
     Thousands,
     Trust,
 )
-from ddflow.cli.say import say
+from ddflow.cli.output import say
 
 if TYPE_CHECKING:
     from ddflow.engine.lineage.story import Origins, Story

@@ -18,7 +18,7 @@ from test_formats_recorded import EVERYTHING
 from typer.testing import CliRunner
 
 from ddflow.cli import app
-from ddflow.cli.messages import columns_of
+from ddflow.cli.plan import columns_of
 from ddflow.cli.reading import how
 from ddflow.connectors.files import open_files
 from ddflow.connectors.files.csv_reader import BLOCK, blocks, filled

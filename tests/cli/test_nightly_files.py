@@ -19,7 +19,7 @@ from test_cli import refused, run
 
 import ddflow as dd
 from ddflow.cli import guard
-from ddflow.cli.stopped import Course, told
+from ddflow.cli.continued import Course, told
 from ddflow.errors import SourceChanged
 
 

@@ -23,8 +23,7 @@ from test_cli import DDFLOW, refused, run
 from typer.testing import CliRunner
 
 from ddflow.cli import app
-from ddflow.cli.held_state import HeldState
-from ddflow.cli.run import _report_run
+from ddflow.cli.run import HeldState, _report_run
 from ddflow.engine.run.report import RunDone
 from ddflow.errors import StateRefused
 
