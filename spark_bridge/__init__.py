@@ -29,16 +29,16 @@ from ddflow.errors import MissingExtra
 
 if TYPE_CHECKING:
     from spark_bridge.decoding import decode
-    from spark_bridge.delivering import sync
+    from spark_bridge.delivery import sync
+    from spark_bridge.epochs import run, schema, stage
     from spark_bridge.java import ensure_java
     from spark_bridge.kafka import KafkaSource
     from spark_bridge.monitoring import Listener
-    from spark_bridge.querying import explain, sql
-    from spark_bridge.rescaling import evolve, rescale
-    from spark_bridge.running import run, schema, stage
+    from spark_bridge.queries import explain, sql
+    from spark_bridge.rewrite import evolve, rescale
     from spark_bridge.session import configure
     from spark_bridge.source import DdflowSource
-    from spark_bridge.streaming import stream
+    from spark_bridge.streams import stream
 
 _HOMES = {
     "DdflowSource": "source",
@@ -47,15 +47,15 @@ _HOMES = {
     "configure": "session",
     "decode": "decoding",
     "ensure_java": "java",
-    "evolve": "rescaling",
-    "explain": "querying",
-    "rescale": "rescaling",
-    "run": "running",
-    "schema": "running",
-    "sql": "querying",
-    "stage": "running",
-    "stream": "streaming",
-    "sync": "delivering",
+    "evolve": "rewrite",
+    "explain": "queries",
+    "rescale": "rewrite",
+    "run": "epochs",
+    "schema": "epochs",
+    "sql": "queries",
+    "stage": "epochs",
+    "stream": "streams",
+    "sync": "delivery",
 }
 
 __all__ = [

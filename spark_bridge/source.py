@@ -34,9 +34,9 @@ from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import opened_store
 from ddflow.storage.protocol import Store
 from ddflow.time import from_text, shown
-from spark_bridge.following import Follower
-from spark_bridge.reading import BatchReader, Read, Searcher
+from spark_bridge.change_stream import Follower
 from spark_bridge.types import spark_schema
+from spark_bridge.version_reader import BatchReader, Read, Searcher
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
@@ -216,7 +216,7 @@ class DdflowSource(DataSource):
             columns = self._columns(plan.updates_schema(name), schema, name)
             given = (store.where, self._trust(), self.flow, name, columns, begin)
             try:
-                from spark_bridge.limiting import Limited
+                from spark_bridge.batch_limit import Limited
             except ImportError as error:  # Spark asks an input for its newest offset only
                 if most is None:
                     return Follower(*given)

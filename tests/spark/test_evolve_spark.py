@@ -20,7 +20,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.columns.widening import filled
 from ddflow.errors import FeedChanged, PlanChanged, ReplayMismatch
-from spark_bridge import rescaling
+from spark_bridge import rewrite
 
 NARROW: dict[str, Any] = {"id": pa.int64(), "city": pa.string(), "n": pa.int32()}
 
@@ -46,7 +46,7 @@ def test_a_state_is_rewritten_by_a_job_and_goes_on(
 ) -> None:
     state, wide = str(tmp_path / "state"), NARROW | {"n": pa.decimal128(12, 2), "new": pa.string()}
     spark_bridge.run(plan(NARROW), {"a": frame_of(spark, rows(0, 9))}, 3, state=state)
-    monkeypatch.setattr(rescaling, "LARGE", 0)
+    monkeypatch.setattr(rewrite, "LARGE", 0)
     done = spark_bridge.evolve(state, {"n": "decimal(12,2)", "new": "string"})
     assert done.columns["a"] == {"n": ("int32", "decimal128(12, 2)"), "new": (None, "string")}
     assert dd.fsck(state).ok and dd.verify(state, {"a": rows(0, 9)}).ok

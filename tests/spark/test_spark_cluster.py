@@ -25,7 +25,7 @@ from test_spark_stream import Fed
 import ddflow as dd
 import spark_bridge
 from ddflow.errors import NullKey, StateRefused
-from spark_bridge import job, running
+from spark_bridge import epochs, job
 from spark_bridge.session import configure, local_settings
 
 pytestmark = pytest.mark.together("cluster")
@@ -82,7 +82,7 @@ def story(cluster: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 def dying(monkeypatch: pytest.MonkeyPatch, folder: Path, death: str, stage: int) -> None:
     """Let one attempt at a task of a stage die."""
     mapped = job.mapped
-    for module in (job, running):
+    for module in (job, epochs):
         monkeypatch.setattr(
             module,
             "mapped",

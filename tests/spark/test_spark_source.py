@@ -39,7 +39,7 @@ from ddflow.partitions.driver_epochs import contents
 from ddflow.storage.local import LocalStore
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import rollback
-from spark_bridge.following import Follower
+from spark_bridge.change_stream import Follower
 from spark_bridge.source import DdflowSource
 from spark_bridge.stats import QueryStats
 from spark_bridge.types import carried, carried_schema, spark_schema
@@ -400,7 +400,7 @@ def test_an_output_that_is_taken_out_ends_those_who_follow_it_and_no_others(stat
 def older(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a PySpark before 4.2 lacks."""
     monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
-    monkeypatch.delitem(sys.modules, "spark_bridge.limiting", raising=False)
+    monkeypatch.delitem(sys.modules, "spark_bridge.batch_limit", raising=False)
 
 
 @pytest.mark.usefixtures("older")

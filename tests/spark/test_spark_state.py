@@ -39,7 +39,7 @@ from ddflow.partitions.epoch_start import Version
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
 from ddflow.storage.memory import MemoryStore
-from spark_bridge import errors, job, part_cache, rescaling
+from spark_bridge import errors, job, part_cache, rewrite
 from spark_bridge.job import cache_limit
 from spark_bridge.part_cache import PARTS, CacheLimit, Memory, read_memory
 from spark_bridge.tasks import EpochStage, Route, look
@@ -231,7 +231,7 @@ def test_a_state_is_rescaled_when_that_is_asked_for_and_never_by_opening_it(
     flow = city_flow()
     with flow.open() as engine:
         for epoch, (partitions, large) in enumerate([(2, 0), (5, 0), (5, 0), (1, 1 << 40)], 1):
-            monkeypatch.setattr(rescaling, "LARGE", large)
+            monkeypatch.setattr(rewrite, "LARGE", large)
             rows = orders_of(150, seed=epoch)
             frames = {"orders": frame_of(spark, rows)}
             if epoch > 1:

@@ -22,7 +22,7 @@ from test_spark_stream import FIRST, SECOND, THIRD, Fed
 import ddflow as dd
 import spark_bridge
 from ddflow.metrics import SinkLag
-from spark_bridge import monitoring, stats, streaming
+from spark_bridge import monitoring, stats, streams
 from spark_bridge.monitoring import Account, Accounts
 from spark_bridge.stats import EpochStats, QueryStats
 
@@ -120,8 +120,8 @@ def test_a_state_tells_its_last_epochs_to_another_process(fed: Fed, monkeypatch:
         assert set(theirs.stages) == {"take", "open", "step", "write"}
     assert read.total.rows == told.total.rows and read.epochs == 2
     assert "driver" not in str(read) and str(read).splitlines()[0] == str(told).splitlines()[0]
-    monkeypatch.setattr(streaming, "context_of", lambda session: None)  # as on Spark Connect
-    elsewhere = streaming.Query(query._query, query._feeder, fed.spark, close=False)
+    monkeypatch.setattr(streams, "context_of", lambda session: None)  # as on Spark Connect
+    elsewhere = streams.Query(query._query, query._feeder, fed.spark, close=False)
     assert elsewhere.ddflow.stats() == read and monitoring.ACCOUNTS.of(query.id) is elsewhere.ddflow
 
 

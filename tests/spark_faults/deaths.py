@@ -10,8 +10,8 @@ import pytest
 
 from ddflow.partitions.commit import EpochDriver
 from ddflow.storage.manifest_log import ManifestLog
-from spark_bridge.feeder import Feeder
 from spark_bridge.job import Job
+from spark_bridge.streams import Feeder
 
 POINTS = ("before tasks", "after tasks", "after publish", "after outputs", "before Spark's commit")
 

@@ -41,7 +41,7 @@ from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store, opened_store
 from ddflow.storage.protocol import Blob, Store
-from spark_bridge.reading import parts_of, sent
+from spark_bridge.version_reader import parts_of, sent
 
 Offset = dict[str, Any]
 BYTES: Final = 32 << 20

@@ -34,7 +34,7 @@ from ddflow.partitions.stages import cut
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.explain import Explained
 from ddflow.plan.keyed_frame import KeyedFrame
-from spark_bridge.running import run
+from spark_bridge.epochs import run
 from spark_bridge.state_options import KEEP
 from spark_bridge.types import arrow_schema
 

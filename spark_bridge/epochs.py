@@ -1,13 +1,7 @@
-"""Running a plan on batches of rows: lazily, from nothing; or as one epoch of a state, committed when it returns.
+"""Run a plan on frames of rows: lazily and without a state, or as one epoch of a state that is committed at once.
 
-Invariant: what a run puts out are the rows that the local engine gives for the same input, whatever the number of
-partitions. It is one road: the same stages, partitioner and chunks, from an empty start or from a state's last commit.
-Without a state, frames are lazy: an action computes what its output needs, another computes it again, and nothing is
-written; so whatever shows without rows is checked before a job runs. With a state, an epoch that was committed and is
-given again, by its number, with the same rows returns what it returned, and with other rows is refused (a digest
-compares them that does not depend on how Spark cuts or orders them); its frames read committed files, as long as the
-state keeps them, or outputs go to a folder, where they stay. No session is made: the frames have one. Streams are read
-by ``streaming``.
+Guarantees: the rows are those of the local engine. A frame of an output reads committed files, so a second action
+computes nothing again.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -17,8 +11,8 @@ by ``streaming``.
 'struct<city:string,count:bigint,_time:bigint,_diff:bigint>'
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, overload
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, overload
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -26,20 +20,93 @@ from pyspark.sql.types import StructType
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.api import TableSink
 from ddflow.dataflow.result import no_output
+from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.flow import Flow
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
+from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.collection import walk_inputs
+from ddflow.plan.past import PastSchemas
 from ddflow.plan.plan import Plan
-from spark_bridge.delivering import Outlets, SinkOptions
+from spark_bridge.delivery import Outlets, SinkOptions
 from spark_bridge.job import ROWS, SHUFFLES, Job, checked, joined, mapped, routed, router
 from spark_bridge.monitoring import report
-from spark_bridge.ran import Ran, ran
 from spark_bridge.session import context_of
 from spark_bridge.state_options import KEEP, StateOptions, check_address
 from spark_bridge.stats import EpochStats
-from spark_bridge.tasks import OnlyStage, RunStage
-from spark_bridge.types import by_input, shapes
+from spark_bridge.tasks import OnlyStage, ReadFiles, RunStage
+from spark_bridge.types import Shape, by_input, shapes
+
+_NAMES = "name string, length bigint, digest binary"
+
+
+class OutputFiles(NamedTuple):
+    """The places of committed files, and the session that reads them.
+
+    ``folder``: of Parquet outputs, else None. ``past``: their columns at the time of writing, if the plan has others
+    now.
+
+    >>> Ran.__iter__.__name__, OutputFiles._fields
+    ('__iter__', ('session', 'store', 'trust', 'folder', 'past'))
+    """
+
+    session: Any
+    store: str
+    trust: str
+    folder: str | None
+    past: PastSchemas | None
+
+
+class Ran(Mapping[str, DataFrame]):
+    """The outputs of an epoch: a mapping of each name to a DataFrame of its committed files.
+
+    ``epoch``, ``time``: its number, and the ``_time`` of its updates.  ``frontier``: the least time still open.
+    ``replayed``: whether it had been committed before.  ``verdicts``: of its events.  ``rows``: that came, by input.
+    ``figures``: microseconds and bytes, over all tasks, and of the driver.  ``sinks``: by output, the last epoch that
+    its sink has.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, Shape], done: Committed, files: OutputFiles, sinks: Mapping[str, int]
+    ) -> None:
+        self._shapes, self._done, self._files = shapes, done, files
+        self.epoch, self.time, self.frontier, self.replayed = done.epoch, done.time, done.frontier, done.replayed
+        self.verdicts = Verdicts.of(done.counts, done.figures.get("pending", 0))
+        self.rows, self.figures = done.rows, done.figures
+        self.sinks = sinks
+
+    def __getitem__(self, name: str) -> DataFrame:
+        if name not in self._shapes:
+            return no_output(name, self._shapes)
+        shape, place = self._shapes[name], self._files
+        output = self._done.outputs.get(name)
+        files = [(blob.name, blob.length, blob.digest) for blob in output.blobs] if output is not None else []
+        there = None if place.past is None else place.past.outputs[name]
+        task = ReadFiles(place.store, place.trust, place.folder, name, self.epoch, shape.arrow, there)
+        named: DataFrame = place.session.createDataFrame(files, _NAMES)
+        return named.mapInArrow(task, shape.spark)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __repr__(self) -> str:
+        sizes = (f"{name}: {self.updates(name):,} updates" for name in self)
+        return f"Ran(epoch {self.epoch}; {', '.join(sizes)}; {self.verdicts})"
+
+    def updates(self, name: str) -> int:
+        """How many updates an output gained, an int, without reading them.  O(1)."""
+        output = self._done.outputs.get(name)
+        return 0 if output is None else output.rows
+
+
+def ran(job: Job, session: Any, committed: Committed, sinks: Mapping[str, int]) -> Ran:
+    """Collect the outputs and the verdicts of an epoch. ``sinks``: by output, the last epoch that each has."""
+    folder = job.coordinator.manifest.folder
+    past = job.coordinator.log.past(committed.epoch)
+    return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder, past), sinks)
 
 
 @overload

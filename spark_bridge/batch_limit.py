@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
-from spark_bridge.following import Follower, Offset
+from spark_bridge.change_stream import Follower, Offset
 
 
 class Limited(Follower, SupportsTriggerAvailableNow):

@@ -1,11 +1,7 @@
-"""A stream: every micro-batch of Spark's becomes one epoch of a state, exactly once from source offset to output.
+"""A stream: every micro-batch of Spark becomes one epoch of a state, exactly once from source to state.
 
-Invariant: the rows of a batch are in the state, and what they made of it in the outputs, once, whenever the query was
-killed and however often Spark gives the batch again. `foreachBatch` promises at least once; so the state itself
-remembers which query fed it up to which batch, a batch that is given again is compared by its rows and read from its
-files, and one that cannot follow (another query's, a restarted numbering, a gap) stops the query. Rows are packed in
-the streaming plan, before the batch, whose frame holds chunks only. What it does not do: choose what a batch is, that
-is the input's and the trigger's.
+Guarantees: a batch that Spark repeats after a failure is recognised by its id and gets the same answer. Only one query
+feeds a state.
 
 >>> _checkpoint("/states/orders")
 '/states/orders.checkpoint'
@@ -13,31 +9,254 @@ is the input's and the trigger's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from typing import Any, Literal
+from inspect import signature
+from threading import RLock, Thread
+from time import sleep
+from typing import Any, Final, Literal
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from ddflow.columns.names import did_you_mean
 from ddflow.connectors.api import TableSink
 from ddflow.engine.flow import Flow
-from ddflow.errors import SpecError, WrongMode
+from ddflow.engine.run.deliveries import NAP
+from ddflow.errors import SpecError, WrongMode, cut
 from ddflow.metrics import Metrics
+from ddflow.partitions.receipt import Committed
 from ddflow.storage.closing import on_failure
-from spark_bridge.delivering import SinkOptions
-from spark_bridge.errors import fail, translated
-from spark_bridge.feeder import Feeder, Then
-from spark_bridge.job import checked, settings
-from spark_bridge.monitoring import ACCOUNTS
-from spark_bridge.running import session_of
+from ddflow.storage.manifest import Feed
+from ddflow.time import CLOSED
+from spark_bridge.delivery import Outlets, SinkOptions
+from spark_bridge.epochs import ran, session_of
+from spark_bridge.errors import fail, noted, translated
+from spark_bridge.job import Job, checked, settings
+from spark_bridge.monitoring import ACCOUNTS, Account, report
 from spark_bridge.session import context_of
 from spark_bridge.state_options import KEEP, StateOptions, check_address
 from spark_bridge.stats import EpochStats, QueryStats
-from spark_bridge.triggers import check_trigger, until_the_end
 from spark_bridge.types import by_input
+
+Then = Callable[[Mapping[str, DataFrame], int], Any]
+"""Is called with the outputs of an epoch and its number."""
+_QUERY: Final = "sql.streaming.queryId"
+
+
+class Feeder:
+    """The function of ``foreachBatch``.
+
+    ``account``: the commits of this process. ``fail``: ends the query with an error, if the query is in this process.
+    ``failure``: the sink error that ended it.
+
+    >>> options = StateOptions("state", None, None, None, "owner", None)
+    >>> feeder = Feeder(Flow(), {}, options, None, SinkOptions.of({}, "10min"))
+    >>> [name for name, travels in feeder.__getstate__().items() if travels is None]
+    ['then', 'fail', 'failure', '_job', '_outlets', '_lock', '_thread']
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        columns: Mapping[str, tuple[str, ...]],
+        options: StateOptions,
+        then: Then | None,
+        sinks: SinkOptions,
+    ) -> None:
+        self.flow, self.columns, self.options, self.then, self.sinks = flow, columns, options, then, sinks
+        self.account, self.at = Account(), dict[str, int]()
+        self.fail: Callable[[Exception], Any] | None = None
+        self.failure: Exception | None = None
+        self._job: Job | None = None
+        self._outlets: Outlets | None = None
+        self._lock: Any = RLock()
+        self._thread: Thread | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        mine = dict.fromkeys(("fail", "_job", "_outlets", "_lock", "_thread"))
+        options = self.options._replace(metrics=None)  # which takes figures in this process
+        return {**self.__dict__, **mine, "account": Account(), "options": options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = RLock()
+
+    @property
+    def name(self) -> str:
+        """The query's name, or its inputs."""
+        return self.options.name or ", ".join(self.flow.inputs)
+
+    def __repr__(self) -> str:
+        return f"{self.name} into {self.options.state}"
+
+    def __call__(self, packed: DataFrame, batch: int) -> None:
+        # Where it fails the query ends, and another one reads the state anew.
+        with self._lock, on_failure(self.release), noted():
+            self._take(packed, int(batch))
+
+    def _take(self, packed: DataFrame, batch: int) -> None:
+        """Commit a batch as an epoch, or recognise it as a committed one."""
+        session = packed.sparkSession
+        context = context_of(session)
+        query = "" if context is None else context.getLocalProperty(_QUERY) or ""
+        feed = Feed(query, batch, tuple(sorted(self.columns)))
+        job = self.job(session)
+        if self.failure is not None:
+            raise self.failure
+        self.outlets(session).of.make_room()
+        before = job.coordinator.committed(feed=feed, adopt=self.options.adopt)
+        if before is not None:
+            committed = job.again(session, packed, before)
+        else:
+            committed = job.epoch(session, packed, feed=feed)
+        ACCOUNTS.put(feed.query, self.account)
+        self._report(job, session, committed, feed.batch)
+
+    def pump(self, session: Any) -> bool:
+        """Write waiting epochs to the sinks and return whether nothing waits. A thread retries a sink that fails.
+
+        Raises the error of a sink that is refused, or has failed for too long.
+        """
+        of = self.outlets(session).of
+        drained = of.pump()
+        self.at = of.at
+        of.give_up()
+        if not drained and self._thread is None:
+            self._thread = Thread(target=self._again, args=(session,), name="ddflow sinks", daemon=True)
+            self._thread.start()
+        return drained
+
+    def _again(self, session: Any) -> None:
+        """Give sinks what waits, until nothing does, or the query ends."""
+        while self.failure is None:
+            sleep(NAP)
+            with self._lock:  # in which another thread is begun, where this one has ended
+                try:
+                    if self._job is None or self.pump(session):
+                        self._thread = None
+                        return
+                except Exception as error:
+                    self.failure = error
+        if self.fail is not None:
+            self.fail(self.failure)
+
+    def drain(self, session: Any) -> None:
+        """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
+        if not self.sinks.sinks:
+            return
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            outlets = self.outlets(session)
+            outlets.drain()
+            self.at = outlets.of.at
+
+    def finish(self, session: Any) -> None:
+        """Close all open times, or report again how they were closed. Raises the errors of an epoch.
+
+        The second case follows a process that died after the close and before its report.
+        """
+        with self._lock:
+            self._finish(session)
+
+    def _finish(self, session: Any) -> None:
+        job = self.job(session)
+        manifest = job.coordinator.manifest
+        closing = [
+            each
+            for each in manifest.receipts
+            if each.batch is None
+            and each.calls[-1:]
+            and each.calls[-1].kind == "advance_to"
+            and each.calls[-1].frontier == CLOSED
+        ]
+        if manifest.frontier < CLOSED:
+            committed = job.epoch(session, None, close=True)
+        elif closing:
+            committed = job.again(session, None, closing[-1])
+        else:
+            return
+        self._report(job, session, committed, None)
+
+    def _report(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
+        """Report what was committed: to the account, the log and the caller's function."""
+        batch = EpochStats.of(committed, number, job.flow.time_type)
+        self.account.add(batch)
+        try:
+            self.pump(session)
+        finally:
+            lags = {} if self._outlets is None else self._outlets.of.lags()
+            report(job.name, batch, self.options.metrics, lags)
+        if self.then is not None:
+            self.then(ran(job, session, committed, self.at), committed.epoch)
+
+    def job(self, session: Any) -> Job:
+        """Open the state if it is not open. Raises the errors of `Job`."""
+        if self._job is None:
+            self._job = Job(self.flow, self.columns, self.options, session)
+        return self._job
+
+    def outlets(self, session: Any) -> Outlets:
+        """Open the sinks of the open state. Raises the errors of `Outlets`."""
+        if self._outlets is None:
+            self._outlets = Outlets(self.job(session), session, self.sinks)
+        return self._outlets
+
+    def release(self, acknowledge: bool = False) -> None:
+        """Close the state; it is opened again when it is needed.  ``acknowledge``: say in it what sinks have."""
+        with self._lock:
+            if self._outlets is not None:
+                self._outlets.close(acknowledge)
+                self._outlets = None
+            if self._job is not None:
+                self._job.close()
+                self._job = None
+
+
+FLAGS: Final = ("availableNow", "once")
+"""The triggers that end by themselves; they are true or left out."""
+ENDLESS: Final = ("continuous", "realTime")
+"""The triggers that make no batches."""
+SPAN: Final = re.compile(
+    r"\s*(interval\s+)?([+-]?\s*\d+(\.\d*)?\s*((micro|milli)?second|minute|hour|day|week)s?\s*)+", re.IGNORECASE
+)
+
+
+def check_trigger(trigger: Any) -> None:
+    """Raise `SpecError` for an invalid trigger. O(1).
+
+    >>> until_the_end({"availableNow": True}), until_the_end({"processingTime": "1 minute"}), until_the_end(None)
+    (True, False, False)
+    >>> check_trigger({"availablenow": True})
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: stream with trigger={'availablenow': True}: it names 'availablenow'; did you mean \
+    'availableNow'? there are ...
+    """
+    if trigger is None or trigger == {}:
+        return
+    asked = cut(f"stream with trigger={trigger!r}")
+    if not isinstance(trigger, Mapping) or len(trigger) != 1:
+        found = f"it has {len(trigger)} names" if isinstance(trigger, Mapping) else f"it is a {type(trigger).__name__}"
+        raise SpecError(asked, found, "give one: {'availableNow': True}, or {'processingTime': '10 seconds'}")
+    ((name, value),) = trigger.items()
+    known = [each for each in signature(DataStreamWriter.trigger).parameters if each not in ("self", *ENDLESS)]
+    if name not in known:
+        raise SpecError(asked, f"it names {name!r}", did_you_mean(name, known))
+    if name in FLAGS and value is not True:
+        raise SpecError(asked, f"{name} is {value!r}", "give True, or leave trigger= out")
+    if name not in FLAGS and not (isinstance(value, str) and SPAN.fullmatch(value)):
+        raise SpecError(asked, f"{name} is {value!r}", f"give a span of time as text: {{{name!r}: '10 seconds'}}")
+
+
+def until_the_end(trigger: Mapping[str, Any] | None) -> bool:
+    """Whether a query with this trigger ends by itself.  O(1)."""
+    return bool(trigger) and any((trigger or {}).get(each) for each in FLAGS)
 
 
 def stream(
