@@ -244,7 +244,7 @@ class _Putting:
         self.bytes, self.puts = Counter[str](), Counter[str]()
 
     def __enter__(self) -> _Putting:
-        from ddflow.storage.local import LocalStore
+        from ddflow.storage.folder.local import LocalStore
 
         self._real = LocalStore.put
         counts, real = self, self._real
@@ -259,7 +259,7 @@ class _Putting:
         return self
 
     def __exit__(self, *_: object) -> None:
-        from ddflow.storage.local import LocalStore
+        from ddflow.storage.folder.local import LocalStore
 
         LocalStore.put = self._real  # type: ignore[method-assign]
 

@@ -36,7 +36,7 @@ from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.past import PastSchemas, at
 from ddflow.plan.plan import Plan
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store, opened_store

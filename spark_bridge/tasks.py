@@ -42,8 +42,8 @@ from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
 from ddflow.partitions.step import StagePart, computed, idle
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob

@@ -18,7 +18,7 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.step import PartDone, StagePart, idle
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Store
 
 Tables = dict[str, pa.Table]

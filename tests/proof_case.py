@@ -13,7 +13,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 import ddflow as dd
-from ddflow.storage.arrow_file import new_file
+from ddflow.storage.files.arrow_file import new_file
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.storage.disk import Disk, Status
+from ddflow.storage.folder.disk import Disk, Status
 
 SECTOR = 512
 EVERY = 32  # operations between the states that are kept, from which others are computed

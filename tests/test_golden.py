@@ -25,7 +25,7 @@ from ddflow.engine.garbage import blobs_of
 from ddflow.errors import CorruptState
 from ddflow.storage import backlog, sheets
 from ddflow.storage.epochs import Delivered
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import FORMAT, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store

@@ -30,8 +30,8 @@ from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.operators.upsert import resolution
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.storage import sheets
-from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.folder_lock import LOCK
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.scratch import LOCK
 from ddflow.storage.sheets import Sheets
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement

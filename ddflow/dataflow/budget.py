@@ -17,9 +17,9 @@ from os import PathLike
 from typing import Final, cast
 
 from ddflow.errors import BudgetExceeded, Option, Phrase, SpecError
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.protocol import Store
-from ddflow.storage.scratch import ScratchStore
 
 UNITS: Final = {
     "": 1,

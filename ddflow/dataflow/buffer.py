@@ -19,7 +19,7 @@ import pyarrow as pa
 from ddflow.columns.layout import plainly
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 
 
 class UpdateBuffer:

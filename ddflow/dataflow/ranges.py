@@ -11,7 +11,7 @@ uniform, so ranges are of one size.)
 >>> from ddflow.operators.upsert.events import Events
 >>> events = pa.record_batch({"k": pa.array(range(100), pa.int64())})
 >>> times = np.zeros(100, np.int64)
->>> from ddflow.storage.scratch import ScratchStore
+>>> from ddflow.storage.folder.scratch import ScratchStore
 >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as scratch:
 ...     ranges = Ranges(RowHashes(events.schema, Secret(1, 2)), scratch, 4)
 ...     ranges.add(Events(events, times, times, np.arange(100)))
@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, RowHashes
 from ddflow.operators.upsert.events import Events, joined
-from ddflow.storage.batch_store import BatchStore, StoredBatch
+from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 
 
 class Ranges:

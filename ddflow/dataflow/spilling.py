@@ -25,7 +25,7 @@ from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.graph import Graph, Released
 from ddflow.dataflow.ranges import Ranges
 from ddflow.operators.inputs import RunningInput
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 
 
 def make_room(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:

@@ -35,8 +35,8 @@ from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.operators.base import Hashes
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import Instant, Natural, Strict, decoded
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob, Store
 from ddflow.storage.sheets import Text, read
 from ddflow.time import NEVER

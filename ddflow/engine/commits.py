@@ -39,9 +39,9 @@ from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
 from ddflow.plan.evolve import evolved
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Call, Epoch, Manifest
 from ddflow.storage.sheets import Sheets
 from ddflow.time import INT64, NEVER, shown

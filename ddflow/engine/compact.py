@@ -39,7 +39,7 @@ from ddflow.engine.commits import Commits
 from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
 from ddflow.metrics import Look
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch

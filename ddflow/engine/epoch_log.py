@@ -53,11 +53,11 @@ from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.past import PastSchemas, at, carried
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import step_times
-from ddflow.storage.arrow_file import readable
 from ddflow.storage.backlog import BacklogFile
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch, Output
+from ddflow.storage.files.arrow_file import readable
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
 from ddflow.storage.naming import names_inside

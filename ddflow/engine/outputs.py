@@ -24,8 +24,8 @@ import pyarrow as pa
 from ddflow.connectors.parquet.sink import open_sink
 from ddflow.connectors.protocol import Fragment, Sink
 from ddflow.errors import StateRefused
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Epoch, Output
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.naming import inside
 from ddflow.storage.protocol import Store

@@ -34,8 +34,8 @@ from ddflow.engine.read.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, Option, Phrase, SnapshotExpired, SpecError, StateRefused
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import Closing
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Store

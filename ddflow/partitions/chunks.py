@@ -20,10 +20,10 @@ from ddflow.columns.schema import empty, one_batch, one_chunk, plain_size, updat
 from ddflow.errors import Misrouted
 from ddflow.partitions.messages import Said, joined
 from ddflow.partitions.stages import Exchange, Stages
-from ddflow.storage.arrow_file import restored
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import Closing
-from ddflow.storage.scratch import ScratchStore
+from ddflow.storage.files.arrow_file import restored
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.scratch import ScratchStore
 
 PACKED: Final = pa.schema(
     [

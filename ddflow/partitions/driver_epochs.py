@@ -45,8 +45,8 @@ from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Epoch
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store

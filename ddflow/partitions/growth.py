@@ -43,9 +43,9 @@ from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import evolved
 from ddflow.plan.plan import Plan
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import encoded
-from ddflow.storage.file_writer import FileWriter
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.opening import Trust
 from ddflow.storage.protocol import Blob

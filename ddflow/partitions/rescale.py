@@ -28,7 +28,7 @@ from ddflow.plan.compatibility import plan_of
 from ddflow.plan.past import carried
 from ddflow.plan.plan import Plan
 from ddflow.storage.fields import encoded
-from ddflow.storage.file_writer import FileWriter
+from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore

@@ -26,7 +26,7 @@ from ddflow.columns.schema import one_batch
 from ddflow.metrics import Look
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.plan.plan import Plan
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement

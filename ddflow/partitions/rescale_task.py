@@ -52,8 +52,8 @@ from ddflow.plan.binding import Binding
 from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.input import Input
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import PARTITIONS
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER

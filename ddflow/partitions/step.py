@@ -33,9 +33,9 @@ from ddflow.partitions.messages import Said, same_table
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import StageComputation, StageGraph, Stages, as_updates
 from ddflow.plan.codec import node_ids
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import encoded
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Output
 from ddflow.storage.protocol import Blob
 from ddflow.storage.sheets import Sheets, Text

@@ -22,9 +22,9 @@ import time
 import pyarrow as pa
 
 from ddflow.errors import CorruptState
-from ddflow.storage.file_writer import FileWriter
+from ddflow.storage.folder.disk import FileWriter
+from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, lost, sized, verified
-from ddflow.storage.scratch import ScratchStore
 
 
 class Shared:

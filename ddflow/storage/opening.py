@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from ddflow.errors import StateRefused
 from ddflow.storage import address
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.object_store import CLOUDS
 from ddflow.storage.protocol import Store
 

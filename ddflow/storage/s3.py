@@ -1,11 +1,8 @@
-"""A store in an object store: S3, or what speaks like it.
+"""A store in an object store (S3 or one that speaks like it), with a cache of blobs on the local disk.
 
-Invariant: a number is published by one writer at most, and a blob that `S3Store.map` gives is the one that was put.
-Requests over a network end in doubt (``bucket`` tells how that is resolved), and bytes over a network cannot be mapped;
-so blobs pass through a cache on the local disk, are verified there every time, and what was put here is mapped from
-what was written here. Blobs have names of their own, so a put of one may be repeated; one that failed may still turn
-up, as garbage. Keys under the prefix: ``blobs/<name>``, ``manifests/<16 digits>``, ``marks/<16 digits>``, and two
-objects in ``probes/``. Uploads in pieces that were broken off are not listed: let the bucket's rules remove those.
+Guarantees: a manifest is published by put-if-absent, so one of two writers fails. A cached blob is named by its
+checksum
+and verified when it is read; the cache stays below its limit.
 
 >>> S3Store("s3://KEY:SECRET@bucket/orders")
 Traceback (most recent call last):
@@ -17,18 +14,163 @@ import builtins
 import contextlib
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.errors import CorruptState, OutcomeUnknown, StorageFailed
-from ddflow.storage.cache import Cache
+from ddflow.errors import CorruptState, OutcomeUnknown, StateRefused, StorageFailed
 from ddflow.storage.closing import on_failure
+from ddflow.storage.folder.disk import Disk, FileWriter
+from ddflow.storage.folder.scratch import ScratchStore, sweep
+from ddflow.storage.folder.site import Site
 from ddflow.storage.object_store import Bucket
-from ddflow.storage.protocol import MANIFEST, NAME, RESTORE, Blob, Entry, Store, Write, lost, numbered
-from ddflow.storage.scratch import ScratchStore, sweep
+from ddflow.storage.protocol import MANIFEST, NAME, RESTORE, Blob, Entry, Store, Write, lost, numbered, verified
+
+SIZE: Final = 1 << 30
+"""Bytes that a cache holds by default."""
+
+_WHOLE = re.compile(r"[0-9a-f]{32}")
+_PART = re.compile(r"[0-9a-f]{16}\.part")
+_ABANDONED = 86_400.0
+"""Seconds after which a half written file is taken for a crashed process's."""
+
+
+class Cache:
+    """``path``: its folder, made when it is missing; None: `default_place`.  ``size``: most bytes; 0 keeps nothing.
+
+    Raises `StateRefused` when the folder cannot be made, belongs to somebody else or others may write to it.
+
+    >>> import tempfile, xxhash
+    >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, xxhash.xxh3_128(b"wxyz").digest())
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     cache = Cache(place, size=1 << 20)
+    ...     before, _ = cache.map(blob), cache.fill(blob, [b"wx", b"yz"], "s3://bucket/orders")
+    ...     before, cache.map(blob).to_pybytes()
+    (None, b'wxyz')
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, size: int = SIZE) -> None:
+        self.site = Site(Disk(), default_place() if path is None else path, "owner", "the cache", durable=False)
+        self.path = self.site.path
+        self.size = size
+        self._held = self._added = 0
+        self._make()
+        self._evict()
+
+    def map(self, blob: Blob) -> pa.Buffer | None:
+        """Map and verify a blob; return None if it is not here.  O(bytes)."""
+        path = os.path.join(self.path, blob.digest.hex())
+        try:
+            if os.stat(path, follow_symlinks=False).st_size != blob.length:
+                raise CorruptState(path, "its length is wrong", "it is fetched again")
+            whole = verified(self.site.disk.map(path), blob, self.path)
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, CorruptState):
+            with suppress(OSError):
+                os.unlink(path)
+            return None
+        return whole
+
+    def fill(self, blob: Blob, pieces: Iterable[bytes], where: str) -> pa.Buffer:
+        """Keep a blob whose pieces come from ``where``, and map it.  O(bytes), a piece at a time in memory.
+
+        No more than its length is ever taken.  Raises `CorruptState` when the pieces are not the blob, and whatever
+        they raise; `StorageFull`, `StorageFailed` when the cache's disk refuses.  Nothing is left then.
+        """
+        what = f"cache {blob.name} of {where}"
+
+        def fetch(sink: FileWriter) -> None:
+            for piece in pieces:
+                sink.write(memoryview(piece)[: blob.length - sink.size + 1])
+                if sink.size > blob.length:
+                    break
+
+        path, _ = self.written(what, fetch)
+        with on_failure(self.drop, path):
+            with self.site.guarded(what):
+                whole = verified(self.site.disk.map(path), blob, where)
+            self.keep(path, blob)
+        return whole
+
+    def written(self, what: str, write: Write) -> tuple[str, FileWriter]:
+        """Write a new file that only this user may read; return its path and its writer.  Call `keep` or `drop` on the
+        path.
+
+        O(bytes).  Raises as `Site.written` does, for ``what``; nothing is left then.
+        """
+        self._make()  # Somebody may have cleared the caches, which is their right.
+        path = os.path.join(self.path, f"{os.urandom(8).hex()}.part")
+        return path, self.site.written(path, what, write)
+
+    def keep(self, path: str, blob: Blob) -> None:
+        """Give a file of `written` its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
+        if blob.length > self.size:
+            return self.drop(path)
+        try:
+            os.rename(path, os.path.join(self.path, blob.digest.hex()))
+        except OSError:
+            return self.drop(path)
+        self._held, self._added = self._held + blob.length, self._added + blob.length
+        if self._held > self.size or self._added > self.size // 16:
+            self._evict()
+
+    def drop(self, path: str) -> None:
+        """Unlink a file of `written`; twice is harmless."""
+        self.site.tidy(path)
+
+    def _make(self) -> None:
+        asked = f"cache blobs in {self.path}"
+        try:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            state = os.stat(self.path)
+        except OSError as error:
+            raise StateRefused(
+                asked, f"the folder cannot be made ({error.strerror})", "name another folder for the cache"
+            ) from None
+        if state.st_uid != os.geteuid():
+            raise StateRefused(
+                asked,
+                f"it belongs to user {state.st_uid}, not to {os.geteuid()}",
+                "name a folder of your own for the cache",
+            )
+        if stat.S_IMODE(state.st_mode) & 0o022:
+            raise StateRefused(
+                asked,
+                f"its mode is {stat.S_IMODE(state.st_mode):o}, so others may put files there",
+                "chmod 700 it, or name another folder for the cache",
+            )
+
+    def _evict(self) -> None:
+        """Unlink the least recently used until the rest fits, and what crashed processes left.  O(files)."""
+        files = []
+        with suppress(OSError), os.scandir(self.path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    state = entry.stat(follow_symlinks=False)
+                    if _WHOLE.fullmatch(entry.name):
+                        files.append((state.st_mtime_ns, state.st_size, entry.path))
+                    elif _PART.fullmatch(entry.name) and time.time() - state.st_mtime > _ABANDONED:
+                        self.drop(entry.path)
+        self._held, self._added = sum(size for _, size, _ in files), 0
+        for _, size, path in sorted(files):
+            if self._held <= self.size:
+                break
+            self.drop(path)
+            self._held -= size
+
+
+def default_place() -> str:
+    """Return the folder ``ddflow/blobs`` for this user's caches, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    home = given if os.path.isabs(given) else os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "ddflow", "blobs")
+
 
 MANY: Final = 2_000
 """Number of blobs above which sizes come from a list of all."""

@@ -29,17 +29,16 @@ from ddflow.plan.compatibility import plan_of
 from ddflow.plan.past import PastSchemas, at
 from ddflow.plan.plan import Plan
 from ddflow.plan.rebuild import bounds
-from ddflow.storage.arrow_file import read_batches
 from ddflow.storage.backlog import Backlog
-from ddflow.storage.local import LocalStore
+from ddflow.storage.files.arrow_file import read_batches
+from ddflow.storage.folder.local import LocalStore
+from ddflow.storage.folder.site import INSIDE, TEMPORARY
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.sheets import unfolded
-from ddflow.storage.site import TEMPORARY
-from ddflow.storage.state_folder import INSIDE
 from ddflow.tools.inventory_check import Examination, Known, Memo, Operators, holds_all, wrongly_attached, wrongly_fed
 
 

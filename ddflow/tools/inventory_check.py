@@ -30,8 +30,8 @@ from ddflow.errors import CorruptState
 from ddflow.operators.base import Readable
 from ddflow.operators.inputs import RunningInput
 from ddflow.plan.collection import Columns
-from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.feeding import FULL, RESTATED
+from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER

@@ -42,7 +42,7 @@ from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, S
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_store, opened_store
 from ddflow.storage.protocol import Store
 from ddflow.time import INT64, NEVER

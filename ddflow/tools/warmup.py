@@ -34,8 +34,8 @@ from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.interpret import PATIENCE
 from ddflow.kernels.warmup import entries, is_ready, watched
 from ddflow.operators.upsert.resolution import EMITTED
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import decoded, encoded
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch

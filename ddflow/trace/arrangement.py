@@ -36,7 +36,7 @@ from ddflow.columns.threads import Threads
 from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
 from ddflow.trace.change import Change
 from ddflow.trace.index import Index, Write

@@ -38,8 +38,8 @@ from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState, cut
 from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
-from ddflow.storage.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.storage.fields import MEND, encoded
+from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch

@@ -31,7 +31,7 @@ from ddflow.columns.wider import widening
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, VALUE
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, starts

@@ -6,7 +6,7 @@ interpolates, three cache lines a key. A split-block Bloom filter, ten bits a ke
 most keys that are not there from touching the batch. It does not decide what is spilled, or when.
 
 >>> import tempfile
->>> from ddflow.storage.scratch import ScratchStore
+>>> from ddflow.storage.folder.scratch import ScratchStore
 >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as files:
 ...     batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
 ...     there = spilled(batch, files)
@@ -28,8 +28,8 @@ from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.ordered_tree import Identities
 from ddflow.kernels.search import search
 from ddflow.kernels.search_ordered import search_ordered
-from ddflow.storage.batch_store import BatchStore, StoredBatch
 from ddflow.storage.closing import on_failure
+from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 from ddflow.trace.batch import Batch
 from ddflow.trace.batch_file import Layout, filed, unfiled
 

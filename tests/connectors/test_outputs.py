@@ -35,8 +35,8 @@ from ddflow.connectors.parquet.sink import ParquetSink
 from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
 from ddflow.partitions.commit import EpochDriver
-from ddflow.storage.disk import Disk
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.disk import Disk
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.inspect import inspect
 from ddflow.tools.rollback import rollback

@@ -30,9 +30,9 @@ from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.garbage import gc
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
+from ddflow.storage.folder.site import Site
 from ddflow.storage.manifest import newest
-from ddflow.storage.site import Site
 
 PATH, FOLDER = "/data/orders", "/data/out"
 LAST, IMAGES, CHUNKS = 13, 50, 2

@@ -29,9 +29,8 @@ from ddflow.dataflow.batcher import chunks as chunks
 from ddflow.dataflow.batcher.checkpoint import PendingRecord
 from ddflow.errors import SpillFull
 from ddflow.operators.upsert.events import FEW, Events, by_time, joined
-from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.folder_lock import LOCK
-from ddflow.storage.scratch import ScratchStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.scratch import LOCK, ScratchStore
 
 Event = tuple[int, int]
 """Time and number of arrival."""

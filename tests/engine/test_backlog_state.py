@@ -15,7 +15,7 @@ from ddflow.partitions.evolve import evolve
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
 from ddflow.storage.epochs import Delivered
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob

@@ -28,7 +28,7 @@ from ddflow.engine.checkpoint import StoredInventory
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.codec import describe, node_ids, shown
 from ddflow.plan.registry import operators
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import contents

@@ -19,7 +19,7 @@ import ddflow as dd
 from ddflow.connectors.parquet.folder import of
 from ddflow.engine.garbage import DAY, Collected, gc, names_of
 from ddflow.errors import CorruptState, StateRefused
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Entry

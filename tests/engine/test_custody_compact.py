@@ -19,7 +19,7 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.engine.garbage import names_of
 from ddflow.errors import EpochSkipped, Fenced, NotReadable, SpecError
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
 

@@ -15,7 +15,7 @@ from s3_server import moto, options
 import ddflow as dd
 from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.protocol import GREATEST
 from ddflow.storage.s3 import S3Store

@@ -22,7 +22,7 @@ from simdisk import KINDS, Faulty, SimDisk
 
 import ddflow as dd
 from ddflow.errors import CorruptState, DdflowError, EngineClosed, OutcomeUnknown, StorageFailed, StorageFull
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 
 pytestmark = pytest.mark.sampled

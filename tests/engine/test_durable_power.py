@@ -29,12 +29,12 @@ from simdisk import Faulty, Killed, SimDisk, Story, killing
 from ddflow.engine import checkpoint as recovery
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
 from ddflow.storage import sheets
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import encoded
-from ddflow.storage.local import LocalStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.local import LocalStore
+from ddflow.storage.folder.site import Site
 from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.protocol import Blob
-from ddflow.storage.site import Site
 
 PATH = "/data/orders"
 IMAGES, CHUNKS = 250, 2

@@ -20,7 +20,7 @@ from ddflow.engine.garbage import gc, names_of
 from ddflow.errors import CorruptState
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.fields import encoded
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob

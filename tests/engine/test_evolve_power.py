@@ -21,7 +21,7 @@ from simdisk import Killed, SimDisk, Story, killing
 import ddflow as dd
 from ddflow.columns.widening import filled
 from ddflow.partitions.rescale import Rescaler
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 
 PATH = "/data/orders"
 IMAGES = 60

@@ -33,7 +33,7 @@ from ddflow.partitions.evolve import drop
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.codec import describe
 from ddflow.storage import backlog
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import Manifest, at, newest
 from ddflow.storage.memory import MemoryStore
 

@@ -34,7 +34,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.plan.codec import describe
 from ddflow.storage import backlog
 from ddflow.storage.epochs import Attached
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 
 OTHERS = {

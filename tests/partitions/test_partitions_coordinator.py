@@ -41,7 +41,7 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.storage.fields import encoded
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import Feed, Output, at, newest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore

@@ -47,8 +47,8 @@ from ddflow.partitions import rescale_rows as moved
 from ddflow.partitions import rescale_task as tasks
 from ddflow.partitions.rescale import Rescaler, rescale
 from ddflow.partitions.rescale_task import Moved, task
-from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.local import LocalStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob

@@ -34,7 +34,7 @@ from ddflow.errors import (
 from ddflow.partitions.driver_epochs import ByPartition, Share, contents, partitions_with, read_updates, shared
 from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 
 

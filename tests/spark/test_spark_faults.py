@@ -25,7 +25,7 @@ from test_spark_stream import Fed
 import ddflow as dd
 import spark_bridge
 from ddflow.errors import DdflowError, EpochSkipped, FeedChanged, Fenced, PlanChanged, StorageFull
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from spark_bridge.job import Job
 from spark_bridge.part_cache import PARTS
 

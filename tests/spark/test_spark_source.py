@@ -36,7 +36,7 @@ from ddflow.errors import (
     TimeWentBack,
 )
 from ddflow.partitions.driver_epochs import contents
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import rollback
 from spark_bridge.change_stream import Follower

@@ -23,8 +23,8 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import Version
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Committed, Receipt
-from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.local import LocalStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.local import LocalStore
 from spark_bridge import tasks
 from spark_bridge.part_cache import CacheLimit, PartCache
 from spark_bridge.tasks import EpochStage, Route

@@ -20,9 +20,8 @@ from ddflow.engine.garbage import blobs_of
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.partitions.step import StagePart
-from ddflow.storage.arrow_file import read_batches
-from ddflow.storage.compressed import MOST, OPTIONS, decompressed
-from ddflow.storage.flatbuffer import Malformed
+from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompressed, read_batches
+from ddflow.storage.files.flatbuffer import Malformed
 from ddflow.storage.manifest import newest
 from ddflow.storage.naming import names_in
 from ddflow.storage.opening import open_store

@@ -32,8 +32,8 @@ from test_manifest import WHERE, body_of, encoded, typical
 
 from ddflow.columns.wider import widening
 from ddflow.errors import CorruptState
-from ddflow.storage.arrow_file import RATIO, new_file, read_batch, read_batches, readable
-from ddflow.storage.flatbuffer import Malformed, root
+from ddflow.storage.files.arrow_file import RATIO, new_file, read_batch, read_batches, readable
+from ddflow.storage.files.flatbuffer import Malformed, root
 from ddflow.storage.manifest import FORMAT, Manifest
 
 ROOM = 128 << 20

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 import ddflow as dd
 from ddflow.errors import DdflowError
 from ddflow.storage import sheets
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import FORMAT, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob

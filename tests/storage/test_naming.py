@@ -16,7 +16,7 @@ from test_golden import GOLDEN
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage.fields import encoded
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.naming import files_in, names_in, renamed

@@ -24,10 +24,9 @@ from kinds import ENCODED, PLAIN
 from messages import raises
 
 from ddflow.errors import CorruptState, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
-from ddflow.storage.batch_store import BatchStore, StoredBatch
-from ddflow.storage.folder_lock import LOCK
+from ddflow.storage.files.batch_store import BatchStore, StoredBatch
+from ddflow.storage.folder.scratch import LOCK, ScratchStore
 from ddflow.storage.protocol import Blob
-from ddflow.storage.scratch import ScratchStore
 
 KINDS = PLAIN | {name: array for name, (array, _) in ENCODED.items()}
 INTS = pa.record_batch({"n": [1, 2, 3], "s": ["a", None, "ccc"]})
@@ -138,8 +137,8 @@ def test_writing_makes_no_second_copy() -> None:
     out = finished(
         python("""if True:
         import sys, tempfile, tracemalloc, pyarrow as pa, numpy as np
-        from ddflow.storage.batch_store import BatchStore
-        from ddflow.storage.scratch import ScratchStore
+        from ddflow.storage.files.batch_store import BatchStore
+        from ddflow.storage.folder.scratch import ScratchStore
         batch = pa.record_batch({"n": np.arange(4 << 20), "s": pa.array(["some text"] * (1 << 22))})
         with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as folder:
             tracemalloc.start()
@@ -291,8 +290,8 @@ def test_an_exit_without_close_leaves_nothing(tmp_path: Path) -> None:
         python(
             """if True:
         import sys, pyarrow as pa
-        from ddflow.storage.batch_store import BatchStore
-        from ddflow.storage.scratch import ScratchStore
+        from ddflow.storage.files.batch_store import BatchStore
+        from ddflow.storage.folder.scratch import ScratchStore
         folder = BatchStore(ScratchStore(sys.argv[1]))
         kept = folder.write(pa.record_batch({"n": [1]}))
         """,
@@ -306,8 +305,8 @@ def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp
     process = python(
         """if True:
         import sys, time, pyarrow as pa
-        from ddflow.storage.batch_store import BatchStore
-        from ddflow.storage.scratch import ScratchStore
+        from ddflow.storage.files.batch_store import BatchStore
+        from ddflow.storage.folder.scratch import ScratchStore
         folder = BatchStore(ScratchStore(sys.argv[1]))
         kept = folder.write(pa.record_batch({"n": [1]}))
 
@@ -340,8 +339,8 @@ def test_a_forked_child_touches_nothing_and_does_not_keep_the_folder(tmp_path: P
             """if True:
         import os, sys, time, pyarrow as pa
         from ddflow.errors import EngineClosed
-        from ddflow.storage.batch_store import BatchStore
-        from ddflow.storage.scratch import ScratchStore
+        from ddflow.storage.files.batch_store import BatchStore
+        from ddflow.storage.folder.scratch import ScratchStore
         folder = BatchStore(ScratchStore(sys.argv[1]))
         kept = folder.write(pa.record_batch({"n": [1]}))
         if child := os.fork():
@@ -524,8 +523,8 @@ def test_a_full_disk_is_an_error_with_sizes_after_which_going_on_works(tmp_path:
             """if True:
         import os, resource, sys, pyarrow as pa, numpy as np
         from ddflow.errors import SpillFull
-        from ddflow.storage.batch_store import BatchStore
-        from ddflow.storage.scratch import ScratchStore
+        from ddflow.storage.files.batch_store import BatchStore
+        from ddflow.storage.folder.scratch import ScratchStore
         small, large = pa.record_batch({"n": [1, 2]}), pa.record_batch({"n": np.arange(100_000)})
         with BatchStore(ScratchStore(sys.argv[1])) as folder:
             before = folder.write(small)

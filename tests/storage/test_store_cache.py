@@ -16,8 +16,8 @@ import xxhash
 from messages import raises
 
 from ddflow.errors import CorruptState, StateRefused, StorageFull
-from ddflow.storage.cache import Cache, default_place
 from ddflow.storage.protocol import Blob
+from ddflow.storage.s3 import Cache, default_place
 
 
 def made(number: int, size: int = 1000) -> tuple[Blob, bytes]:
@@ -148,7 +148,7 @@ PROCESS = """
 import random, sys
 sys.path.insert(0, sys.argv[1])
 from test_store_cache import made
-from ddflow.storage.cache import Cache
+from ddflow.storage.s3 import Cache
 cache, seed, hits, kept = Cache(sys.argv[2], size=30_000), random.Random(int(sys.argv[3])), 0, []
 for _ in range(1500):
     blob, data = made(seed.randrange(60))

@@ -17,8 +17,8 @@ from messages import raises
 from s3_server import Moto, moto, options
 
 from ddflow.errors import CorruptState, EngineClosed
-from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.local import LocalStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import NAME, Blob, Store
 from ddflow.storage.s3 import S3Store

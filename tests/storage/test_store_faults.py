@@ -21,8 +21,8 @@ from simdisk import KINDS, Faulty, SimDisk
 from test_store_power import PATH, Writer, blobs, check
 
 from ddflow.errors import OutcomeUnknown, StorageFailed, StorageFull
-from ddflow.storage.disk import Disk
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.disk import Disk
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.protocol import Store
 
 TYPED = {

@@ -25,10 +25,10 @@ from ddflow.errors import (
     StateRefused,
     StorageFailed,
 )
-from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.disk import Disk
-from ddflow.storage.folder_lock import LOCK
-from ddflow.storage.local import MANIFEST, LocalStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.disk import Disk
+from ddflow.storage.folder.local import MANIFEST, LocalStore
+from ddflow.storage.folder.scratch import LOCK
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store
 
@@ -345,8 +345,8 @@ def test_after_an_unknown_outcome_it_takes_no_more() -> None:
 
 RACE = """
 import os, sys, time
-from ddflow.storage.disk import Disk
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.disk import Disk
+from ddflow.storage.folder.local import LocalStore
 
 class Quick(Disk):
     fsync = sync_dir = lambda self, _: None
@@ -425,7 +425,7 @@ def test_a_forked_child_changes_nothing(place: Path) -> None:
     code = """
 import os, sys
 from ddflow.errors import EngineClosed
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 
 store = LocalStore(sys.argv[1])
 scratch = store.scratch()
@@ -464,8 +464,8 @@ def test_a_killed_writers_spill_is_removed_by_the_next(place: Path) -> None:
     code = """
 import sys, time
 import pyarrow as pa
-from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.local import LocalStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.local import LocalStore
 
 store = LocalStore(sys.argv[1])
 scratch = store.scratch()

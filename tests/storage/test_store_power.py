@@ -20,7 +20,7 @@ from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 from ddflow.errors import DdflowError
 from ddflow.storage.fields import decoded, encoded
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.protocol import Blob, Store
 
 PATH = "/data/orders"

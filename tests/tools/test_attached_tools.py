@@ -22,7 +22,7 @@ from ddflow.errors import SinkAhead
 from ddflow.partitions.evolve import evolve
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import Manifest, newest
 from ddflow.storage.manifest_log import published
 from ddflow.tools.fsck import fsck

@@ -20,7 +20,7 @@ from ddflow.cli import app
 from ddflow.connectors.parquet.folder import of
 from ddflow.engine.garbage import names_of
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Write

@@ -19,7 +19,7 @@ from proof_case import EPOCH, HELD, WIDE, events, feed, files, lie, named, plan,
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage import sheets
-from ddflow.storage.local import LocalStore
+from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import Report

@@ -20,8 +20,8 @@ from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows, gather
 from ddflow.errors import CorruptState, NotReadable, SpillFull, TimeWentBack
 from ddflow.kernels.resolve import LIVE
-from ddflow.storage.batch_store import BatchStore
-from ddflow.storage.scratch import ScratchStore
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace import spine as spines
 from ddflow.trace.arrangement import Arrangement

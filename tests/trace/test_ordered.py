@@ -24,10 +24,10 @@ from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import in_order
 from ddflow.kernels.resolve import LIVE
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import decoded, encoded
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.scratch import ScratchStore
 from ddflow.trace import group_rows as of_groups
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch

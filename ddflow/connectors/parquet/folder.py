@@ -4,7 +4,7 @@ Guarantees: a folder belongs to one state, and a sink of another state is refuse
 so an epoch that was written before a crash is not written again.
 
 >>> import os, tempfile
->>> from ddflow.storage.disk import Disk
+>>> from ddflow.storage.folder.disk import Disk
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     place = OutputPlace(Site(Disk(), folder, "owner", "the outputs folder"), "00ff00ff00ff00ff")
 ...     place.claim("0" * 32, "state", ["by city"])
@@ -32,8 +32,8 @@ from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, Tabl
 from ddflow.connectors.table_shape import is_written, new_columns, vanished
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, cut
 from ddflow.storage.fields import Hex, Path, Strict, decoded, encoded
+from ddflow.storage.folder.site import Site
 from ddflow.storage.protocol import lost
-from ddflow.storage.site import Site
 
 MARK: Final = "outputs.json"
 MARK_BYTES: Final = 1 << 24

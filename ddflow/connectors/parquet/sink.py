@@ -18,9 +18,9 @@ from ddflow.connectors.parquet.folder import MARK, READABLE, OutputPlace, of
 from ddflow.connectors.protocol import Fragment, Leftover, Owner, Sink
 from ddflow.errors import Command, Phrase, SpecError, StateRefused
 from ddflow.storage import address
-from ddflow.storage.disk import Disk
+from ddflow.storage.folder.disk import Disk
+from ddflow.storage.folder.site import Site
 from ddflow.storage.protocol import Blob, Store, lost, verified
-from ddflow.storage.site import Site
 
 COPY: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
 SHOWN: Final = re.compile(r"(?P<epoch>[0-9]{12,})-(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)")

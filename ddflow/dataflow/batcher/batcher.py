@@ -23,7 +23,7 @@ from ddflow.dataflow.batcher.chunks import chunks, rows_of
 from ddflow.dataflow.batcher.run import PendingRun
 from ddflow.dataflow.batcher.runs import LARGE, Runs, to_spill
 from ddflow.operators.upsert.events import Events, joined
-from ddflow.storage.batch_store import BatchStore
+from ddflow.storage.files.batch_store import BatchStore
 
 PIECE: Final = 1 << 16
 """Events that `Batcher.released` hands out at a time, at most."""

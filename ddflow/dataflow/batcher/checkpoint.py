@@ -22,8 +22,8 @@ import pyarrow as pa
 from ddflow.dataflow.batcher.batcher import Batcher
 from ddflow.dataflow.batcher.run import PendingRun, filed, unfiled
 from ddflow.errors import CorruptState, cut
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.fields import MEND, Natural, Positive, Strict
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 
 

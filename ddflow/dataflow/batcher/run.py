@@ -22,7 +22,7 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.operators.upsert.events import Events
-from ddflow.storage.batch_store import BatchStore, StoredBatch, StoredBlob
+from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 
 SMALL: Final = 1 << 16
 """Bytes that are not worth a closer look: to count them exactly, or to copy them."""

@@ -30,8 +30,8 @@ from ddflow.engine.commits import Commits
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.errors import SpecError
 from ddflow.plan.plan import Plan
-from ddflow.storage.batch_store import BatchStore
 from ddflow.storage.epochs import Epoch
+from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 
 InParts = Callable[[Callable[[pa.Table], bytes]], list[bytes]]

@@ -1,9 +1,7 @@
-"""A site: a folder where files of ours are, be it a state's, one of outputs or a cache; found or made, written to.
+"""A site: a folder for files of ddflow, be it a state, outputs or a cache; found or created, and checked before use.
 
-Invariant: a folder is trusted once it is this user's, no link, and nobody else may write to it, unless others were said
-to be trusted; a file that `written` returns of is whole, and durable but for its name where the site is; what the disk
-refuses is an error that names the folder. The process may have been killed half way through making a folder, so each
-that is made is durable before one is made in it.  It does not know what files mean.
+Guarantees: a folder that holds anything else is refused. A folder of a state is tested for what commits need (durable
+renames, exclusive creation) before the first commit.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as above:
@@ -28,8 +26,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
-from ddflow.storage.disk import NO_ROOM, Disk, no_room
-from ddflow.storage.file_writer import FileWriter
+from ddflow.storage.folder.disk import NO_ROOM, Disk, FileWriter, no_room
 
 TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
 HOUR: Final = 3600.0
@@ -224,3 +221,97 @@ class Site:
             raise self.refused(f"{path} belongs to user {found.user}, not to {os.geteuid()}", own)
         if self.trust == "owner" and found.mode & 0o022:
             raise self.refused(f"the mode of {path} is {found.mode:o}, so others may change it", f"chmod go-w, {own}")
+
+
+INSIDE: Final = ("blobs", "marks", "manifests")
+
+
+class StateFolder(Site):
+    """``path``: of the folder, absolute once entered.  ``trust``: "owner", or "group" where others may write too.
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as above:
+    ...     place = StateFolder(Disk(), os.path.join(above, "orders"), "owner")
+    ...     place.enter(create=True, readonly=False)
+    ...     sorted(os.listdir(place.path))
+    ['blobs', 'manifests', 'marks']
+    """
+
+    def __init__(self, disk: Disk, path: Any, trust: str) -> None:
+        super().__init__(disk, path, trust, "the state")
+
+    def enter(self, create: bool, readonly: bool) -> None:
+        """Check the folder, and create the missing parts if ``create``.  O(its names); a few syncs when it is new.
+
+        Raises `StateRefused` if there is no state or it cannot be trusted, `StorageFull`, `StorageFailed`.
+        """
+        with self.guarded("open it", opening=True):
+            self.path = self.disk.real(self.path)
+            if not self.is_there(self.path):
+                self._must_be_wanted(create and not readonly)
+                self.make()
+            self.look(self.path)
+            names = self.disk.names(self.path)
+            if "manifests" not in names:
+                self._must_be_wanted(create and not readonly)
+                self._must_be_empty(names)
+            for name in names:
+                if name in (*INSIDE, "spill"):
+                    self.look(self.below(name))
+            if not readonly:
+                self._furnish(names)
+
+    def prove(self, nonce: str) -> None:
+        """Publish twice under one name, which must fail, so that only one of two writers can win.  O(1).
+
+        Earlier manifests are durable afterwards, even if their writer died before its sync.
+        Raises `StateRefused` if it cannot be done, `StorageFull`, `StorageFailed`.
+        """
+        folder = self.below("manifests")
+        first, second, target = (f"{folder}/.{nonce}-{i}.part" for i in range(3))
+        remedy = "give a folder on a local file system, or another kind of store"
+        try:
+            with self.guarded("prove that one writer wins", opening=True):
+                for path in (first, second):
+                    self.disk.close(self.disk.create(path, self.file_mode))
+                try:
+                    self.disk.link(first, target)
+                    with contextlib.suppress(FileExistsError):
+                        self.disk.link(second, target)
+                        raise self.refused("its file system lets two writers publish under one name", remedy)
+                except OSError as error:
+                    if isinstance(error, DdflowError) or error.errno in (*NO_ROOM, errno.EIO):
+                        raise
+                    raise self.refused(f"its file system cannot link files ({error.strerror})", remedy) from None
+        finally:
+            for path in (first, second, target):
+                with contextlib.suppress(OSError):
+                    self.disk.unlink(path)
+        with self.guarded("sync its manifests"):
+            self.disk.sync_dir(folder)
+
+    def _must_be_wanted(self, wanted: bool) -> None:
+        if not wanted:
+            raise self.refused("there is no state", "give the folder of one, or create it first")
+
+    def _must_be_empty(self, names: list[str]) -> None:
+        """Raise `StateRefused` unless the folder is empty, or holds what a crash left while it was made."""
+        full = [name for name in names if name not in INSIDE or self.disk.names(self.below(name))]
+        if full and "manifests" not in self.disk.names(self.path):  # unless another has just made it
+            raise self.refused(
+                f"there is no state, and it is not empty ({', '.join(sorted(full)[:3])})",
+                "give an empty folder, or one that is not there yet",
+            )
+
+    def _furnish(self, names: list[str]) -> None:
+        """Create the folders inside, and the folder of manifests last: it makes this folder a state.
+
+        Every writer syncs all until there is a manifest, because the one that made it may have died before its sync.
+        """
+        missing = [name for name in INSIDE if name not in names]
+        for name in missing:
+            with contextlib.suppress(FileExistsError):
+                self.disk.mkdir(self.below(name), self.folder_mode)
+        if missing or all(name.startswith(".") for name in self.disk.names(self.below("manifests"))):
+            self.disk.sync_dir(self.path)
+            self.sync_above(self.path)

@@ -1,10 +1,6 @@
-"""The disk: the few system calls that a local state is made of, each a thin method.
+"""The disk: the few system calls that a local store is made of, and the sink that counts and hashes bytes on their way.
 
-Invariant: a method does one thing to one path or descriptor, or raises `OSError` and leaves the rest to its caller;
-none retries, syncs or cleans up on the side. What survives a power loss depends on the order of these calls alone, so
-nothing else may touch a state's folder; a disk in memory that takes the place of this one sees every call, loses what
-was not synced, and fails when told to (`tests/simdisk.py`). Links in the last part of a path are never followed, and
-what is not a regular file is never read. It does not know what files mean.
+Guarantees: each method is one system call with its error typed, so tests can replace any of them.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:
@@ -25,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import xxhash
 
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -169,3 +166,70 @@ def no_room(error: OSError, free: Callable[[], int]) -> tuple[str, str]:
         return f"{why}, {free():,} bytes are free", "free space"
     except OSError as other:
         return f"{why}, its free bytes cannot be told ({other.strerror})", "free space"
+
+
+SLICE: Final = 1 << 20
+"""Bytes that are hashed, then written, before the next are looked at."""
+CRUMBS: Final = 1 << 16
+"""Bytes that wait to be written together."""
+
+
+class FileWriter:
+    """``take``: writes the beginning of a piece, and says how many bytes that was; may raise `OSError`.
+
+    ``size``: bytes so far.  ``wanted``: how many there will be at least, where the writer says so, for messages.
+    ``failure``: the last error of ``take``.
+
+    >>> pieces = []
+    >>> sink = FileWriter(lambda piece: pieces.append(bytes(piece)) or len(piece))
+    >>> sink.write(b"four"), sink.write(pa.py_buffer(b"more")), sink.finish()
+    (4, 4, None)
+    >>> pieces, sink.size, sink.state.digest() == xxhash.xxh3_128(b"fourmore").digest()
+    ([b'fourmore'], 8, True)
+    """
+
+    closed = False
+
+    def __init__(self, take: Callable[[memoryview], int]) -> None:
+        self.size, self.wanted, self.state = 0, 0, xxhash.xxh3_128()
+        self.failure: OSError | None = None
+        self._take, self._crumbs = take, bytearray()
+
+    def write(self, data: bytes | bytearray | memoryview | pa.Buffer) -> int:
+        """Write all of a buffer, however often the system takes only a part of it."""
+        with memoryview(data) as view, view.cast("B") as whole:
+            if len(self._crumbs) + whole.nbytes <= CRUMBS:
+                self._crumbs += whole
+            else:
+                self.finish()
+                for begin in range(0, whole.nbytes, SLICE):
+                    self._all(whole[begin : begin + SLICE])
+            self.size += whole.nbytes
+            return whole.nbytes
+
+    def finish(self) -> None:
+        """Write the bytes that wait.  Twice is harmless."""
+        if self._crumbs:
+            crumbs, self._crumbs = self._crumbs, bytearray()
+            with memoryview(crumbs) as whole:
+                self._all(whole)
+
+    def _all(self, piece: memoryview) -> None:
+        self.state.update(piece)
+        done = 0
+        try:
+            while done < piece.nbytes:
+                done += self._take(piece[done:])
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def tell(self) -> int:
+        """Return the number of bytes so far."""
+        return self.size
+
+    def flush(self) -> None:
+        """Do nothing: `finish` writes the bytes that wait."""
+
+    def close(self) -> None:
+        """Do nothing: the caller closes the file."""

@@ -33,9 +33,9 @@ import pyarrow as pa
 
 from ddflow.columns.schema import empty
 from ddflow.errors import CorruptState, DdflowError
-from ddflow.storage.arrow_file import new_file, read_batch, read_batches, restored
 from ddflow.storage.closing import Closing, on_failure
-from ddflow.storage.file_writer import FileWriter
+from ddflow.storage.files.arrow_file import new_file, read_batch, read_batches, restored
+from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.protocol import Blob, Blobs, verified
 
 SMALL: Final = 1 << 16

@@ -6,7 +6,7 @@ the files, and a scratch folder, whose files nobody needs once its engine is gon
 needed.
 
 >>> import tempfile
->>> from ddflow.storage.scratch import ScratchStore
+>>> from ddflow.storage.folder.scratch import ScratchStore
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     blobs: BlobFolder = ScratchStore(folder)
 ...     blob = blobs.put("arrow", lambda sink: sink.write(b"four"))
@@ -19,9 +19,9 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from ddflow.storage.disk import Disk
+from ddflow.storage.folder.disk import Disk
+from ddflow.storage.folder.site import Site
 from ddflow.storage.protocol import NAME, Blob, Blobs, Write, lost, sized, verified
-from ddflow.storage.site import Site
 
 
 class BlobFolder(Blobs):

@@ -1,14 +1,8 @@
-"""An Arrow file of a state: verified bytes whose author may still be hostile, read as record batches over them.
+"""An Arrow file of a state: verified bytes whose author may still be hostile, read as record batches.
 
-Invariant: what `read_batches` returns has exactly the schema that was asked for, lies within the bytes that were given
-or is what their `compressed` buffers hold, and passed Arrow's full validation; anything else is `CorruptState`, never a
-signal, and nothing else is allocated but metadata, and columns that have been widened since they were written
-(``arrow_schema``). A checksum proves that bytes are those a manifest names, not who wrote the manifest; Arrow aborts
-the process on some malformed arrays, decompresses what a file says is compressed to whatever size it says, and runs the
-readers of extension types on their text. So Arrow never parses such a file: messages are walked here, the file's schema
-is only compared with the expected one, and arrays are made of slices that were checked first. Every buffer lies behind
-the one before it, so that bytes are never told twice. Dates, times and decimals may have any bytes, as they may in a
-step; text must be UTF-8. It knows no encodings (`readable`); nulls may be anywhere.
+Guarantees: the checksum is verified before a byte is parsed, and the schema is compared with the expected one before
+Arrow sees the file. Offsets and lengths stay within the bytes. Compressed buffers (LZ4) may not grow beyond what the
+metadata says.
 
 >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [1, 2]})
 >>> with new_file(sink, batch.schema) as writer:
@@ -32,10 +26,212 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.widening import filled
+from ddflow.columns.wider import widening
 from ddflow.errors import Command, CorruptState, Phrase
-from ddflow.storage.arrow_schema import found_schema
-from ddflow.storage.compressed import OPTIONS, decompressed, known
-from ddflow.storage.flatbuffer import FlatTable, Malformed, root
+from ddflow.storage.files.flatbuffer import FlatTable, Malformed, root
+
+_LISTS: Final = {12, 16, 17, 21}
+"""Types of a schema whose child may be called anything: list, fixed-size list, map, large list."""
+
+_PARTS: Final = {
+    1: "",
+    2: "iB",
+    3: "h",
+    4: "",
+    5: "",
+    6: "",
+    7: "ii",
+    8: "h",
+    9: "hi",
+    10: "ht",
+    11: "h",
+    12: "",
+    13: "",
+    14: "hv",
+    15: "i",
+    16: "i",
+    17: "",
+    18: "h",
+    19: "",
+    20: "",
+    21: "",
+}
+"""The fields of each type's table, by slot: numbers as ``struct`` writes them, "t" text, "v" a vector of int32."""
+
+_INT, _FLOAT, _LIST, _STRUCT, _LARGE_LIST = 2, 3, 12, 13, 21
+_INTEGERS: Final = {
+    (8 << size, signed): pa.type_for_alias(f"{'' if signed else 'u'}int{8 << size}")
+    for size in range(4)
+    for signed in (True, False)
+}
+_FLOATS: Final = {0: pa.float16(), 1: pa.float32(), 2: pa.float64()}
+_BYTES: Final = {4: pa.binary(), 5: pa.string(), 19: pa.large_binary(), 20: pa.large_string()}
+"""Types that may be widened on reading, by the contents of their tables."""
+
+_DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
+"""The value of an absent field if it is not 0, by type and slot."""
+
+
+def found_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.Schema:
+    """Return the schema of a file, without metadata: the expected one, or one of narrower types with the same hashes.
+
+    Raises `Malformed` for any other.
+
+    >>> sink = pa.BufferOutputStream()
+    >>> with pa.ipc.new_file(sink, pa.schema({"n": pa.int32()})) as writer:
+    ...     writer.write_table(pa.table({"n": pa.array([1], pa.int32())}))
+    >>> data = memoryview(sink.getvalue()).cast("B")
+    >>> found_schema(root(data[16:]), data, pa.schema({"n": pa.int64()})).field("n").type
+    DataType(int32)
+    """
+    expected = memoryview(schema.serialize()).cast("B")
+    # The bytes are the same where the same version of Arrow wrote them.
+    if data[8 : 8 + len(expected)] == expected:
+        return schema
+    found, wanted = message.table(2), root(expected[8:]).table(2)
+    assert wanted is not None
+    if found is not None and found.number(0, "h") == wanted.number(0, "h"):
+        if _alike(found, wanted, 1, True):
+            return schema
+        if found.count(1) == len(schema):
+            pairs = list(zip(found.tables(1), wanted.tables(1), schema, strict=True))
+            kinds = [kind for one, _, field in pairs if (kind := _narrower(one, field.type)) is not None]
+            if len(kinds) == len(schema) and all(one.text(0) == other.text(0) for one, other, _ in pairs):
+                return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
+    columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
+    raise Malformed(f"its columns are not those expected ({columns})")
+
+
+def _narrower(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
+    """Return the type of a field if it is the wanted one or can be widened to it on reading; else None.
+
+    It walks the wanted type, as `_alike` does.
+    """
+    number, type_ = found.number(2, "B"), found.table(3)
+    if type_ is None or found.table(4) is not None or isinstance(wanted, pa.BaseExtensionType):
+        kind = None
+    elif number == _INT:
+        width = type_.number(0, "i")
+        kind = _INTEGERS.get((width, bool(type_.number(1, "B"))))
+    elif number in (_LIST, _LARGE_LIST, _STRUCT):
+        kind = _narrower_nested(found, number, wanted)
+    else:
+        kind = _FLOATS.get(type_.number(0, "h")) if number == _FLOAT else _BYTES.get(number)
+    if kind is not None and (kind == wanted or widening(kind, wanted) == "read"):
+        return kind
+    expected = root(memoryview(pa.schema([("", wanted)]).serialize()).cast("B")[8:]).table(2)
+    assert expected is not None
+    (other,) = expected.tables(1)
+    same = number == other.number(2, "B") and found.table(4) is None and _same_type(type_, other.table(3), number)
+    return wanted if same and _alike(found, other, 5, number not in _LISTS) else None
+
+
+def _narrower_nested(found: FlatTable, number: int, wanted: pa.DataType) -> pa.DataType | None:
+    """Return the type of a list or a struct, as `_narrower` does, part by part."""
+    kinds = {_LIST: pat.is_list, _LARGE_LIST: pat.is_large_list, _STRUCT: pat.is_struct}
+    if not kinds[number](wanted) or found.count(5) != wanted.num_fields:
+        return None
+    fields = [wanted.field(i) for i in range(wanted.num_fields)]
+    pairs = zip(found.tables(5), fields, strict=True)
+    parts = [kind for one, field in pairs if (kind := _narrower(one, field.type)) is not None]
+    if len(parts) < len(fields):
+        return None
+    made = [field.with_type(part) for field, part in zip(fields, parts, strict=True)]
+    if number == _STRUCT:
+        named = all(one.text(0).decode() == field.name for one, field in zip(found.tables(5), fields, strict=True))
+        return pa.struct(made) if named else None
+    return pa.large_list(made[0]) if number == _LARGE_LIST else pa.list_(made[0])
+
+
+def _alike(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
+    """Return whether two vectors of fields are the same.  It walks the wanted one, so a hostile file cannot make it
+    loop."""
+    if found.count(slot) != wanted.count(slot):
+        return False
+    for one, other in zip(found.tables(slot), wanted.tables(slot), strict=True):
+        kind = other.number(2, "B")
+        if one.number(2, "B") != kind or one.table(4) is not None or (named and one.text(0) != other.text(0)):
+            return False
+        if not _same_type(one.table(3), other.table(3), kind) or not _alike(one, other, 5, kind not in _LISTS):
+            return False
+    return True
+
+
+def _same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> bool:
+    """Return whether the tables of two types of one kind say the same."""
+    if found is None or wanted is None:
+        return found is wanted
+    for slot, part in enumerate(_PARTS[kind] + ("i" if kind == 7 else "")):
+        if part == "t":
+            same = found.text(slot) == wanted.text(slot)
+        elif part == "v":
+            same = found.numbers(slot, np.int32) == wanted.numbers(slot, np.int32)
+        else:
+            default = _DEFAULTS.get((kind, slot), 0)
+            same = found.number(slot, part, default) == wanted.number(slot, part, default)
+        if not same:
+            return False
+    return True
+
+
+MOST: Final = 255
+"""Bytes that one byte of LZ4 may stand for at most."""
+OPTIONS: Final = pa.ipc.IpcWriteOptions(
+    metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False, compression="lz4"
+)
+_CODEC: Final = pa.Codec("lz4")
+_PLAIN: Final = -1
+"""The claim of a buffer that compression would not make smaller."""
+
+
+def known(compression: FlatTable) -> None:
+    """Raise `Malformed` for the header of a batch that is compressed in another way.  O(1)."""
+    if compression.number(0, "b") or compression.number(1, "b"):
+        raise Malformed("a batch is compressed, and not by LZ4, buffer by buffer")
+
+
+def decompressed(buffer: pa.Buffer) -> pa.Buffer:
+    """Decompress a buffer.  O(bytes).  Raises `Malformed`.
+
+    >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [7] * 1000})
+    >>> with pa.ipc.new_file(sink, batch.schema, options=OPTIONS) as writer:
+    ...     writer.write_batch(batch)
+    >>> sink.getvalue().size < 1000
+    True
+    >>> body = pa.Codec("lz4").compress(bytes(1000))
+    >>> decompressed(pa.py_buffer((1000).to_bytes(8, "little") + body.to_pybytes())).size
+    1000
+    >>> decompressed(pa.py_buffer((1001).to_bytes(8, "little") + body.to_pybytes()))
+    Traceback (most recent call last):
+        ...
+    ddflow.storage.files.flatbuffer.Malformed: a buffer says that it holds 1,001 bytes, and holds fewer
+    """
+    if buffer.size == 0:
+        return buffer
+    if buffer.size < 8:
+        raise Malformed(f"a buffer of {buffer.size} bytes does not say what it holds")
+    claim, body = int.from_bytes(memoryview(buffer)[:8], "little", signed=True), buffer.slice(8)
+    if claim == _PLAIN:
+        return body
+    if not 0 < claim <= MOST * body.size:
+        raise Malformed(f"a buffer of {buffer.size:,} bytes says that it holds {claim:,}")
+    try:
+        out = _CODEC.decompress(body, decompressed_size=claim)
+    except OSError as error:
+        raise Malformed(f"a buffer that holds {claim:,} bytes is not LZ4: {error}") from None
+    if not _overflows(body, claim - 1):
+        raise Malformed(f"a buffer says that it holds {claim:,} bytes, and holds fewer")
+    return out
+
+
+def _overflows(body: pa.Buffer, room: int) -> bool:
+    """Return whether a buffer holds more bytes than ``room``."""
+    try:
+        _CODEC.decompress(body, decompressed_size=room)
+    except OSError:
+        return True
+    return False
+
 
 PLAIN: Final = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V5, use_legacy_format=False)
 MAGIC: Final = b"ARROW1"

@@ -11,7 +11,7 @@ no schema; it copies vectors of structs and texts, nothing else.
 >>> root(data).number(0, "q")
 Traceback (most recent call last):
     ...
-ddflow.storage.flatbuffer.Malformed: 8 bytes at 14 of 15
+ddflow.storage.files.flatbuffer.Malformed: 8 bytes at 14 of 15
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""The lock of a scratch folder: one store's hold on it, and the removal of what earlier ones left there.
+"""A scratch store: blobs in a local folder that need not survive, for steps that do not fit in memory.
 
-Invariant: at any moment at most one lock holds a folder, and every file of our pattern in it belongs to its holder. So
-a file that is there when a lock is taken was left by a crash, and is removed; `release` removes the holder's own. The
-lock file goes when its holder does, and somebody else may have opened it just before, so a lock counts only on the file
-that still has the name. A forked child inherits the descriptor and would keep the lock when its parent is gone, so it
-closes it at once, and removes nothing. What is not named like ours is never touched.
+Guarantees: nothing is synced. The folder is emptied when it is closed, at exit, or by the next process that locks it;
+one store at a time holds the lock.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:
-...     lock = FolderLock(place)
+...     store = ScratchStore(place)
+...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
+...     store.map(blob).to_pybytes(), len(os.listdir(place))
+...     store.close()
 ...     os.listdir(place)
-...     lock.release()
-...     os.listdir(place)
-['ddflow-spill.lock']
+(b'four', 2)
 []
 """
 
@@ -23,12 +21,15 @@ import os
 import re
 import stat
 import weakref
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Self
 
-from ddflow.errors import DdflowError, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
+from ddflow.errors import CorruptState, DdflowError, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
 from ddflow.storage import address
-from ddflow.storage.disk import NO_ROOM, Disk, no_room
+from ddflow.storage.folder.blobs import BlobFolder
+from ddflow.storage.folder.disk import NO_ROOM, Disk, no_room
+from ddflow.storage.folder.site import Site
 
 LOCK: Final = "ddflow-spill.lock"
 PREFIX: Final = "ddflow-"
@@ -43,6 +44,15 @@ class FolderLock:
 
     Making one locks the folder, and removes what a crash left in it.  O(files).  Raises `SpillRefused`, `SpillInUse`,
     `SpillFull`, `SpillFailed`; the folder is then as before.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     lock = FolderLock(place)
+    ...     os.listdir(place)
+    ...     lock.release()
+    ...     os.listdir(place)
+    ['ddflow-spill.lock']
+    []
     """
 
     def __init__(self, given: Any, whole: bool = False) -> None:
@@ -185,3 +195,65 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+TRIES: Final = 5
+_FOLDER = re.compile(r"[0-9a-f]{16}")
+_DISK = Disk()
+
+
+class ScratchStore(BlobFolder):
+    """``path``: a folder that exists and is this user's own.  ``whole``: whether it is removed with its files.
+
+    Several threads may write at once.  O(files that a crash left).  Raises `SpillRefused` when the folder is missing,
+    no folder, someone else's, writable by all or read-only; `SpillInUse` when another store has it; `SpillFull` when
+    its disk takes not even a byte.  `put` raises `SpillFull`, `SpillFailed`, and `EngineClosed` after `close`.
+    """
+
+    pattern, prefix = OURS, PREFIX
+    remedy = "mend the disk or the memory, and replay the log into a new state"
+
+    def __init__(self, path: Any, whole: bool = False) -> None:
+        self._lock = FolderLock(path, whole)
+        self._end = weakref.finalize(self, self._lock.release)
+        super().__init__(_ScratchSite(_DISK, self._lock.path, "owner", "the spill folder", durable=False))
+
+    @classmethod
+    def within(cls, spill: str) -> Self:
+        """Open a store in a new private folder below ``spill``, which goes with it.  O(1).  Raises `OSError` too."""
+        for left in reversed(range(TRIES)):
+            path = os.path.join(spill, os.urandom(8).hex())
+            _DISK.mkdir(path, 0o700)
+            try:
+                return cls(path, whole=True)
+            except (SpillInUse, SpillRefused):  # a sweeper was quicker
+                if not left:
+                    raise
+        raise AssertionError
+
+    def close(self) -> None:
+        """Remove every file; nothing can be put any more.  Mapped bytes stay readable.  Twice is harmless."""
+        self._end()
+
+    def _must_write(self) -> None:
+        self._lock.must_hold()
+
+
+def sweep(spill: str) -> None:
+    """Remove the scratch folders of stores that are gone.  Never fails: a later call tries again.  O(files)."""
+    for name in os.listdir(spill):
+        if _FOLDER.fullmatch(name):
+            with suppress(OSError):  # held by a store that is open, or another user's
+                FolderLock(os.path.join(spill, name), whole=True).release()
+
+
+class _ScratchSite(Site):
+    """A folder that the state does not depend on, so that a call may be repeated."""
+
+    def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
+        return failure(self.path, what, error, wanted)
+
+    @contextmanager
+    def reading(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
+        with self.guarded(f"map the {what}"):
+            yield

@@ -31,11 +31,11 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, Phrase, StorageFailed, StorageFull
-from ddflow.storage.blob_folder import BlobFolder
-from ddflow.storage.disk import Disk
+from ddflow.storage.folder.blobs import BlobFolder
+from ddflow.storage.folder.disk import Disk
+from ddflow.storage.folder.scratch import ScratchStore, sweep
+from ddflow.storage.folder.site import INSIDE, StateFolder
 from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, Entry, Store, numbered
-from ddflow.storage.scratch import ScratchStore, sweep
-from ddflow.storage.state_folder import INSIDE, StateFolder
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
