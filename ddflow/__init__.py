@@ -54,8 +54,10 @@ if TYPE_CHECKING:
     from ddflow.engine.stats import Stats
     from ddflow.operators.upserting import ToUpserts, to_upserts
     from ddflow.partitions.evolve import evolve
+    from ddflow.plan.aggregates import Aggregate
     from ddflow.plan.collection import Collection
-    from ddflow.plan.differences import delta_cdf
+    from ddflow.plan.inputs.differences import delta_cdf
+    from ddflow.plan.inputs.spec import Tombstone, Upsert, tombstone
     from ddflow.plan.keyed_frame import KeyedFrame, keyed
     from ddflow.plan.merge.expiry import Expiry
     from ddflow.plan.merge.machine import Machine
@@ -76,8 +78,6 @@ if TYPE_CHECKING:
         sum,
         union,
     )
-    from ddflow.plan.own_aggregate import Aggregate
-    from ddflow.plan.spec import Tombstone, Upsert, tombstone
     from ddflow.time import CLOSED, NEVER
     from ddflow.tools import plot as plot
     from ddflow.tools.compare import compare
@@ -102,15 +102,15 @@ _HOMES = {
     "engine.flow": "Flow",
     "partitions.evolve": "evolve",
     "plan.collection": "Collection",
-    "plan.differences": "delta_cdf",
+    "plan.inputs.differences": "delta_cdf",
     "plan.keyed_frame": "KeyedFrame keyed",
     "plan.merge.expiry": "Expiry",
     "plan.merge.machine": "Machine",
     "plan.merge.merge": "Merge",
     "plan.merge.strategy": "append bool_and bool_or collect fields first first_non_null join_text last last_non_null"
     " max min sum union",
-    "plan.own_aggregate": "Aggregate",
-    "plan.spec": "Tombstone Upsert tombstone",
+    "plan.aggregates": "Aggregate",
+    "plan.inputs.spec": "Tombstone Upsert tombstone",
     "engine.garbage": "gc",
     "time": "CLOSED NEVER",
     "tools.compare": "compare",

@@ -36,8 +36,8 @@ from ddflow.columns.rows import shown_row
 from ddflow.connectors.to_arrow import to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import NotInvariant, SpecError
-from ddflow.plan.own_aggregate import Aggregate
-from ddflow.plan.spec import Upsert
+from ddflow.plan.aggregates import Aggregate
+from ddflow.plan.inputs.spec import Upsert
 from ddflow.time import CLOSED
 
 INPUT = "events"

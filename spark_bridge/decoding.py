@@ -23,8 +23,8 @@ from ddflow.connectors.formats.base import Format, Target, decoded
 from ddflow.connectors.formats.messages import Messages
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
-from ddflow.plan.bind import Bound
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.spec import Upsert
 from spark_bridge.errors import noted
 from spark_bridge.job import mapped
 from spark_bridge.tasks import Batches, travelling

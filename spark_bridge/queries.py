@@ -5,7 +5,7 @@ one output, the query. A keyed frame is upserts, a bare one is rows that are app
 not asked, because Spark derives that from how a frame was made, and the frames of two epochs may be made in two ways;
 rows are looked at.
 
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> flow = Flow()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("by_city", flow.sql("select city, count(*) n from people group by city"))
@@ -32,8 +32,8 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.stages import cut
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.explain import Explained
 from ddflow.plan.keyed_frame import KeyedFrame
+from ddflow.plan.text.explain import Explained
 from spark_bridge.epochs import run
 from spark_bridge.state_options import KEEP
 from spark_bridge.types import arrow_schema

@@ -38,7 +38,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.engine.read.readers import Reader
 from ddflow.errors import DdflowError
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.spec import Upsert
 
 Rows = Sequence[Sequence[Any]] | Mapping[str, Any]
 Shape = Callable[[pa.Table], Any]

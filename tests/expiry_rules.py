@@ -5,7 +5,7 @@ from the orders themselves, and the collection that was put out is kept beside t
 ``on_expire="forget"`` they part. Null is below everything, NaN and the infinities are no points in time, so they never
 move the horizon. Resolving is in ``rules`` and ``merging_rules``.
 
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> from ddflow.plan.merge.expiry import Expiry
 >>> spec = Upsert("k", "at", expiry=Expiry(ttl=30, tombstone_ttl=20))
 >>> too_old(spec, 120, 85, live=True), too_old(spec, 120, 99, live=False), too_old(spec, 120, None, live=True)
@@ -22,7 +22,7 @@ from typing import Any
 
 from rules import Event, Held, Row, rank
 
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.spec import Upsert
 
 
 def order_of(held: Held) -> Any:

@@ -7,7 +7,7 @@ still cover every option of a spec, and equality is canonical (one NaN, -0.0 == 
 plain Python gives only to values that went through `canonical`. It reads no Arrow, parses no SQL (predicates are
 Python functions here) and forgets nothing, so any time can be read.
 
->>> from ddflow.plan.spec import Upsert, tombstone
+>>> from ddflow.plan.inputs.spec import Upsert, tombstone
 >>> input = Input(("id", "at", "op", "city"), Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
 >>> people = collection("people", input)
 >>> twin = Twin({"people": input}, {"by_city": people.project(["city"]).count()})

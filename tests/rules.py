@@ -4,7 +4,7 @@ Invariant: `resolve` reads as the rulings in docs/semantics.md do, one event aft
 winner must beat what the key holds and its rivals of the same time, and the verdict of each loser says which of the two
 it lost to, and how. Nothing here knows of steps, times or outputs: that is ``model``.
 
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> canonical(-0.0), canonical(float("nan")) is NAN
 (0.0, True)
 >>> rank(None) < rank(-5) < rank(NAN)
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddflow.plan.spec import Tombstone, Upsert
+from ddflow.plan.inputs.spec import Tombstone, Upsert
 
 NAN = float("nan")
 

@@ -18,7 +18,7 @@ from conditions import COMPUTED, CONDITIONS, columns_in
 from doors import AGGREGATES, ORDERED, THRESHOLDS, Shape, as_table, spec_of
 from hypothesis import strategies as st
 
-from ddflow.plan.spec import Tombstone
+from ddflow.plan.inputs.spec import Tombstone
 
 NAN = float("nan")
 VALUES: dict[str, list[Any]] = {

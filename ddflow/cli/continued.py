@@ -29,9 +29,9 @@ from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import check_counted
 from ddflow.engine.run.signals import waiting
 from ddflow.errors import DdflowError, OutputExists, SpecError, StateRefused, UnwritableOutput
-from ddflow.plan.binding import Binding
 from ddflow.plan.evolve import timed
-from ddflow.plan.rebuild import bounds
+from ddflow.plan.inputs.binding import Binding
+from ddflow.plan.text.rebuild import bounds
 from ddflow.storage.address import public
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store

@@ -4,7 +4,7 @@ Invariant: a log's columns are read as the types that the input declares, whatev
 so that ``007`` of a text column is text on the command line too. A column may come in later files only, or not at
 all. Nothing of a state is read here but its manifest.
 
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> key_of("7,Bern", bind("v", pa.schema({"id": pa.int64(), "city": pa.string()}), Upsert(key=["id", "city"])))
 {'id': 7, 'city': 'Bern'}
 >>> key_of("00000000-0000-0000-0000-000000000007", bind("v", pa.schema({"id": pa.uuid()}), Upsert(key="id")))
@@ -33,8 +33,8 @@ from ddflow.connectors.files.kinds import COLUMNAR, MESSAGES
 from ddflow.engine.lineage.log_parts import Full
 from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable, SchemaMismatch
-from ddflow.plan.bind import Bound, bind
-from ddflow.plan.rebuild import bounds
+from ddflow.plan.inputs.bind import Bound, bind
+from ddflow.plan.text.rebuild import bounds
 from ddflow.storage.opening import opened_store
 
 

@@ -6,8 +6,8 @@ row that lacks its key and is late counts once, as bad. An advanced event is sta
 its own time. Waiting is the business of ``batcher``, deciding that of ``operators.upsert``.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> admission = Admission(bind("o", pa.schema({"k": pa.int64(), "t": pa.int64()}), Upsert("k", time="t", late="drop")))
 >>> admitted = admission.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
 >>> admitted.events.times.tolist(), admitted.counts
@@ -32,7 +32,7 @@ from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, cut
 from ddflow.kernels.sort import extent
 from ddflow.operators.upsert.events import Events
-from ddflow.plan.binding import Binding
+from ddflow.plan.inputs.binding import Binding
 from ddflow.time import CLOSED, NEVER, shown
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")

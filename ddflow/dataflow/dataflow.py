@@ -47,9 +47,9 @@ from ddflow.dataflow.truncating import deletes
 from ddflow.dataflow.verdicts import NAMES, Verdicts, resolved
 from ddflow.errors import DdflowError, ExpressionError, NotSingle, SpillFailed, SpillFull, StorageFailed, StorageFull
 from ddflow.operators.inputs import Outcome
-from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import node_ids
 from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER, shown

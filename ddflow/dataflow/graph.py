@@ -6,7 +6,7 @@ downstream reads are gathered at all.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("cities", people.project(["city"]).count())

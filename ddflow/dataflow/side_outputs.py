@@ -33,8 +33,8 @@ from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.inputs import Outcome
 from ddflow.operators.updates import time_column
-from ddflow.plan.binding import Binding
-from ddflow.plan.input import Input
+from ddflow.plan.inputs.binding import Binding
+from ddflow.plan.inputs.input import Input
 
 ARRIVAL: Final = "_arrival"
 """The column of event numbers in verdict rows."""

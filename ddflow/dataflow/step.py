@@ -9,7 +9,7 @@ the update buffer, in files where memory is short. Each node is computed once, h
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
 >>> from ddflow.columns.hashing import Secret
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> flow = Plan()
 >>> v = flow.upserts("v", {"k": pa.int64()}, Upsert(key="k"))
 >>> _ = flow.output("n", v.count([]))

@@ -33,8 +33,8 @@ from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import GONE, NAMES, resolved
 from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.operators.base import Hashes
-from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection
+from ddflow.plan.text.codec import node_ids
 from ddflow.storage.fields import Instant, Natural, Strict, decoded
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob, Store

@@ -33,10 +33,10 @@ from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.side_outputs import SideOutputs, check_listed
 from ddflow.engine.calls import Calls
 from ddflow.operators.base import Readable
-from ddflow.plan.codec import describe
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.evolve import Nodes, evolved_to, refuse_slips
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import describe
 from ddflow.time import NEVER
 from ddflow.trace.recast import regrown, rekeyed, rekeys
 

@@ -1,7 +1,7 @@
 """A flow: a plan that can be opened.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> flow = Flow()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("by_city", people.project(["city"]).count())
@@ -13,12 +13,12 @@ Step(by_city: 1 updates; applied 1)
 from __future__ import annotations
 
 from ddflow.engine.engine import Engine
-from ddflow.plan.explain import Explained
-from ddflow.plan.explaining import Explaining
 from ddflow.plan.options import EngineOptions, opened_with
-from ddflow.plan.picture import Picture, html, shown_as
 from ddflow.plan.plan import Plan
-from ddflow.plan.verb_names import NamesElsewhere
+from ddflow.plan.text.explain import Explained
+from ddflow.plan.text.explaining import Explaining
+from ddflow.plan.text.picture import Picture, html, shown_as
+from ddflow.plan.verbs.family import NamesElsewhere
 
 
 class Flow(Plan, Explaining, NamesElsewhere):

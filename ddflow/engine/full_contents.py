@@ -35,8 +35,8 @@ from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.living import living
 from ddflow.operators.upsert.ordering import value_of
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.differences import Differences
-from ddflow.plan.spec import Upsert as Spec
+from ddflow.plan.inputs.differences import Differences
+from ddflow.plan.inputs.spec import Upsert as Spec
 from ddflow.storage.feeding import Word
 
 NAMED = 5

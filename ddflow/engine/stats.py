@@ -17,10 +17,10 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.explain import Explained
-from ddflow.plan.explaining import Explaining
-from ddflow.plan.picture import Picture, html, shown_as
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.explain import Explained
+from ddflow.plan.text.explaining import Explaining
+from ddflow.plan.text.picture import Picture, html, shown_as
 from ddflow.terminal import counted, html_table, printable, text_table
 from ddflow.time import INT64, shown
 from ddflow.trace.arrangement import Arrangement

@@ -43,10 +43,9 @@ from ddflow.operators.base import Context, GroupOperator, Hashes, Running, once_
 from ddflow.operators.ordered_rows import numbered
 from ddflow.operators.updates import Updates
 from ddflow.plan.aggregate_parts import checked_groups
+from ddflow.plan.aggregates import AppliedAggregate
 from ddflow.plan.collection import Collection
-from ddflow.plan.formulas import changed_by
-from ddflow.plan.own_aggregate import AppliedAggregate
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record, changed_by
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.change import Change

@@ -21,7 +21,7 @@ from ddflow.operators.base import Context, Running, SameRows, register
 from ddflow.operators.ordered_rows import Folded, OrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.trace.change import Change
 
 

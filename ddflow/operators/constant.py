@@ -34,7 +34,7 @@ from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.trace.change import Change
 
 

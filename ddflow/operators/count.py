@@ -36,7 +36,7 @@ from ddflow.operators.base import Context, GroupOperator, Hashes, Running, Stepp
 from ddflow.operators.ordered_rows import KINDS, numbered
 from ddflow.operators.updates import Updates, overflow
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.change import Change
 

@@ -5,7 +5,7 @@ multiplicities, positive or not, as a threshold's are; else the arrangement stay
 need not ask, and the collection cannot be read.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.differences import Differences, bind_differences
+>>> from ddflow.plan.inputs.differences import Differences, bind_differences
 >>> bound = bind_differences("log", pa.schema({"v": pa.string(), "n": pa.int64()}), Differences("n", keep=True))
 >>> log, times = RunningDifferences(bound, Secret(1, 2)), np.array([7, 7])
 >>> events = bound.noted(pa.record_batch({"v": ["a", "b"], "n": [3, 0]}), ["v", "n"])
@@ -31,7 +31,7 @@ from ddflow.operators.threshold import RunningThreshold
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.keyed import Seen
-from ddflow.plan.differences import BoundDifferences
+from ddflow.plan.inputs.differences import BoundDifferences
 from ddflow.trace.change import Change
 
 

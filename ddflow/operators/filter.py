@@ -20,9 +20,8 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Running, SameRows, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.formulas import changed_by, shown_formula
-from ddflow.plan.record import Record
-from ddflow.plan.row_verbs import Formula
+from ddflow.plan.text.formulas import Record, changed_by, shown_formula
+from ddflow.plan.verbs.rows import Formula
 
 
 @register

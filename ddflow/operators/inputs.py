@@ -4,8 +4,8 @@ Invariant: graph, step, checkpoint and tools ask an input by the methods that al
 is. A kind is a binding in ``ddflow/plan`` and what runs it here: one line of `KINDS`.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> type(opened_input(bind("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))).__name__
 'RunningUpsert'
 """
@@ -17,8 +17,8 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.operators.differences import RunningDifferences, TakenIn
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.bind import Bound
-from ddflow.plan.differences import BoundDifferences
+from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.differences import BoundDifferences
 
 RunningInput = RunningUpsert | RunningDifferences
 Outcome = Resolution | TakenIn

@@ -4,7 +4,7 @@ Invariant: of the updates of a step L and R, and of what was held before it L0 a
 + L x R, each pair at the later of its two times. It holds nothing: it looks groups up in what is opened of its inputs,
 which are arranged by the columns that meet, and which do not change until the whole step is computed. Only pairs of
 references are made; a column is gathered when somebody reads it. A null meets nothing, unless ``nulls``. All other
-kinds of joins are made of this one (`ddflow.plan.joining`).
+kinds of joins are made of this one (`ddflow.plan.verbs.joins`).
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -39,7 +39,7 @@ from ddflow.operators.base import Context, Operator, Readable, Running, register
 from ddflow.operators.ordered_rows import numbered, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, netted, retracting_first
 from ddflow.plan.collection import Collection, Columns, named_equal, refuse_forgetting
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST_KEYS: Final = 8

@@ -39,7 +39,7 @@ from ddflow.operators.base import Context, Operator, Running, once_each, registe
 from ddflow.operators.ordered_rows import Folded, OrderedRows, numbered, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
 from ddflow.trace.change import Change

@@ -8,7 +8,7 @@ column is null, a group holds one at most (`ddflow.plan.aggregate_parts` sees to
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import few, ints
 >>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> sales = Plan().upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
 >>> node = OrderedAgg(sales.project(["city", "n"]), ["city"], ["n nulls last"], [("most", "last", "n")], "n")
 >>> running = node.open(Context(Secret(1, 2), pa.int64(), frozenset()))
@@ -41,7 +41,7 @@ from ddflow.operators.ordered_rows import Folded, OrderedGroups
 from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, refuse_forgetting
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
 from ddflow.trace.change import Change

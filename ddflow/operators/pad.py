@@ -20,7 +20,7 @@ from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.join import chosen, read_columns, written_columns
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.storage.fields import MEND
 
 

@@ -23,16 +23,15 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Operator, Running, once_each, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, named_equal
-from ddflow.plan.formulas import changed_by, shown_formula
-from ddflow.plan.later import Rest, expanded, read_rests
-from ddflow.plan.record import Record
-from ddflow.plan.row_verbs import Formula
+from ddflow.plan.text.formulas import Record, changed_by, shown_formula
+from ddflow.plan.verbs.later import Rest, expanded, read_rests
+from ddflow.plan.verbs.rows import Formula
 
 
 @register
 class Project(Operator):
     """See `Collection.project`.  ``columns``: a name or a compiled expression for each column of the schema.
-    ``rests``: what is passed on besides the columns that are named, see `ddflow.plan.later`."""
+    ``rests``: what is passed on besides the columns that are named, see `ddflow.plan.verbs.later`."""
 
     verb = "project"
 

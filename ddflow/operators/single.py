@@ -30,7 +30,7 @@ from ddflow.errors import NotSingle, SpecError
 from ddflow.operators.base import Context, Linear, Running, SameRows, register
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, named_equal
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 
 
 @register

@@ -31,10 +31,9 @@ from ddflow.operators.base import Context, Running, SameRows, register
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates, consolidated, overflow
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.formulas import shown_formula
-from ddflow.plan.record import Record
-from ddflow.plan.row_verbs import Formula
-from ddflow.plan.set_verbs import POSITIVE
+from ddflow.plan.text.formulas import Record, shown_formula
+from ddflow.plan.verbs.rows import Formula
+from ddflow.plan.verbs.sets import POSITIVE
 from ddflow.trace.change import Change
 
 GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])

@@ -7,7 +7,7 @@ touched; what these show, then and after each time, is the business of ``upserti
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> cities = plan.output("cities", people.project(["city"]).to_upserts("city", on_conflict="all"))
@@ -36,7 +36,7 @@ from ddflow.operators.updates import Updates
 from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import Conflicts
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.trace.change import Change
 
 

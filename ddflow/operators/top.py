@@ -9,7 +9,7 @@ where it touches some of these. A row that ties with the last of these is read a
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> from ddflow.operators.updates import few, ints
 >>> plan = Plan()
 >>> sales = plan.upserts("sales", {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}, Upsert(key="id"))
@@ -46,7 +46,7 @@ from ddflow.operators.ordered_rows import Folded, OrderedGroups
 from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
 from ddflow.operators.updates import Updates, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
 from ddflow.trace.change import Change

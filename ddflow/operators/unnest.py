@@ -27,7 +27,7 @@ from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.updates import Updates, ints
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 
 
 @register

@@ -43,11 +43,10 @@ from ddflow.operators.base import Context, Operator, Running, once_each, registe
 from ddflow.operators.ordered_rows import Folded, OrderedGroups, ordered_type, stepped_pool
 from ddflow.operators.row_order import RowOrder, reordered
 from ddflow.operators.updates import Updates, retracting_first
-from ddflow.plan.bind import tombstone_value
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.formulas import changed_by, shown_formula
-from ddflow.plan.record import Record
-from ddflow.plan.spec import Tombstone
+from ddflow.plan.inputs.bind import tombstone_value
+from ddflow.plan.inputs.spec import Tombstone
+from ddflow.plan.text.formulas import Record, changed_by, shown_formula
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import starts
 from ddflow.trace.change import Change

@@ -41,10 +41,10 @@ from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.epoch_start import Version, gone
 from ddflow.partitions.receipt import OWED
 from ddflow.partitions.stages import StageGraph, cut, placed
-from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import node_ids
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest

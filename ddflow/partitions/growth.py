@@ -38,11 +38,11 @@ from ddflow.partitions.epoch_start import Growth
 from ddflow.partitions.rescale import Rescaler, moving
 from ddflow.partitions.rescale_task import task
 from ddflow.partitions.stages import StageComputation, StageGraph, Stages, placed
-from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import evolved
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import node_ids
 from ddflow.storage.fields import encoded
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.disk import FileWriter

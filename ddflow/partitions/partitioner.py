@@ -32,7 +32,7 @@ from ddflow.dataflow.admission import Came
 from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
 from ddflow.partitions.messages import Heard, Said
-from ddflow.plan.binding import Binding
+from ddflow.plan.inputs.binding import Binding
 from ddflow.plan.plan import Plan
 
 Restore = Callable[[pa.Table], pa.Table]

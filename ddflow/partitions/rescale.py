@@ -23,10 +23,10 @@ from ddflow.partitions.live_files import by_level
 from ddflow.partitions.rescale_rows import Move
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.stages import Stages, cut, uncut
-from ddflow.plan.codec import describe, fingerprint
 from ddflow.plan.compatibility import plan_of
-from ddflow.plan.past import carried
+from ddflow.plan.inputs.past import carried
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import describe, fingerprint
 from ddflow.storage.fields import encoded
 from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest

@@ -30,9 +30,9 @@ from ddflow.dataflow.step import Computation, Observe
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.operators.netting import set_apart
 from ddflow.operators.updates import Updates, consolidated, few, ints
-from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by, walk_inputs
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import node_ids
 
 ALL: Final = pa.schema({"all": pa.bool_()})
 """The columns of sums that are not by any: one that is true in all rows, for something must carry them."""

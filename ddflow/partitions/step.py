@@ -32,7 +32,7 @@ from ddflow.partitions.growth import GrowthComputation
 from ddflow.partitions.messages import Said, same_table
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import StageComputation, StageGraph, Stages, as_updates
-from ddflow.plan.codec import node_ids
+from ddflow.plan.text.codec import node_ids
 from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import encoded
 from ddflow.storage.files.batch_store import BatchStore

@@ -22,10 +22,9 @@ from ddflow.columns.names import check_known, check_names, column_names
 from ddflow.columns.schema import is_flat, normal_type
 from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
-from ddflow.plan.aggregated import AggregateCall, written_aggregate
-from ddflow.plan.formulas import Formulas
-from ddflow.plan.joining import pairs_of
-from ddflow.plan.own_aggregate import AppliedAggregate
+from ddflow.plan.aggregates import AggregateCall, AppliedAggregate, written_aggregate
+from ddflow.plan.text.formulas import Formulas
+from ddflow.plan.verbs.joins import pairs_of
 
 ENDS: Final = {"min": "first", "max": "last", "first": "first", "last": "last", "array_agg": "all"}
 """What each is, in an order of rows."""
@@ -55,7 +54,7 @@ def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
 
 
 def aggregated(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
-    """Aggregate the rows: see `ddflow.plan.group_verbs.Grouping.agg`."""
+    """Aggregate the rows: see `ddflow.plan.verbs.groups.Grouping.agg`."""
     own = {name for name, given in texts.items() if isinstance(given, AppliedAggregate)}
     calls = {name: written_aggregate(name, text, of.schema.names) for name, text in texts.items() if name not in own}
     folding = [name for name in texts if name in own or _folds(calls[name])]

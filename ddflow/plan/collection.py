@@ -5,7 +5,7 @@ a method for each verb, from a file for each family (`row_verbs`, `set_verbs`, `
 registry has its class. `ddflow.plan.plan.Plan` has the inputs, from which all others are made.
 
 >>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> people = Plan().upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> people.project(["city"]).count()
 Count(city string, count int64)
@@ -21,13 +21,12 @@ import pyarrow as pa
 from ddflow.columns.alike import Alike
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import NotReadable, SpecError
-from ddflow.plan.formulas import Formulas
-from ddflow.plan.group_verbs import GroupVerbs
-from ddflow.plan.join_verbs import JoinVerbs
-from ddflow.plan.record import Record
-from ddflow.plan.row_verbs import RowVerbs
-from ddflow.plan.set_verbs import SetVerbs
-from ddflow.plan.verb_names import NamesElsewhere
+from ddflow.plan.text.formulas import Formulas, Record
+from ddflow.plan.verbs.family import NamesElsewhere
+from ddflow.plan.verbs.groups import GroupVerbs
+from ddflow.plan.verbs.joins import JoinVerbs
+from ddflow.plan.verbs.rows import RowVerbs
+from ddflow.plan.verbs.sets import SetVerbs
 
 Columns = tuple[str, ...]
 
@@ -147,7 +146,8 @@ class Collection(
     # What an operator says of itself; those with one input whose rows may stay where they are need say little.
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
-        """Describe its arguments as JSON.  ``formulas``: writes expressions, see `ddflow.plan.formulas.Formulas`."""
+        """Describe its arguments as JSON.  ``formulas``: writes expressions, see
+        `ddflow.plan.text.formulas.Formulas`."""
         return {}
 
     @classmethod

@@ -6,7 +6,7 @@ takes part in what wins a tie, in what "all columns" are, and in what an output 
 not be the same. Nothing is changed here: what is added is named, for the engine to make.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.codec import describe
+>>> from ddflow.plan.text.codec import describe
 >>> def plan(order_by, **more):
 ...     flow = Plan()
 ...     columns = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64()} | more
@@ -33,18 +33,18 @@ from ddflow.columns.schema import usual_type
 from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import widening
 from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, cut
-from ddflow.plan.bind import own_columns
-from ddflow.plan.binding import Spec
-from ddflow.plan.codec import apart, describe, shown
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.evolve import evolved, timed, unlike
-from ddflow.plan.input import Input
+from ddflow.plan.inputs.bind import own_columns
+from ddflow.plan.inputs.binding import Spec
+from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.spec import Upsert
 from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.merge.absent import same_function
 from ddflow.plan.plan import Plan
-from ddflow.plan.rebuild import inputs, rebuild, step_times
-from ddflow.plan.record import Record
-from ddflow.plan.spec import Upsert
+from ddflow.plan.text.codec import apart, describe, shown
+from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.rebuild import inputs, rebuild, step_times
 
 FREE: Final = ("lateness",)
 """The options of a spec that may change: they say nothing of what is kept."""

@@ -5,7 +5,7 @@ cast; so state can be cast, too. An input grows at its end, by columns that may 
 and times never change, because they are in what was decided already. Which types are wider is known to
 ``columns.widening``; what is on disk, to nobody here.
 
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "n": pa.int32()}, Upsert(key="id"))
 >>> _ = plan.output("many", people.filter("n > 9"))
@@ -29,14 +29,14 @@ from ddflow.columns.names import did_you_mean, near
 from ddflow.columns.schema import is_text, normal_type, usual_type
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.errors import Command, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, cut
-from ddflow.plan.bind import Bound
-from ddflow.plan.binding import Binding, bound_to
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.formulas import changed_by
-from ddflow.plan.input import Input
+from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.binding import Binding, bound_to
+from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.merge.strategy import Strategy, last_non_null
 from ddflow.plan.plan import Plan
-from ddflow.plan.spec import Tombstone
+from ddflow.plan.text.formulas import changed_by
 
 Nodes = dict[Collection, Collection]
 """By collection of a plan, the same one of the evolved plan."""

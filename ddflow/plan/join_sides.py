@@ -24,10 +24,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ddflow.plan.codec import node_ids
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.evolve import evolved
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import node_ids
 
 
 def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:

@@ -2,7 +2,7 @@
 
 Invariant: it is a pair and no more; it does not look at the frame, of which ddflow need not know the library.
 
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> table = keyed({"id": [1]}, Upsert(key="id"))
 >>> table.rows, table.spec.key
 ({'id': [1]}, ('id',))
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddflow.errors import SpecError
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.spec import Upsert
 
 
 @dataclass(frozen=True)

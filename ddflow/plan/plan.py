@@ -4,7 +4,7 @@ Invariant: every mistake that can be seen without data is an error where it is w
 runs nothing: `ddflow.Flow.open` makes an engine of it, the Spark bridge makes stages of it.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> by_city = plan.output("by_city", people.project(["city"]).count())
@@ -24,16 +24,15 @@ from ddflow.columns.names import check_names
 from ddflow.columns.schema import updates_schema
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.bind import bind
-from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection, Nodes
-from ddflow.plan.differences import ChangeFeed, Differences, bind_differences
-from ddflow.plan.formatted import bind_format
-from ddflow.plan.input import Input
+from ddflow.plan.inputs.bind import bind
+from ddflow.plan.inputs.binding import Binding, bind_format
+from ddflow.plan.inputs.differences import ChangeFeed, Differences, bind_differences
+from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.spec import Late, Upsert
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import VALUES
-from ddflow.plan.spec import Late, Upsert
 
 
 class Plan(Nodes):

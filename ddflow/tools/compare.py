@@ -39,7 +39,7 @@ from ddflow.connectors.to_arrow import of_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
 from ddflow.metrics import Look
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.spec import Upsert
 
 
 class Side(NamedTuple):

@@ -40,8 +40,8 @@ from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.budget import shown_size
 from ddflow.errors import SchemaMismatch, SpecError
 from ddflow.operators.upsert.orders import orders
-from ddflow.plan.bind import Bound, bind
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.bind import Bound, bind
+from ddflow.plan.inputs.spec import Upsert
 from ddflow.terminal import html_table, text_table
 from ddflow.trace.index import LEAST, LOAD, SPARE
 from ddflow.trace.spine import EFFORT, GARBAGE

@@ -9,7 +9,7 @@ nor, under ``noop_ignore=``, which of two rows that do not differ came first int
 Requirement.)
 
 >>> import pyarrow as pa
->>> from ddflow.plan.spec import tombstone
+>>> from ddflow.plan.inputs.spec import tombstone
 >>> log = pa.table({"order_id": [1, 1, 2, 2], "ts": [200, 100, 100, 200], "deleted": [False, False, False, True]})
 >>> merge_on_read(log, Upsert(key="order_id", order_by="ts", delete=tombstone("deleted"))).to_pylist()
 [{'order_id': 1, 'ts': 200}]
@@ -35,8 +35,8 @@ from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, batches, part
 from ddflow.engine.replace import Allowed
 from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
-from ddflow.plan.binding import Binding, Spec, bound_to
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.binding import Binding, Spec, bound_to
+from ddflow.plan.inputs.spec import Upsert
 from ddflow.time import CLOSED, Time
 
 ANY = Allowed(empty=True)

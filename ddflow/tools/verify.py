@@ -40,10 +40,10 @@ from ddflow.errors import CorruptState, NotReadable, Option, Phrase
 from ddflow.metrics import Look
 from ddflow.operators.base import Context, Running
 from ddflow.operators.updates import ints
-from ddflow.plan.binding import Binding
-from ddflow.plan.codec import describe, node_ids, shown
 from ddflow.plan.collection import Collection
+from ddflow.plan.inputs.binding import Binding
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import describe, node_ids, shown
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store

@@ -8,7 +8,7 @@ import pyarrow as pa
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.explain import explain
+from ddflow.plan.text.explain import explain
 
 
 def opened() -> dd.Engine:

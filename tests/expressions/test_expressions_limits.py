@@ -26,8 +26,8 @@ from ddflow.expressions import compile
 from ddflow.expressions.columns import Columns
 from ddflow.expressions.lower import Lowering
 from ddflow.expressions.parse import MOST_NESTED, MOST_TEXT, MOST_TOKENS, MOST_WORDS, parse
-from ddflow.plan.codec import describe
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.text.codec import describe
+from ddflow.plan.text.rebuild import rebuild
 
 T = TypeVar("T")
 BATCH = pa.record_batch(

@@ -14,9 +14,9 @@ import pytest
 from every_operator import NARROW, plan
 
 import ddflow as dd
-from ddflow.plan.codec import describe
 from ddflow.plan.evolve import evolved_to
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.text.codec import describe
+from ddflow.plan.text.rebuild import rebuild
 
 ORDERS = {"id": int, "customer": int, "amount": int}
 CUSTOMERS = {"customer": int, "city": str}

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.codec import describe
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.text.codec import describe
+from ddflow.plan.text.rebuild import rebuild
 
 KINDS = ("inner", "left", "right", "full", "semi", "anti")
 LEFT = {"id": pa.int64(), "k": pa.int32(), "city": pa.string()}

@@ -23,9 +23,9 @@ from parts_by_hand import Hands
 import ddflow as dd
 from ddflow.operators.base import Linear
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
-from ddflow.plan.codec import describe
-from ddflow.plan.rebuild import rebuild
 from ddflow.plan.registry import operators
+from ddflow.plan.text.codec import describe
+from ddflow.plan.text.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
 
 Step = list[tuple[int, Row | None]]

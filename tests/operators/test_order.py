@@ -14,8 +14,8 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import is_word
 from ddflow.operators.upsert.ordering import Order
-from ddflow.plan.bind import bind
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.bind import bind
+from ddflow.plan.inputs.spec import Upsert
 
 SECRET = Secret(1, 2)
 WORDS = [kind for kind in FLAT if is_word(FLAT[kind].type)]

@@ -15,7 +15,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.errors import AggregateFailed, ExpressionError, NotInvariant, PlanChanged, SpecError
-from ddflow.plan.codec import describe
+from ddflow.plan.text.codec import describe
 from ddflow.storage.memory import MemoryStore
 from ddflow.testing import aggregate_laws
 

@@ -30,8 +30,8 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, PlanChanged
-from ddflow.plan.codec import describe, node_id, shown
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.text.codec import describe, node_id, shown
+from ddflow.plan.text.rebuild import rebuild
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recounted
 from ddflow.trace.ordered_index import OrderedIndex

@@ -31,7 +31,7 @@ from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import Fenced, PlanChanged, SinkRefused, SpecError, StateRefused
 from ddflow.partitions.evolve import drop
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.codec import describe
+from ddflow.plan.text.codec import describe
 from ddflow.storage import backlog
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import Manifest, at, newest

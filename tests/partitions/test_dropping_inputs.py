@@ -31,7 +31,7 @@ from ddflow.engine.garbage import blobs_of
 from ddflow.errors import PlanChanged, ReplayMismatch, SpecError
 from ddflow.partitions.evolve import _sources, drop
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.codec import describe
+from ddflow.plan.text.codec import describe
 from ddflow.storage import backlog
 from ddflow.storage.epochs import Attached
 from ddflow.storage.folder.local import LocalStore

@@ -10,7 +10,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.plan.bind import bind
+from ddflow.plan.inputs.bind import bind
 from ddflow.plan.merge.strategy import MAKERS, Strategy
 
 COLUMNS = pa.schema(

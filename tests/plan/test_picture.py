@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.layers import Size, laid_out
-from ddflow.plan.picture import MOST, picture
+from ddflow.plan.text.picture import MOST, Size, laid_out, picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -27,9 +27,9 @@ from strategies import events, scenarios
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, SpecError
-from ddflow.plan.codec import describe, fingerprint, node_id, node_ids, shown
-from ddflow.plan.formulas import digest_of
-from ddflow.plan.rebuild import rebuild
+from ddflow.plan.text.codec import describe, fingerprint, node_id, node_ids, shown
+from ddflow.plan.text.formulas import digest_of
+from ddflow.plan.text.rebuild import rebuild
 
 COLUMNS = {"id": pa.int64(), "n": pa.int64(), "s": pa.string()}
 
@@ -180,7 +180,7 @@ SCRIPT = """
 import json, sys
 import pyarrow as pa, pyarrow.compute as pc
 import ddflow as dd
-from ddflow.plan.codec import describe, fingerprint
+from ddflow.plan.text.codec import describe, fingerprint
 
 def known(batch, limit=3):
     words = {"a", "b", "c", "d", "e"}

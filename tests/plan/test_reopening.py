@@ -19,8 +19,8 @@ from test_planned import above, flow_of, positive
 
 import ddflow as dd
 from ddflow.errors import CorruptState, PlanChanged
-from ddflow.plan.codec import describe
 from ddflow.plan.compatibility import PlanChange, compare
+from ddflow.plan.text.codec import describe
 
 WHERE = "state/orders"
 COLUMNS: dict[str, Any] = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64(), "op": pa.string(), "n": pa.int32()}

@@ -14,7 +14,7 @@ from strategies import inputs
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.plan.spec import CHOICES, Tombstone
+from ddflow.plan.inputs.spec import CHOICES, Tombstone
 
 SCHEMA = pa.schema(
     {

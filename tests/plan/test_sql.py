@@ -18,7 +18,7 @@ from sqlglot import exp
 import ddflow as dd
 from ddflow.errors import DdflowError, ExpressionError, SpecError
 from ddflow.expressions.parse import QuerySpark, parse_query
-from ddflow.plan.codec import describe
+from ddflow.plan.text.codec import describe
 
 
 @pytest.mark.drawn(8)

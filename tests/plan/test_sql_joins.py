@@ -13,7 +13,7 @@ from tpch_queries import KEYS, QUERIES, TYPES
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, NotSingle
-from ddflow.plan.codec import describe
+from ddflow.plan.text.codec import describe
 
 LISTED = listed("groups", "joins", "subqueries", "sets", "tops of groups and joins")
 

@@ -14,7 +14,7 @@ from proof_case import EPOCH, HELD, SCHEMA, WIDE, events, feed, lie, plan, rewri
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret, identities
-from ddflow.plan.bind import bind
+from ddflow.plan.inputs.bind import bind
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import Piece, aligned
 from ddflow.trace.arrangement import Arrangement

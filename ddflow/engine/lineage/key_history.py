@@ -49,8 +49,8 @@ from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Events, joined
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.bind import Bound, bind
-from ddflow.plan.spec import Upsert as Spec
+from ddflow.plan.inputs.bind import Bound, bind
+from ddflow.plan.inputs.spec import Upsert as Spec
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, INT64, NEVER
 

@@ -7,8 +7,8 @@ before those is held any more; but where keys keep the order that they were dele
 resolved by what came before, so then it is refused.  Parts are not looked into.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> bound = bind("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
 >>> fed = Fed().after(1, EVENTS).after(2, Way(FULL)).after(3, EVENTS)
 >>> list(as_fed(["a", "b", "c"], fed, bound))
@@ -35,7 +35,7 @@ from ddflow.connectors.to_arrow import arrow, is_rows, to_table
 from ddflow.dataflow.admission import Admission, Came
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
-from ddflow.plan.binding import Binding
+from ddflow.plan.inputs.binding import Binding
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
 
 

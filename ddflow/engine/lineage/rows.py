@@ -40,7 +40,7 @@ from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.operators.row_order import RowOrder
 from ddflow.operators.updates import Updates, consolidated
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.spec import Upsert
+from ddflow.plan.inputs.spec import Upsert
 
 MOST: Final = 100
 """The most rows of an output explained together, and keys of an input with a story."""

@@ -31,7 +31,7 @@ from ddflow.engine.stats import Looking
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import consolidated
 from ddflow.plan.collection import Collection
-from ddflow.plan.input import Input
+from ddflow.plan.inputs.input import Input
 from ddflow.time import CLOSED, Time, as_int64, as_shown
 
 

@@ -3,7 +3,7 @@
 Invariant: what is kept of no values is ``zero``, so a group without rows leaves nothing behind where the functions keep
 their law. An exception that a function raises refuses the step.
 
->>> from ddflow.plan.own_aggregate import Aggregate
+>>> from ddflow.plan.aggregates import Aggregate
 >>> from ddflow.kernels.cells import GroupTimes
 >>> from ddflow.operators.aggregates.parts import Folding
 >>> total = Aggregate((0.0,), lambda s, x: (s[0] + x,), lambda s, x: (s[0] - x,), lambda s: s[0])
@@ -27,8 +27,7 @@ from ddflow.errors import AggregateFailed
 from ddflow.kernels.own_aggregate import Loops, objection
 from ddflow.operators.aggregates.parts import INT64, Folding, StatePart
 from ddflow.operators.aggregates.results import FoldedAggregate
-from ddflow.plan.aggregated import AggregateCall
-from ddflow.plan.own_aggregate import Aggregate, AppliedAggregate
+from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate
 
 
 class OwnPart(StatePart):

@@ -23,7 +23,7 @@ from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels import exact_results as kernels
 from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, StatePart, Tally, spelt, whole
-from ddflow.plan.aggregated import AggregateCall, written_aggregate
+from ddflow.plan.aggregates import AggregateCall, written_aggregate
 
 Key = tuple[str, str]
 """Of a part: what it keeps, and of which argument."""

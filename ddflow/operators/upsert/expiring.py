@@ -32,7 +32,7 @@ from ddflow.operators.upsert.horizon import AHEAD, Bools, Horizons
 from ddflow.operators.upsert.keyed import Keyed, Seen
 from ddflow.operators.upsert.ordering import LEAST, Order
 from ddflow.operators.upsert.orders import MergeOrders
-from ddflow.plan.bind import Bound
+from ddflow.plan.inputs.bind import Bound
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
 from ddflow.trace.change import Change

@@ -6,8 +6,8 @@ words of their own (text, decimals) are ranked among the events of the step and 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import ints
 >>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
 >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)

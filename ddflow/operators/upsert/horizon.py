@@ -6,9 +6,9 @@ some types need a second word for null, subtracting may leave the type, and unde
 orders that count (its row's and its latest delete's), the greater of which is its own. It knows no keys and no steps;
 that is ``expiring``.
 
->>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.inputs.bind import bind
 >>> from ddflow.plan.merge.expiry import Expiry
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> spec = Upsert("k", "at", expiry=Expiry(ttl=30, tombstone_ttl=20))
 >>> bound = bind("a", pa.schema({"k": pa.int64(), "at": pa.int32()}), spec)
 >>> horizons = Horizons(bound, Order(bound))
@@ -29,7 +29,7 @@ from ddflow.columns.hashing import Ints
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.operators.upsert.ordering import LEAST, Order, column_words, needs_flag, value_of
 from ddflow.operators.upsert.orders import MergeOrders
-from ddflow.plan.bind import Bound
+from ddflow.plan.inputs.bind import Bound
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 FLOAT = pa.field("order", pa.float64(), nullable=False)

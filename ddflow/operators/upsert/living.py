@@ -1,7 +1,7 @@
 """The keys that live, of what an input holds, range by range.
 
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> import pyarrow as pa
 >>> from ddflow.operators.upsert.upsert import RunningUpsert
 >>> from ddflow.columns.hashing import Secret

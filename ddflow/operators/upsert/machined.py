@@ -9,7 +9,7 @@ though a machine may have dropped all values. The rows are resolved like any oth
 >>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
->>> from ddflow.plan.spec import Upsert as Spec
+>>> from ddflow.plan.inputs.spec import Upsert as Spec
 >>> schema = pa.schema({"k": pa.int64(), "symbol": pa.string()})
 >>> ring = Machine("at", {(0, "up"): 1, (1, "up"): 0}, on="symbol", start=0)
 >>> upsert = RunningUpsert(bind_machine("rings", schema, Spec("k"), ring), Secret(1, 2))

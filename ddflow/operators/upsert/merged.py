@@ -8,12 +8,12 @@ columns of one row from different ones; and of the events it is the last folded 
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.inputs.bind import bind
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
 >>> from ddflow.plan.merge.strategy import sum
 >>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
->>> from ddflow.plan.spec import Upsert as Spec
+>>> from ddflow.plan.inputs.spec import Upsert as Spec
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
 >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)

@@ -8,8 +8,8 @@ index; text and decimals have no such word, so their columns are kept beside the
 together with those of the keys it touches. Deciding is the kernel's; nothing is stored here.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> bound = bind("o", pa.schema({"k": pa.int64(), "at": pa.int32()}), Upsert(key="k", order_by="at"))
 >>> order = Order(bound)
 >>> order.base, order.words
@@ -28,7 +28,7 @@ from ddflow.columns.hashing import Flags, Ints, Secret, ordered_words, validity,
 from ddflow.columns.ranking import dense_ranks
 from ddflow.columns.schema import is_word
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
-from ddflow.plan.bind import Bound
+from ddflow.plan.inputs.bind import Bound
 
 TIES = {"last": LAST, "first": FIRST, "greatest": GREATEST, "error": ERROR}
 LEAST = np.iinfo(np.int64).min

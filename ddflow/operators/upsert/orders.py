@@ -7,8 +7,8 @@ column may inherit and its neighbour not. Under versions of cells a key keeps th
 delete and of each cell, each of them like the event's. Deciding is the kernels'.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "by": pa.string(), "v": pa.int64()})
 >>> orders = MergeOrders(bind("o", schema, Upsert("id", groups={"at": ["v"]}, order_by="by")))
 >>> orders.words, orders.spans.tolist(), [field.name for field in orders.hidden]
@@ -25,7 +25,7 @@ from ddflow.columns.schema import arrays, is_word
 from ddflow.kernels.resolve import FIRST, GREATEST, LAST
 from ddflow.operators.upsert.folds import ranked
 from ddflow.operators.upsert.ordering import LEAST, TIES, Order, column_words, needs_flag, value_of
-from ddflow.plan.bind import Bound
+from ddflow.plan.inputs.bind import Bound
 
 HIDDEN = "_order_"
 

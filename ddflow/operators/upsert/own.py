@@ -7,11 +7,11 @@ or of an earlier step. The function is called by ``plan.merge.rounds`` or by a c
 
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.inputs.bind import bind
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
 >>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
->>> from ddflow.plan.spec import Upsert as Spec
+>>> from ddflow.plan.inputs.spec import Upsert as Spec
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
 >>> def product(held, given):
 ...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))

@@ -7,8 +7,8 @@ all of the step is computed.
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import ints
 >>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
 >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
@@ -36,7 +36,7 @@ from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.expiring import Expiring
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.orders import orders
-from ddflow.plan.bind import Bound
+from ddflow.plan.inputs.bind import Bound
 from ddflow.trace.arrangement import Arrangement
 
 NOBODY_ELSE: Ints = np.empty(0, np.int64)

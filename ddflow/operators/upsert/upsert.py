@@ -8,8 +8,8 @@ succeed; so `resolve` computes a `Resolution`, and `apply` takes it. (McSherry, 
 differential-dataflow's ``arrange_from_upsert``.)
 
 >>> import pyarrow as pa
->>> from ddflow.plan.bind import bind
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"k": pa.string(), "v": pa.string()})
 >>> upsert = RunningUpsert(bind("names", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": ["frank"] * 2, "v": ["mcsherry", "zappa"]}, schema)

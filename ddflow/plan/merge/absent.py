@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 from ddflow.errors import SpecError
-from ddflow.plan.formulas import digest_of
+from ddflow.plan.text.formulas import digest_of
 
 KEYS = ("function", "python", "digest")
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 from ddflow.columns.names import check_names, did_you_mean
 from ddflow.columns.schema import is_flat
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.bind import Bound, bind, check_given
+from ddflow.plan.inputs.bind import Bound, bind, check_given
+from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.bound import Group, Merging
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import USED, VALUES, Machined
-from ddflow.plan.spec import Tombstone, Upsert
 
 
 def bind_machine(name: str, schema: pa.Schema, spec: Upsert, given: Machine) -> Bound:

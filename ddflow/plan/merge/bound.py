@@ -7,10 +7,10 @@ a column must travel with its events where null is not the same; and all that ca
 data.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.bind import bind
+>>> from ddflow.plan.inputs.bind import bind
 >>> from ddflow.plan.merge.merge import Merge
 >>> from ddflow.plan.merge.strategy import collect, sum
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "n": pa.int64(), "tag": pa.string()})
 >>> bound = bind("visits", schema, Upsert("id", order_by="at", merge=Merge({"n": sum(), "tag": collect()})))
 >>> [(column.name, str(column.strategy)) for column in bound.merging.columns], bound.row_schema.field("tag").type
@@ -30,12 +30,12 @@ from ddflow.columns.schema import is_flat
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
+from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.machines import Machined
 from ddflow.plan.merge.merge import Function, Merge
 from ddflow.plan.merge.records import check_function, kind_of
 from ddflow.plan.merge.rounds import named
 from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
-from ddflow.plan.spec import Tombstone, Upsert
 
 GIVEN = "_given_"
 """Before a column's name: the column of events that says whether their batch had it."""

@@ -4,7 +4,7 @@ Invariant: a spec that passed has no option of merging without effect, and no tw
 ``groups``, ``versions``, ``merge`` and ``derive`` each imply or exclude another, and what is order-free without deletes
 is not with them. What needs names and types of columns is seen by ``bound``.
 
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> Upsert("id", derive={"total": "score + bonus"})
 Traceback (most recent call last):
     ...
@@ -22,7 +22,8 @@ from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import COMMUTING, ORDER_FREE, WITHOUT_DELETES, Strategy, last_non_null
 
 Refuse = Callable[[str | PhrasePart, str | PhrasePart], NoReturn]
-"""Is told what was found and what to do.  ``spec`` is an `ddflow.plan.spec.Upsert`, which asks for these checks."""
+"""Is told what was found and what to do.  ``spec`` is an `ddflow.plan.inputs.spec.Upsert`, which asks for these
+checks."""
 
 
 def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:

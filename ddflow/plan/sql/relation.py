@@ -29,8 +29,8 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import is_integer, meeting, sql_name, working
-from ddflow.plan.later import with_rests
 from ddflow.plan.sql.trees import all_of, cast, names_of, quoted, refused, replaced, shown, text
+from ddflow.plan.verbs.later import with_rests
 
 Pair = tuple[Tree, Tree]
 """What is equal in a join, of the left and of the right."""

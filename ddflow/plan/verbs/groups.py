@@ -16,12 +16,10 @@ from typing import Any, Generic, Literal, Never
 
 from ddflow.errors import SpecError
 from ddflow.plan.aggregate_parts import aggregated
-from ddflow.plan.aggregated import written_aggregate
-from ddflow.plan.own_aggregate import AppliedAggregate
-from ddflow.plan.row_verbs import Formula
-from ddflow.plan.spec import Tombstone
-from ddflow.plan.verb_family import Made, VerbFamily
-from ddflow.plan.verb_names import NamesElsewhere
+from ddflow.plan.aggregates import AppliedAggregate, written_aggregate
+from ddflow.plan.inputs.spec import Tombstone
+from ddflow.plan.verbs.family import Made, NamesElsewhere, VerbFamily
+from ddflow.plan.verbs.rows import Formula
 
 
 class Grouping(NamesElsewhere, Generic[Made]):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic
 
-from ddflow.plan.verb_family import Made, VerbFamily
+from ddflow.plan.verbs.family import Made, VerbFamily
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""

@@ -3,7 +3,7 @@
 Invariant: an epoch is compared, and its files are read, by the columns that it was given with, for as long as it can be
 given again. Files and digests know no types of their own, so a manifest keeps the columns of its receipts.
 
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> plan = Plan()
 >>> _ = plan.output("people", plan.upserts("people", {"id": pa.int64()}, Upsert(key="id")))
 >>> past = PastSchemas.of(past_columns(plan, 7), "an example")

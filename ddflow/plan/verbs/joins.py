@@ -1,9 +1,14 @@
-"""Joins of all kinds, made of inner joins, distinct keys, and what has no partner.
+"""The verbs that bring rows of two collections together, and joins of all kinds made of inner ones.
 
-Invariant: an outer side's row without a partner is one of the side's rows less those that have one, so it leaves at the
-very time its first partner comes. A side is found where its rows are arranged already: an input of upserts by its key,
-a count by its groups, whoever is arranged by these columns, and all that through projections that rename or leave out
-columns, since a join of those is a projection of the join.
+Guarantees: an outer, semi or anti join is the inner join, distinct keys and the rows without a partner, so one operator
+serves all kinds. The columns of both sides keep their names, or are renamed as you say.
+
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> orders = flow.upserts("orders", {"id": int, "customer": int}, dd.Upsert(key="id"))
+>>> customers = flow.upserts("customers", {"customer": int, "city": str}, dd.Upsert(key="customer"))
+>>> orders.join(customers, on="customer")
+Join(id int64, customer int64, city string)
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -21,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -29,8 +34,9 @@ import pyarrow.types as pat
 from ddflow.columns.names import column_names, did_you_mean
 from ddflow.columns.schema import is_word, normal_type
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.later import with_rests
 from ddflow.plan.registry import operator
+from ddflow.plan.verbs.family import Made, VerbFamily
+from ddflow.plan.verbs.later import with_rests
 
 KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
 
@@ -54,7 +60,7 @@ class Sides(NamedTuple):
 
 
 def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> Any:
-    """Join two collections: see `ddflow.plan.join_verbs.JoinVerbs.join`."""
+    """Join two collections: see `ddflow.plan.verbs.joins.JoinVerbs.join`."""
     if how not in KINDS:
         raise SpecError(
             "join", Phrase(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
@@ -79,7 +85,7 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
 
 
 def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
-    """Look rows up: see `ddflow.plan.join_verbs.JoinVerbs.lookup`."""
+    """Look rows up: see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
         raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
     _check_flow(left, right, "lookup")
@@ -350,3 +356,139 @@ def _positive(side: Any, by: Sequence[str], how: str) -> Any:
 
 def _show_columns(of: Any, names: Sequence[str]) -> Any:
     return of if list(of.schema.names) == list(names) else of.project(list(names))
+
+
+How = Literal["inner", "left", "right", "full", "semi", "anti"]
+
+
+class JoinVerbs(VerbFamily[Made], Generic[Made]):
+    """Verbs that look up rows of another collection."""
+
+    def join(
+        self,
+        right: Made,
+        on: str | Sequence[str] | Mapping[str, str],
+        how: How = "inner",
+        condition: str | None = None,
+    ) -> Made:
+        """Pair rows of two collections that agree in some columns.  Multiplicities multiply.
+
+        Columns are the left's, then the right's.  Keys of one name on both sides are one column.  Null meets nothing.
+
+        Parameters
+        ----------
+        right : Collection
+            The other side, of the same flow; it may be this collection, with columns renamed.
+        on : str, sequence of str, or mapping of str to str
+            The columns that agree: of one name on both sides, or ``{left: right}``.  Either may be an SQL expression;
+            what it gives is kept with the rows, and is not a column of the result.  ``[]`` pairs all rows with all.
+        how : {"inner", "left", "right", "full", "semi", "anti"}
+            "left", "right" and "full" keep rows of that side, or of both, that have no partner, with nulls beside.
+            "semi" keeps rows of the left that have a partner, "anti" those that have none, as often as they are there.
+        condition : str, optional
+            SQL over the columns of both sides that pairs must meet, too: for rows without such a partner the kinds
+            above do the same as for rows without any.
+
+        Returns
+        -------
+        Collection
+            Of the columns of both sides; of the left's for "semi" and "anti".
+
+        Raises
+        ------
+        SpecError
+            For a missing column, another flow, types of keys that do not compare, a name on both sides that is no key,
+            and an input that forgets rows without a retraction.
+        ExpressionError
+            For an expression that does not fit.
+
+        Notes
+        -----
+        O(n + p) and a look-up a key, for n updates and p pairs of a step, however many rows have the key.  It holds
+        the rows of both sides, arranged by the columns; an input of upserts that is joined by its key is looked up
+        where it is, and a collection that is joined several times by the same columns is held once.  A step raises
+        `NegativeMultiplicity` where rows of kinds other than "inner" are there less than zero times.
+
+        Examples
+        --------
+        >>> import ddflow as dd
+        >>> flow = dd.Flow()
+        >>> people = flow.upserts("people", {"id": int, "boss": int}, dd.Upsert(key="id"))
+        >>> people.join(people.project({"boss": "id", "grand": "boss"}), on="boss")
+        Join(id int64, boss int64, grand int64)
+        """
+        made: Made = joined(self, right, on, how, condition)
+        return made
+
+    def lookup(
+        self, right: Made, on: str | Sequence[str] | Mapping[str, str], how: Literal["left", "inner"] = "left"
+    ) -> Made:
+        """Put beside each row what another collection holds of its key when the row comes; that stays as it is.
+
+        Columns are the left's, then the right's.  Keys of one name on both sides are one column.  Null finds nothing.
+        What is held is as of the row's time, with all changes of the right at or below it.  Later changes of the right
+        do not touch what was found, and a retraction takes back the row that was given.  Equal rows share what the
+        first of them found, until none is left.
+
+        Parameters
+        ----------
+        right : Collection
+            The other side, of the same flow, with at most one row a key.
+        on : str, sequence of str, or mapping of str to str
+            As of `join`.
+        how : {"left", "inner"}
+            Whether rows that find nothing are there, with nulls beside, or not.
+
+        Returns
+        -------
+        Collection
+            Of the columns of both sides.
+
+        Raises
+        ------
+        SpecError, ExpressionError
+            As of `join`.
+
+        Notes
+        -----
+        O(n log n) and a look-up a key of rows that come, for n updates of a step.  It holds each row of the left with
+        what it found; the right is held as for a join.  A step raises `NotUnique` where a row finds several, and
+        `NegativeMultiplicity` where a row of the left is there less than zero times.  On a state that has had steps, a
+        new one looks up as of now.
+        """
+        made: Made = looked_up(self, right, on, how)
+        return made
+
+    def arrange(self, by: str | Sequence[str]) -> Made:
+        """Keep the rows arranged by some columns, for joins to look up.  The rows stay as they are.
+
+        A join arranges its sides itself; this says where, such as before a projection that two joins have between.
+
+        Parameters
+        ----------
+        by : str or sequence of str
+            The columns.
+
+        Returns
+        -------
+        Collection
+            Of the same rows.  Asked for twice, it is one collection, with one arrangement.
+
+        Raises
+        ------
+        SpecError
+            For a missing column, and for an input that forgets rows without a retraction.
+
+        Notes
+        -----
+        O(n log n), for n updates of a step.  It holds each row.
+        """
+        return self._then("arrange", by)
+
+    def _looked_up(self, right: Made, on: Any, shown: Any, without: Sequence[str], how: str) -> Made:
+        """Look rows up in an arrangement."""
+        return self._then("lookup", right, on, shown, without, how)
+
+    def _refusing(self, by: Sequence[Any], asked: str) -> Made:
+        """Refuse rows with a multiplicity below zero.  ``asked``: the verb, for the error."""
+        return self._then("arrange", by, asked)

@@ -7,7 +7,7 @@ already. A plan is a graph, so it is walked without recursion, and its texts are
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> plan = Plan()
 >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id", null_key="drop"))
 >>> by_city = plan.output("by_city", people.filter("id > 0").count("city"))
@@ -31,10 +31,9 @@ from ddflow.columns.names import did_you_mean
 from ddflow.errors import SpecError, cut
 from ddflow.expressions import Expression
 from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by
-from ddflow.plan.formulas import Formulas
-from ddflow.plan.input import Input
+from ddflow.plan.inputs.input import Input
 from ddflow.plan.plan import Plan
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Formulas, Record
 
 MOST = 500
 """Lines that a notebook shows."""

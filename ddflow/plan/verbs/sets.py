@@ -19,8 +19,8 @@ from typing import Any, Final, Generic
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import SpecError
-from ddflow.plan.row_verbs import Formula
-from ddflow.plan.verb_family import Made, VerbFamily
+from ddflow.plan.verbs.family import Made, VerbFamily
+from ddflow.plan.verbs.rows import Formula
 
 POSITIVE: Final = "greatest(n, 0)"
 """The threshold below which nothing counts."""

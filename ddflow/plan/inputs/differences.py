@@ -2,7 +2,8 @@
 
 Invariant: a binding that exists can be run. Rows have no key: equal rows are the same row, several times or less than
 no time. So nothing wins and nothing is retracted but by a row that says so. A row's diff is computed once, when the row
-is admitted, and stands beside it from then on. What an `ddflow.plan.spec.Upsert` may say beyond that has its default
+is admitted, and stands beside it from then on. What an `ddflow.plan.inputs.spec.Upsert` may say beyond that has its
+default
 here, so that who asks need not know which of the two it is.
 
 >>> schema = pa.schema({"city": pa.string(), "_change_type": pa.string(), "_commit_version": pa.int64()})
@@ -29,8 +30,8 @@ from ddflow.connectors.formats.base import BAD, Format
 from ddflow.errors import ExpressionError, NullKey, Option, Phrase, PhrasePart, SchemaMismatch, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
-from ddflow.plan.bind import BoundInput, check_columns, own_columns
-from ddflow.plan.spec import Late
+from ddflow.plan.inputs.bind import BoundInput, check_columns, own_columns
+from ddflow.plan.inputs.spec import Late
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
 NONE: Final = pa.field(DIFF, pa.int64())

@@ -1,10 +1,7 @@
-"""The spec of an upsert input: what identifies a row, which event of a key wins, what is a delete, what is a change.
+r"""The spec of an upsert input: what identifies a row, which event of a key wins, and what is a delete.
 
-Invariant: a spec that exists is free of contradictions that can be seen without data; what needs the schema is seen
-when ``plan.bind`` joins the two. A spec is a value: frozen, comparable, with a JSON form that round-trips and a
-fingerprint of it. The options interact (``late`` means nothing without ``time``, a tie rule nothing where arrival
-decides), and an option that is silently without effect is a wrong answer waiting. It does not resolve events; that is
-``operators.upsert``. The rulings behind each option are in docs/semantics.md.
+Guarantees: an option that does not exist, or that contradicts another one, is an error when the spec is made, and the
+error names the option that was probably meant. A spec is a value: it has no schema and no state.
 
 >>> spec = Upsert(key="id", order_by=["updated_at"], delete=tombstone("op", "D"))
 >>> Upsert.from_json(spec.to_json()) == spec
@@ -19,17 +16,50 @@ or leave late= out
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Any, Final, Literal, NoReturn, Self, cast, get_args
+from functools import cached_property, wraps
+from typing import Any, Final, Literal, NoReturn, Self, TypeVar, cast, get_args
 
 import xxhash
 
-from ddflow.columns.names import column_name, column_names
+from ddflow.columns.names import column_name, column_names, did_you_mean
 from ddflow.errors import Option, Phrase, PhrasePart, SpecError, cut
 from ddflow.plan.merge import checks
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
-from ddflow.plan.named_options import named_options
+
+Made = TypeVar("Made")
+
+
+def named_options(made: type[Made]) -> type[Made]:
+    """Make a dataclass raise `SpecError` for an option that it does not have.  O(options) a call.
+
+    >>> from dataclasses import dataclass
+    >>> @named_options
+    ... @dataclass(frozen=True)
+    ... class Point:
+    ...     across: int = 0
+    >>> Point(across=3)
+    Point(across=3)
+    >>> Point(acros=3)
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: Point(acros=...): there is no such option; did you mean 'across'? there are ['across']
+    """
+    init: Any = vars(made)["__init__"]
+    kept: Any = made
+    known = [each.name for each in fields(kept) if each.init]
+
+    @wraps(init)
+    def checked(self: Any, *given: Any, **options: Any) -> None:
+        for name in options:
+            if name not in known:
+                asked = f"{made.__name__}({name}=...)"
+                raise SpecError(asked, "there is no such option", did_you_mean(name, known))
+        init(self, *given, **options)
+
+    kept.__init__ = checked
+    return made
+
 
 Tie = Literal["last", "first", "greatest", "error"]
 Late = Literal["error", "drop", "advance"]

@@ -1,38 +1,69 @@
-"""An input that is given messages: what its format adds to the columns and the spec of its events.
+"""What an input is bound to: its spec joined with its schema, and what the format of its messages adds to both.
 
-Invariant: what is bound is an input like others: events have the declared columns and the format's own, which are no
-part of the row; the spec names them where the user's leaves it open, so nothing behind the door asks for formats. A
-format of a plan that was read back equals the one that was written, and a function of it is known by name only.
+Guarantees: every kind of input has the same questions here. Columns that a format adds never replace declared ones.
 
->>> from ddflow.connectors.formats import debezium
->>> from ddflow.plan.spec import Upsert
->>> bound = bind_format("orders", pa.schema({"id": pa.int64(), "n": pa.int64()}), Upsert("id"), debezium())
->>> bound.schema.names, bound.row_schema.names, bound.spec.order_by
-(['id', 'n', '_position', '_row', '_deleted'], ['id', 'n'], ('_position', '_row'))
->>> of_json(to_json(bound.format)) == bound.format
-True
+>>> from ddflow.plan.inputs.spec import Upsert
+>>> schema = pa.schema({"id": pa.int64()})
+>>> bound_to("log", schema, Differences()).key_schema.names, bound_to("people", schema, Upsert("id")).key_schema.names
+(['id'], ['id'])
 """
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, events_schema
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.bind import Bound, bind, check_given
-from ddflow.plan.differences import BoundDifferences, Differences, bind_differences
+from ddflow.plan.inputs.bind import Bound, bind, check_given
+from ddflow.plan.inputs.differences import BoundDifferences, Differences, bind_differences
+from ddflow.plan.inputs.spec import Tombstone, Upsert, tombstone
 from ddflow.plan.merge.absent import Absent, told_of
+from ddflow.plan.merge.bind_machine import bind_machine
+from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
-from ddflow.plan.spec import Tombstone, tombstone
+from ddflow.time import INT64
+
+Binding = Bound | BoundDifferences
+Spec = Upsert | Differences
+_BIND: Final[dict[type, Any]] = {Upsert: bind, Differences: bind_differences}
+
+
+def bound_to(
+    name: str,
+    schema: pa.Schema,
+    spec: Spec,
+    machine: Machine | None = None,
+    format: Format | None = None,
+    times: pa.DataType = INT64,
+) -> Binding:
+    """Join an input's schema, its spec, and its machine or its format.  O(columns).
+
+    ``times``: the type of steps' times, in epoch mode.  Raises `SpecError` or `ExpressionError`.
+    """
+    given: Any = spec
+    made: Binding
+    if machine is not None:
+        made = bind_machine(name, schema, given, machine)
+    else:
+        made = _BIND[type(given)](name, schema, given, format)
+    return made if spec.holds_back or times == made.time_type else replace(made, time_type=times)
 
 
 def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound | BoundDifferences:
     """Join the declared columns, the spec and the format of an input.  O(columns).
 
     Raises `SpecError` for what does not fit, and `ExpressionError`.
+
+    >>> from ddflow.connectors.formats import debezium
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> bound = bind_format("orders", pa.schema({"id": pa.int64(), "n": pa.int64()}), Upsert("id"), debezium())
+    >>> bound.schema.names, bound.row_schema.names, bound.spec.order_by
+    (['id', 'n', '_position', '_row', '_deleted'], ['id', 'n'], ('_position', '_row'))
+    >>> of_json(to_json(bound.format)) == bound.format
+    True
     """
     if not isinstance(spec, Differences):
         check_given(name, spec)

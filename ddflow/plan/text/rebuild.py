@@ -6,7 +6,7 @@ schemas of any bytes, collections made of themselves), and what is wrong in one 
 user's. A formula that is not SQL cannot be read back; nothing here is ever run as code.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.codec import describe
+>>> from ddflow.plan.text.codec import describe
 >>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> _ = flow.output("by_city", people.project(["city"]).count())
@@ -30,19 +30,19 @@ from ddflow.columns.schema import is_time
 from ddflow.columns.type_text import parse_type
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
-from ddflow.plan.binding import Binding, Spec, bound_to
-from ddflow.plan.codec import DIFFERENCES, PlanRecord, columns, shown
 from ddflow.plan.collection import Collection
-from ddflow.plan.differences import Differences
-from ddflow.plan.formatted import of_json as format_of_json
-from ddflow.plan.input import Input
+from ddflow.plan.inputs.binding import Binding, Spec, bound_to
+from ddflow.plan.inputs.binding import of_json as format_of_json
+from ddflow.plan.inputs.differences import Differences
+from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.spec import Upsert
 from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.plan import Plan
-from ddflow.plan.record import Record
 from ddflow.plan.registry import operator, operators
-from ddflow.plan.spec import Upsert
+from ddflow.plan.text.codec import DIFFERENCES, PlanRecord, columns, shown
+from ddflow.plan.text.formulas import Record
 from ddflow.storage.fields import Natural, converted
 from ddflow.time import INT64
 

@@ -7,7 +7,7 @@ collection and comes and goes with such a column; and a plan is a graph, whose t
 ``rebuild`` makes the plan again; ``compatibility`` says what may change between two.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.spec import Upsert
+>>> from ddflow.plan.inputs.spec import Upsert
 >>> flow = Plan()
 >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
 >>> by_city = flow.output("by_city", people.filter("id > 0").project(["city"]).count())
@@ -26,15 +26,14 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.errors import CorruptState, cut
-from ddflow.plan.bind import Bound
-from ddflow.plan.binding import Binding
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.formatted import to_json as format_json
-from ddflow.plan.formulas import Formulas, digest
-from ddflow.plan.input import Input
+from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.binding import Binding
+from ddflow.plan.inputs.binding import to_json as format_json
+from ddflow.plan.inputs.input import Input
 from ddflow.plan.plan import Plan
-from ddflow.plan.record import Record
 from ddflow.plan.registry import operator
+from ddflow.plan.text.formulas import Formulas, Record, digest
 from ddflow.time import INT64
 
 DIFFERENCES: Final = "differences"

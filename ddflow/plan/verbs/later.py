@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddflow.plan.record import Record
+from ddflow.plan.text.formulas import Record
 
 Path = tuple[int, ...]
 """The way from a collection to a part of it: for each of those with several inputs on it, which one."""

@@ -1,18 +1,20 @@
-"""Formulas of a plan as JSON: SQL by its text; functions and pyarrow expressions by a name, with a digest beside it.
+"""Formulas and parameters of a plan as JSON, with fields that are not known beforehand.
 
-Invariant: within one plan a name stands for one formula. Every lambda of a module has the same name, and Arrow's text
-of an expression leaves out what is long; so each such formula is kept to be compared with the next of its name. A
-digest tells of a change of code under the same name, but only to whoever has the same Python (or pyarrow): who made it
-stands beside it. It does not see what a function calls, nor objects that it holds.
+Guarantees: SQL is kept by its text; functions and expressions of pyarrow by a name, never as code. A record with an
+unknown field is refused.
 
 >>> one, other = (lambda batch: batch.column("a")), (lambda batch: batch.column("b"))
 >>> digest_of(one) == digest_of(other), digest_of(one) == digest_of(lambda rows: rows.column("a"))
 (False, True)
 """
 
+from __future__ import annotations
+
+import builtins
 import json
+import reprlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, MethodType
 from typing import Any
 
@@ -21,9 +23,84 @@ import pyarrow.compute as pc
 import xxhash
 
 from ddflow.columns.wider import differing, widening
-from ddflow.errors import SpecError, cut
+from ddflow.errors import CorruptState, SpecError, cut
 from ddflow.expressions import Expression
-from ddflow.plan.record import Record
+from ddflow.storage.fields import MEND
+
+_SHORT = reprlib.Repr()  # what is nested as deep as JSON may be, or as long, has no repr of Python's own
+_SHORT.maxstring = _SHORT.maxother = 80
+
+
+class Record:
+    """A reader of ``given``, an object of JSON.  ``what``: its place, for messages.
+
+    >>> record = Record({"rows": 3, "of": {"name": "x"}}, "m")
+    >>> record.record("of").text("name")
+    'x'
+    >>> record.text("rows")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.CorruptState: m: rows is 3, not a text; it was not written by ddflow, or damaged; restore it ...
+    """
+
+    def __init__(self, given: Any, what: str) -> None:
+        self.what = what
+        if not isinstance(given, dict):
+            raise self._wrong("it", given, "an object")
+        self.given: dict[str, Any] = given
+
+    def __contains__(self, name: str) -> bool:
+        return self.given.get(name) is not None
+
+    def names(self) -> list[str]:
+        """List the names of its fields."""
+        return list(self.given)
+
+    def text(self, name: str, most: int = 1 << 24) -> str:
+        """Read a text of at most ``most`` characters."""
+        value = self.given.get(name)
+        if not isinstance(value, str) or len(value) > most:
+            raise self._wrong(name, value, "a text")
+        return value
+
+    def whole(self, name: str) -> int:
+        """Read a whole number."""
+        value = self.given.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._wrong(name, value, "a whole number")
+        return value
+
+    def list(self, name: str) -> list[Any]:
+        """Read a list of anything."""
+        value = self.given.get(name)
+        if not isinstance(value, list):
+            raise self._wrong(name, value, "a list")
+        return value
+
+    def texts(self, name: str) -> builtins.list[str]:
+        """Read a list of texts."""
+        values = self.list(name)
+        if not all(isinstance(value, str) for value in values):
+            raise self._wrong(name, values, "a list of texts")
+        return values
+
+    def record(self, name: str) -> Record:
+        """Read a nested record."""
+        return Record(self.given.get(name), f"{self.what}, {name[:80]}")
+
+    def records(self, name: str) -> builtins.list[Record]:
+        """Read a list of records."""
+        return [Record(each, f"{self.what}, {name}[{i}]") for i, each in enumerate(self.list(name))]
+
+    def named(self, name: str) -> Mapping[str, Record]:
+        """Read records by name."""
+        within = self.record(name)
+        return {each: within.record(each) for each in within.names()}
+
+    def _wrong(self, name: str, value: Any, wanted: str) -> CorruptState:
+        shown = _SHORT.repr(value)
+        shown = shown if len(shown) <= 200 else f"{shown[:197]}..."
+        return CorruptState(self.what, f"{name[:80]} is {shown}, not {wanted}", MEND)
 
 
 def digest(given: Any) -> str:

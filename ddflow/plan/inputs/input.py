@@ -7,8 +7,8 @@ False
 
 from typing import Any
 
-from ddflow.plan.binding import Binding, Spec
 from ddflow.plan.collection import Collection, Nodes
+from ddflow.plan.inputs.binding import Binding, Spec
 
 
 class Input(Collection):

@@ -6,7 +6,7 @@ different things by type, an order must have one, a time must be an integer unde
 follows from all of them. It reads batches, keeps none, and resolves nothing.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.spec import Upsert, tombstone
+>>> from ddflow.plan.inputs.spec import Upsert, tombstone
 >>> schema = pa.schema({"id": pa.int64(), "v": pa.string(), "at": pa.int64(), "op": pa.string()})
 >>> bound = bind("orders", schema, Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
 >>> bound.row_schema.names, bound.tracked
@@ -33,10 +33,10 @@ from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
 from ddflow.errors import Declare, DeleteRule, ExpressionError, NullKey, Option, Phrase, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
+from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.bound import Merging, event_schema, merged_row, plan
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
-from ddflow.plan.spec import Tombstone, Upsert
 
 
 @dataclass(frozen=True, kw_only=True)

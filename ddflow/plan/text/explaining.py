@@ -17,8 +17,8 @@ ddflow.errors.SpecError: explain with format='png': that is no choice; use 'text
 from abc import ABC, abstractmethod
 from typing import Literal, overload
 
-from ddflow.plan.explain import Explained
-from ddflow.plan.picture import Picture
+from ddflow.plan.text.explain import Explained
+from ddflow.plan.text.picture import Picture
 
 
 class Explaining(ABC):

@@ -1,0 +1,1 @@
+"""The inputs of a plan: their specs, and specs joined with schemas."""

@@ -1,0 +1,1 @@
+"""A plan written down: as JSON, as text and as a picture."""

@@ -1,0 +1,1 @@
+"""The verbs of a collection, a family a file."""

@@ -1,0 +1,62 @@
+"""Families of verbs: the base of the classes whose methods make one collection of another, and names of other
+libraries.
+
+Guarantees: a verb that another library has under another name is an error that names ours.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+from ddflow.errors import NoSuchVerb
+from ddflow.plan.registry import operator
+
+Made = TypeVar("Made")
+"""What a verb gives: a collection."""
+
+
+class VerbFamily(Generic[Made]):
+    """A base of verbs.  ``flow``: knows all collections, and returns an equal one in place of a new one."""
+
+    flow: Any
+
+    def _then(self, verb: str, *told: Any) -> Made:
+        made: Made = self.flow.known(operator(verb)(self, *told))
+        return made
+
+
+ALIKE: Final = 0.8
+"""How alike a name must be to be meant; from 0 to 1."""
+
+
+class NamesElsewhere:
+    """A base that suggests verbs for names of other libraries.
+
+    >>> class Rows(NamesElsewhere):
+    ...     _shown, _instead = "a collection", {"select": "project([...])"}
+    ...     def project(self): ...
+    >>> for name in ("select", "projects", "explode"):
+    ...     try:
+    ...         getattr(Rows(), name)
+    ...     except AttributeError as error:
+    ...         print(error)
+    a collection: it has no 'select'; write project([...])
+    a collection: it has no 'projects'; did you mean 'project'?
+    a collection: it has no 'explode'; help(...) lists what it has
+    """
+
+    _shown: ClassVar[str]
+    """What messages call it."""
+    _instead: ClassVar[Mapping[str, str]]
+    """By name, what to write."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            near = get_close_matches(name, [each for each in dir(type(self)) if each[0] != "_"], 1, ALIKE)
+            remedy = f"did you mean {near[0]!r}?" if near else "help(...) lists what it has"
+            if name in self._instead:
+                remedy = f"write {self._instead[name]}"
+            raise NoSuchVerb(self._shown, f"it has no {name!r}", remedy)
