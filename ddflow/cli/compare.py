@@ -87,7 +87,7 @@ def compare(
     from ddflow.cli.plan import names
     from ddflow.cli.reading import how, say_doubts
     from ddflow.cli.words import in_shell
-    from ddflow.columns.type_text import parse_types
+    from ddflow.columns.casts import parse_types
     from ddflow.errors import DdflowError
     from ddflow.tools.compare import comparison
 

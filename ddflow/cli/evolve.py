@@ -109,7 +109,7 @@ def evolve(
         raise typer.BadParameter("--input says whose columns --types are; an input that goes is --drop-input NAME")
 
     from ddflow.cli.output import watching
-    from ddflow.columns.type_text import parse_types
+    from ddflow.columns.casts import parse_types
     from ddflow.partitions.evolve import evolve
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}

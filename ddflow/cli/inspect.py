@@ -198,7 +198,7 @@ def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
 
 def _time_type(found: Mapping[str, Any]) -> Any:
     """Return the type of times."""
-    from ddflow.columns.type_text import parse_type
+    from ddflow.columns.casts import parse_type
 
     return parse_type(found["time_type"])
 

@@ -225,7 +225,7 @@ def _declare_table(
     """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `message_format`."""
     from ddflow.cli.plan import columns_of, message_format
     from ddflow.cli.reading import say_doubts
-    from ddflow.columns.type_text import parse_types
+    from ddflow.columns.casts import parse_types
     from ddflow.connectors.files import open_files
 
     paths, options = [each.file for each in parts], written(told, options)

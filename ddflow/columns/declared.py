@@ -31,9 +31,9 @@ from typing import Any, Final, get_args, get_origin
 
 import pyarrow as pa
 
+from ddflow.columns.casts import parse_type
 from ddflow.columns.names import check_names
 from ddflow.columns.schema import normal_type, usual_type
-from ddflow.columns.type_text import parse_type
 from ddflow.errors import DdflowError, NotArrow, SpecError
 
 _PYTHON: Final[dict[Any, pa.DataType]] = {

@@ -24,9 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import build_lists, exact, first_misfit, fitting, may_cast
+from ddflow.columns.casts import build_lists, exact, first_misfit, fitting, may_cast, spelled_type
 from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, near
-from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import widen
 from ddflow.errors import Phrase, SchemaMismatch, TooLarge, Widen, cut
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, Words
+from ddflow.columns.layout import Arena
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets, sort_rows
 from ddflow.kernels.sort_ordered import sort_ordered

@@ -14,7 +14,7 @@ from typing import Final, Literal
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.type_text import spelled_type
+from ddflow.columns.casts import spelled_type
 from ddflow.errors import Evolve, Widen
 
 Widening = Literal["read", "rewrite"]

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import NONE, Ints, Secret
+from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import Command, Option, Phrase, PlanChanged

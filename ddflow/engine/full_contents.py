@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import NONE, Secret, Words, flags, ordered_words, validity, value_hashes
-from ddflow.columns.ranking import dense_ranks
+from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import gathered, shown_row
 from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import Sorted, sort

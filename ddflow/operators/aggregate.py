@@ -25,9 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
-from ddflow.columns.layout import Column, arrayed
+from ddflow.columns.layout import Arena, Column, arrayed
 from ddflow.columns.rows import RowPool, Rows, gather, laid, shown_row
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, sort

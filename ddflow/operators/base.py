@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words
 from ddflow.columns.layout import Column, Laid
+from ddflow.columns.row_match import Alike
 from ddflow.columns.rows import RowPool, Rows, laid
 from ddflow.columns.sorting import Sorted
 from ddflow.columns.threads import ALONE, Threads

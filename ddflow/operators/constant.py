@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import TIMES
+from ddflow.columns.row_match import Alike
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Operator, Running, register
 from ddflow.operators.count import RunningCount

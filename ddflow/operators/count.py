@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, RowHashes, Secret, is_wide
-from ddflow.columns.layout import arrayed
+from ddflow.columns.layout import Arena, arrayed
 from ddflow.columns.names import check_known, check_names, column_names
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import arrays

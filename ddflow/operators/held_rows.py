@@ -23,8 +23,8 @@ from typing import NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Words
+from ddflow.columns.layout import Arena
 from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.sorting import Sorted
 from ddflow.kernels import upserts as kernels

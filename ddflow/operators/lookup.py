@@ -24,11 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, flags, validity
-from ddflow.columns.layout import Column
+from ddflow.columns.layout import Arena, Column
 from ddflow.columns.names import TIMES, check_apart, check_names
+from ddflow.columns.row_match import Alike
 from ddflow.columns.rows import RowPool, Rows, gather, gathered, shown_row
 from ddflow.columns.schema import arrays, empty
 from ddflow.errors import NotUnique

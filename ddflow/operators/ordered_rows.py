@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, Words
+from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES
 from ddflow.columns.order_words import OrderColumn, order_words, word_count
 from ddflow.columns.rows import RowPool, Rows, gather

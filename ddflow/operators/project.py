@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.names import DIFF, check_names, column_names, did_you_mean
+from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import one_batch
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import Expression, refuse_foreign

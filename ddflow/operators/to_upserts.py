@@ -22,9 +22,9 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret, identities, is_wide, value_hashes
 from ddflow.columns.names import DELETED, TIMES, check_known, check_names
+from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import arrays, conform, updates_schema
 from ddflow.columns.sorting import sort
 from ddflow.columns.wider import differing, keeps_order

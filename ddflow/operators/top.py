@@ -31,9 +31,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Ints
 from ddflow.columns.names import DIFF, TIMES, check_known, check_names, column_name, column_names
+from ddflow.columns.row_match import Alike
 from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import one_chunk
 from ddflow.errors import Option, SpecError

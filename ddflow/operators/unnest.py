@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.names import DIFF, check_known, check_names
+from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import arrays
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register

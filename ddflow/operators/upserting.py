@@ -22,10 +22,10 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities, is_wide, value_hashes
+from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIME, column_names, did_you_mean
-from ddflow.columns.ranking import dense_ranks
+from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import RowPool, Rows, gather, shown_row
 from ddflow.columns.schema import conform, empty, is_flat
 from ddflow.columns.sorting import Sorted, sort

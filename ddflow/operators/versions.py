@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Ints, RowHashes, Words, flags
 from ddflow.columns.names import TIMES, check_known, check_names, column_name, column_names
 from ddflow.columns.order_words import OrderColumn, exact, word_count
+from ddflow.columns.row_match import Alike
 from ddflow.columns.rows import RowPool, gather, gathered
 from ddflow.columns.schema import arrays, one_chunk, plain
 from ddflow.columns.sorting import in_order

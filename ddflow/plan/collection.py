@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
+from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import NotReadable, SpecError
 from ddflow.plan.text.formulas import Formulas, Record

@@ -29,8 +29,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ddflow.columns.casts import spelled_type
 from ddflow.columns.schema import usual_type
-from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import widening
 from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, cut
 from ddflow.plan.collection import walk_inputs

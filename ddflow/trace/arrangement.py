@@ -29,8 +29,8 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, Words
+from ddflow.columns.layout import Arena
 from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.threads import Threads
 from ddflow.errors import NotReadable, Option, Phrase

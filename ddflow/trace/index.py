@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
+from ddflow.columns.layout import Arena
 from ddflow.columns.sorting import RESOLVED
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import index as kernels

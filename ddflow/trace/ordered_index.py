@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
+from ddflow.columns.layout import Arena
 from ddflow.kernels.around import around_ordered
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, entries, redirect

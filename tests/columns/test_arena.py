@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.columns.arena import SMALL, Arena
+from ddflow.columns.layout import SMALL, Arena
 
 kinds = st.sampled_from([np.uint8, np.int32, np.int64, np.uint64])
 shapes = st.one_of(st.integers(0, 20), st.integers(250, 600), st.tuples(st.integers(0, 300), st.integers(0, 3)))

@@ -15,7 +15,7 @@ from rules import canonical, rank
 
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.layout import plainly
-from ddflow.columns.ranking import dense_ranks
+from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import RowPool, Rows, View, gather
 from ddflow.columns.threads import Threads
 from ddflow.errors import TooLarge

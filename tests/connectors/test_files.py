@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from messages import raises
 
-from ddflow.columns.type_text import parse_type, parse_types
+from ddflow.columns.casts import parse_type, parse_types
 from ddflow.connectors.files import FileOutput, FilePosition, UnwritableOutput, open_files, open_output
 from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, KINDS, PARQUET, STREAM, TSV, kind_of
 from ddflow.connectors.files.reader import ROWS

@@ -150,7 +150,7 @@ GOOD_VALUES = {
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("kind", BAD_VALUES)
 def test_a_value_that_does_not_fit_is_named_with_its_file_row_and_column(kind: str, tmp_path: Path) -> None:
-    from ddflow.columns.type_text import parse_type
+    from ddflow.columns.casts import parse_type
 
     good, bad, rows = GOOD_VALUES[kind], BAD_VALUES[kind], 150_000  # beyond the first block
     (tmp_path / "a.csv").write_text("id,b\n" + f"1,{good}\n" * rows + f'2,"{bad}"\n')

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.columns.type_text import spelled_type
+from ddflow.columns.casts import spelled_type
 
 TAKEN: list[tuple[str, pa.DataType, Any]] = [
     ("007", pa.int64(), 7),

@@ -23,7 +23,7 @@ from test_cli import run
 from test_files import read, write
 from test_files_bad import refused
 
-from ddflow.columns.type_text import parse_type
+from ddflow.columns.casts import parse_type
 from ddflow.connectors.files import open_files
 from ddflow.connectors.files.guess import LADDER, SAMPLE, guess, possible
 from ddflow.connectors.files.spelling import fits

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.columns.arena import Arena
+from ddflow.columns.layout import Arena
 from ddflow.columns.sorting import sort
 from ddflow.columns.threads import Threads
 from ddflow.kernels.sort import (

@@ -20,8 +20,8 @@ from test_operators import EVERY, LAWS, STEPS, Step, flow_of, table
 from test_why import above, again, misleads
 
 import ddflow as dd
-from ddflow.columns.alike import Alike
 from ddflow.columns.names import DIFF
+from ddflow.columns.row_match import Alike
 from ddflow.operators.base import Context
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.collection import Collection

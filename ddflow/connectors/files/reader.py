@@ -26,9 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.types as pat
 
+from ddflow.columns.casts import spelled_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
-from ddflow.columns.type_text import spelled_type
 from ddflow.connectors.files.file_path import NO_VALUE, as_null, reformed, written
 from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
 from ddflow.connectors.files.kinds import PLAIN, USUAL, Dialect, Forms, is_text_kind, is_utf8

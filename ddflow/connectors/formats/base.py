@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from ddflow.columns.casts import spelled_type
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.type_text import spelled_type
 from ddflow.columns.wider import holding, widening
 from ddflow.connectors.formats.messages import POSITION, ROW, Messages, as_values, is_of, nearest
 from ddflow.connectors.formats.parse import Bools, reader

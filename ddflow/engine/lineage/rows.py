@@ -25,9 +25,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.alike import Alike
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import RESERVED, did_you_mean
+from ddflow.columns.row_match import Alike
 from ddflow.connectors.to_arrow import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Keep, pick_alike, trace_names

@@ -24,7 +24,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import ALL_VALID, Flags, Ints, Secret, ordered_words, value_hashes
 from ddflow.columns.layout import plainly
-from ddflow.columns.ranking import dense_ranks
+from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.schema import is_word
 from ddflow.kernels.fold import BLANK, CLEAR, FIRST, GREATEST, LAST, LEAST, NOTHING, SKIP, TAKE, Walked, choose
 from ddflow.operators.upsert.fold_lists import Parts, grown, held_there, joined, present

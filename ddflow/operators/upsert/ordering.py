@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, Ints, Secret, ordered_words, validity, value_hashes
-from ddflow.columns.ranking import dense_ranks
+from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.schema import is_word
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
 from ddflow.plan.inputs.bind import Bound

@@ -25,9 +25,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.arena import SMALL, Arena
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
-from ddflow.columns.layout import Column, Laid, width
+from ddflow.columns.layout import SMALL, Arena, Column, Laid, width
 from ddflow.columns.rows import RowPool, Rows, View, laid
 from ddflow.columns.sorting import Sorted, shards
 from ddflow.columns.threads import ALONE

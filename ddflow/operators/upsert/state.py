@@ -23,9 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.arena import Arena
 from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, is_wide, value_hashes
-from ddflow.columns.layout import plainly, width
+from ddflow.columns.layout import Arena, plainly, width
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
 from ddflow.columns.threads import ALONE, Threads

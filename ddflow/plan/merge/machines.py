@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret, validity, value_hashes
 from ddflow.columns.layout import plainly
-from ddflow.columns.ranking import dense_ranks
+from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import shown_row
 from ddflow.errors import CorruptState, IllegalTransition, ListTooLong, Option, Phrase, SpecError
 from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked

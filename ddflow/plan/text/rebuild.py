@@ -26,8 +26,8 @@ from typing import Any
 import pyarrow as pa
 from msgspec import UNSET, UnsetType, defstruct
 
+from ddflow.columns.casts import parse_type
 from ddflow.columns.schema import is_time
-from ddflow.columns.type_text import parse_type
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.collection import Collection
