@@ -23,8 +23,7 @@ from ddflow.columns.threads import Threads
 from ddflow.dataflow import step as computation
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher, batcher, run, runs
-from ddflow.dataflow.ranges import Ranges
-from ddflow.dataflow.spilling import make_room
+from ddflow.dataflow.spill import Ranges, make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.operators.upsert import resolution

@@ -1,10 +1,8 @@
-"""A dataflow: an opened plan, with its pending events and its times. It takes steps.
+"""A dataflow: an opened plan with its pending events and times, which takes steps.
 
-Invariant: nothing changes until `Dataflow.take` is called, and that refuses only before its first change. After it,
-events in = resolved + pending. A step touches several inputs, pending events and several operators with state, and may
-not fit in memory. So room is made before rows are admitted, and the budget is checked before anything is taken in. An
-engine is a dataflow with calls, readers and commits around it. A partition of a state is one that begins at an epoch
-start and ends in a receipt. A snapshot is one that takes no steps.
+Guarantees: a step computes everything before anything changes. A truncate among the events of a step becomes the
+deletes
+that it means, of the keys held at that place in the order.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -27,10 +25,11 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret
+from ddflow.columns.rows import gathered
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.connectors.error_location import at_path, is_path
-from ddflow.connectors.formats.base import Truncate
+from ddflow.connectors.formats.base import DELETED, Truncate
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
@@ -41,18 +40,87 @@ from ddflow.dataflow.holds import Holds, RecentSteps
 from ddflow.dataflow.inflow import Inflow, Look, add, flowing
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
-from ddflow.dataflow.spilling import Release, make_room
+from ddflow.dataflow.spill import Release, make_room
 from ddflow.dataflow.step import Computation
-from ddflow.dataflow.truncating import deletes
 from ddflow.dataflow.verdicts import NAMES, Verdicts, resolved
-from ddflow.errors import DdflowError, ExpressionError, NotSingle, SpillFailed, SpillFull, StorageFailed, StorageFull
+from ddflow.errors import (
+    BadMessage,
+    DdflowError,
+    ExpressionError,
+    NotSingle,
+    Option,
+    Phrase,
+    SpillFailed,
+    SpillFull,
+    StorageFailed,
+    StorageFull,
+    WrongMode,
+)
 from ddflow.operators.inputs import Outcome
+from ddflow.operators.upsert.living import living
+from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, NEVER, shown
+
+PIECE = 1 << 16
+"""How many keys are gathered together."""
+
+
+def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
+    """Make the events of a truncate. ``inflow``: the earlier rows of the call. O(keys held + events before).
+
+    Raises `WrongMode` in hold-back mode, `BadMessage` if it lacks an order that events have.
+
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> orders = flow.upserts("orders", {"id": pa.int64()}, dd.Upsert(key="id"), format=dd.formats.debezium())
+    >>> _ = flow.output("orders", orders)
+    >>> def message(op, id, lsn):
+    ...     return {"value": f'{{"op": "{op}", "after": {{"id": {id}}}, "source": {{"lsn": {lsn}}}}}'}
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"orders": [message("c", 1, 10), message("c", 2, 30)]})
+    ...     out = engine.step({"orders": [message("c", 3, 19), message("t", 0, 20), message("c", 4, 21)]})
+    ...     sorted((row["id"], row["_diff"]) for row in out["orders"].to_pylist()), str(out.verdicts)
+    ([(1, -1), (4, 1)], 'applied 2, superseded 1, noop 1, stale 1')
+    """
+    bound = upsert.bound
+    asked = f"messages for {bound.name!r}"
+    if bound.spec.holds_back:
+        found = f"{cut.place}: it is a truncate, and the flow is in hold-back mode"
+        raise WrongMode(
+            asked, found, Phrase("a truncate has no time of an event: leave ", Option("time"), " out of the spec")
+        )
+    if lost := [name for name in bound.spec.order_by if name not in cut.order]:
+        found = f"{cut.place}: it is a truncate, and says nothing of the order by {lost}"
+        raise BadMessage(asked, found, Phrase("leave ", Option("order_by"), " to the format; nothing was taken in"))
+    keys = bound.key_schema
+    for high, _, references in living(upsert.arranged):
+        for begin in range(0, high.size, PIECE):
+            rows = gathered(upsert.arranged.pool(), references[begin : begin + PIECE], keys)
+            yield _make_deletes(upsert, rows, cut)
+    before = [events.rows.select(keys.names) for events in inflow.pieces]
+    if before:
+        named = pa.Table.from_batches(before).group_by(keys.names).aggregate([]).select(keys.names)
+        yield _make_deletes(upsert, [column.combine_chunks() for column in named.columns], cut)
+
+
+def _make_deletes(upsert: RunningUpsert, keys: list[pa.Array], cut: Truncate) -> pa.RecordBatch:
+    schema = upsert.bound.schema
+    n = len(keys[0])
+    columns = dict(zip(upsert.bound.key_schema.names, keys, strict=True))
+    columns |= {name: pa.array([value], schema.field(name).type).take(_first(n)) for name, value in cut.order.items()}
+    columns[DELETED] = pa.array(np.ones(n, np.bool_))
+    every = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(n, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(every, schema=schema)
+
+
+def _first(n: int) -> pa.Array:
+    return pa.array(np.zeros(n, np.int64))
+
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
 """No events, by verdict."""

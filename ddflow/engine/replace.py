@@ -30,7 +30,7 @@ from ddflow.connectors.error_location import at_path, is_path
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, Look, full_by_input
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.spilling import make_room
+from ddflow.dataflow.spill import make_room
 from ddflow.engine.calls import Calls, warn_of_unseen
 from ddflow.engine.commits import Asked, combined
 from ddflow.engine.evolve import go_on

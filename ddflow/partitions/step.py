@@ -22,7 +22,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Released
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, is_bad
-from ddflow.dataflow.spilling import make_room
+from ddflow.dataflow.spill import make_room
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.outputs import put

@@ -28,7 +28,7 @@ from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import in_order
 from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
-from ddflow.dataflow.spilling import make_room
+from ddflow.dataflow.spill import make_room
 from ddflow.kernels.background import note_filled
 from ddflow.kernels.compile import Interpreted, cache_directory
 from ddflow.kernels.interpret import PATIENCE

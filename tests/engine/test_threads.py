@@ -14,7 +14,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.dataflow.spilling import make_room
+from ddflow.dataflow.spill import make_room
 from ddflow.errors import ConcurrentUse, EngineClosed, NotReadable, SpecError
 
 CITIES = ["Bern", "Chur", "Zug", "Brig"]

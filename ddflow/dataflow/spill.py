@@ -1,9 +1,7 @@
-"""Staying in the budget: what an engine moves to files, before and after a step, and how it takes a large step.
+"""Stay within the budget: move state to files before and after a step, and cut a step that does not fit in memory.
 
-Invariant: nothing here changes what can be read; state and pending events only change places. When the disk is full,
-the step that would have needed room fails before it has changed anything, and everything is as readable as before; so
-room is made before rows are admitted, not only after they were taken in. Shares are the budget's; how to spill is
-known to arrangements and batchers.
+Guarantees: room is made before rows are admitted, and a failure there changes nothing. A step that is too large is
+sorted on disk into ranges of identities, stably, and resolved range by range.
 
 >>> import tempfile, pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -16,16 +14,79 @@ known to arrangements and batchers.
 (0, True, 1000)
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+import pyarrow as pa
 
+from ddflow.columns.hashing import Ints, RowHashes
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.graph import Graph, Released
-from ddflow.dataflow.ranges import Ranges
 from ddflow.operators.inputs import RunningInput
-from ddflow.storage.files.batch_store import BatchStore
+from ddflow.operators.upsert.events import Events, joined
+from ddflow.storage.files.batch_store import BatchStore, StoredBatch
+
+
+class Ranges:
+    """``keys``: hashes the key columns.  ``count``: how many ranges, a power of two.
+
+    >>> import tempfile, numpy as np
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.upsert.events import Events
+    >>> events = pa.record_batch({"k": pa.array(range(100), pa.int64())})
+    >>> times = np.zeros(100, np.int64)
+    >>> from ddflow.storage.folder.scratch import ScratchStore
+    >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as scratch:
+    ...     ranges = Ranges(RowHashes(events.schema, Secret(1, 2)), scratch, 4)
+    ...     ranges.add(Events(events, times, times, np.arange(100)))
+    ...     sizes = [part.times.size for part in ranges]
+    >>> len(sizes), sum(sizes)
+    (4, 100)
+    """
+
+    def __init__(self, keys: RowHashes, scratch: BatchStore, count: int) -> None:
+        self.keys, self.scratch = keys, scratch
+        self.bits = count.bit_length() - 1
+        self.pieces: list[tuple[StoredBatch, Ints]] = []
+
+    def add(self, events: Events) -> None:
+        """Write some events in the order of ranges.  O(n).  Raises `SpillFull`, `SpillFailed`."""
+        rows, (high, _) = events.rows, self.keys.of(events.rows)
+        # Shifted by all 64 bits a word would stay as it is.
+        at = (high >> np.uint64(63) >> np.uint64(1) if not self.bits else high >> np.uint64(64 - self.bits)).astype(
+            np.uint16
+        )
+        order = np.argsort(at, kind="stable")
+        ends = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=1 << self.bits))])
+        numbers = [events.times, events.original, events.arrival]
+        arrays = [pa.array(np.ascontiguousarray(column)) for column in numbers]
+        fields = [pa.field(f"_{i}", pa.int64(), nullable=False) for i in range(3)]
+        batch = pa.RecordBatch.from_arrays([*rows.columns, *arrays], schema=pa.schema([*rows.schema, *fields]))
+        self.pieces.append((self.scratch.write(batch.take(pa.array(order))), ends))
+
+    def __iter__(self) -> Iterator[Events]:
+        for number in range(1 << self.bits):
+            parts = [
+                _part(piece.batch, int(ends[number]), int(ends[number + 1]))
+                for piece, ends in self.pieces
+                if ends[number] < ends[number + 1]
+            ]
+            if parts:
+                yield joined(parts)
+
+    def close(self) -> None:
+        """Remove the files."""
+        for piece, _ in self.pieces:
+            piece.drop()
+        self.pieces.clear()
+
+
+def _part(batch: pa.RecordBatch, begin: int, end: int) -> Events:
+    part = batch.slice(begin, end - begin)
+    width = batch.num_columns - 3
+    events = pa.RecordBatch.from_arrays(part.columns[:width], schema=pa.schema(list(batch.schema)[:width]))
+    return Events(events, *(part.column(width + i).to_numpy() for i in range(3)))
 
 
 def make_room(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], share: int | None = None) -> None:
