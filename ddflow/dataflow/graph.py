@@ -38,7 +38,7 @@ from ddflow.operators.upsert.keyed import Seen
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 
 Keep = Callable[[Collection, Updates], Updates]
 """Some of a collection's rows."""

@@ -39,7 +39,7 @@ from ddflow.operators.updates import Updates, concat, consolidated, few, ints
 from ddflow.operators.upsert.keyed import Seen
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 
 Observe = Callable[[Outcome], None]
 GATHERED = 1 << 18

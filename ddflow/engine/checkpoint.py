@@ -42,10 +42,10 @@ from ddflow.storage.sheets import Text, read
 from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch_file import Made
+from ddflow.trace.cast import rekeyed
 from ddflow.trace.joined import Joined, catch_up, misplaced
-from ddflow.trace.recast import rekeyed
 from ddflow.trace.records import ArrangementRecord
+from ddflow.trace.spill import Made
 
 
 class InputRecord(Strict, frozen=True):

@@ -38,7 +38,7 @@ from ddflow.plan.evolve import Nodes, evolved_to, refuse_slips
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe
 from ddflow.time import NEVER
-from ddflow.trace.recast import regrown, rekeyed, rekeys
+from ddflow.trace.cast import regrown, rekeyed, rekeys
 
 ASKED = "engine.evolve"
 

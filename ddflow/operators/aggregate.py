@@ -46,8 +46,7 @@ from ddflow.plan.aggregates import AppliedAggregate
 from ddflow.plan.collection import Collection
 from ddflow.plan.text.formulas import Record, changed_by
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Batch, Change
 
 TALLY: Final = "_rows"
 """The column of how many rows a group has, beside its columns; those of other parts are numbered."""

@@ -22,7 +22,7 @@ from ddflow.operators.ordered_rows import Folded, OrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 
 
 @register

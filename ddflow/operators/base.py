@@ -34,8 +34,7 @@ from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.registry import register
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Batch, Change
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
 __all__ = ["Context", "Linear", "Operator", "Running", "few", "ints", "register"]

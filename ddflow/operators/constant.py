@@ -35,7 +35,7 @@ from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import Record
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 
 
 @register

@@ -37,7 +37,7 @@ from ddflow.operators.updates import Updates, overflow
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 
 
 @register

@@ -32,7 +32,7 @@ from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.keyed import Seen
 from ddflow.plan.inputs.differences import BoundDifferences
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 
 
 @dataclass

@@ -40,8 +40,7 @@ from ddflow.operators.updates import Updates, few, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import starts
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change, starts
 
 FOUND = "_found"
 """The column that says whether a row of the state found one."""

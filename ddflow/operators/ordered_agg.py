@@ -43,8 +43,7 @@ from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, refuse_forgetting
 from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import starts
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change, starts
 from ddflow.trace.group_rows import identified
 from ddflow.trace.ordered_index import ALL
 

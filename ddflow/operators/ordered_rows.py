@@ -38,7 +38,7 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.operators.base import Hashes, SteppedRows, once_each
 from ddflow.operators.updates import Updates, overflow
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 from ddflow.trace.group_rows import group_rows
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 

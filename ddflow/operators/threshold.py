@@ -34,7 +34,7 @@ from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record, shown_formula
 from ddflow.plan.verbs.rows import Formula
 from ddflow.plan.verbs.sets import POSITIVE
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 
 GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 """What the function of a threshold reads."""

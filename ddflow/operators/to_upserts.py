@@ -37,7 +37,7 @@ from ddflow.operators.upserting import ToUpserts
 from ddflow.operators.upserts_schema import Conflicts
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 
 
 @register

@@ -48,8 +48,7 @@ from ddflow.operators.updates import Updates, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import starts
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change, starts
 from ddflow.trace.group_rows import identified
 
 MOST: Final = 10_000

@@ -48,8 +48,7 @@ from ddflow.plan.inputs.bind import tombstone_value
 from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.text.formulas import Record, changed_by, shown_formula
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import starts
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change, starts
 from ddflow.trace.group_rows import identified, rows_around
 
 

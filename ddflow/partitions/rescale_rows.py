@@ -31,12 +31,12 @@ from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, ends, same
-from ddflow.trace.batch_file import Made, filed, unfiled
+from ddflow.trace.cast import Cast, cast_rows, recast, recast_pieces, rekeys
 from ddflow.trace.checkpoint import Written, restore
 from ddflow.trace.merge import Picked, by_sorting, useless
-from ddflow.trace.recast import Cast, cast_rows, recast, recast_pieces, rekeys
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
 from ddflow.trace.run import Run
+from ddflow.trace.spill import Made, filed, unfiled
 
 
 def bounds(number: int, partitions: int) -> tuple[int, int]:

@@ -57,7 +57,7 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import PARTITIONS
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
-from ddflow.trace.recast import cast_rows
+from ddflow.trace.cast import cast_rows
 from ddflow.trace.records import ArrangementRecord
 
 T = TypeVar("T")

@@ -38,10 +38,9 @@ from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
-from ddflow.trace.batch_file import Made
 from ddflow.trace.merge import by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord
-from ddflow.trace.spill import WORDS, BloomFilter
+from ddflow.trace.spill import WORDS, BloomFilter, Made
 
 Guard = Callable[[], AbstractContextManager[None]]
 """Notes an error of its block, and continues."""

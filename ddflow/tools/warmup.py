@@ -38,8 +38,7 @@ from ddflow.storage.fields import decoded, encoded
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Batch, Change
 from ddflow.trace.checkpoint import restore, take
 from ddflow.trace.group_rows import group_rows
 from ddflow.trace.records import ArrangementRecord

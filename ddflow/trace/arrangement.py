@@ -38,7 +38,7 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Change
 from ddflow.trace.index import Index, Write
 from ddflow.trace.merge import Lapse, RunMerge, by_sorting
 from ddflow.trace.ordered_index import OrderedIndex

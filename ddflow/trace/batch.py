@@ -1,12 +1,7 @@
-"""A batch: immutable, hash-ordered, consolidated versions of a range of identities.
+"""A batch: immutable, hash-ordered, consolidated versions of a range of identities; and the change that a step makes.
 
-Invariant: rows are sorted by (identity, time), and no (identity, time) occurs twice. A *version* says what its key
-holds from its time on, until the next: a row, or nothing (a deletion). That spells out the same updates as a list of
-diffs would, since a retraction's row is the version before it, at half the size; two versions of a key at one time
-would be two live values, and are refused as `CorruptState`. Where the columns live (memory, a mapped file) does not
-change the class: they are numpy arrays and Arrow buffers either way. What all rows share (one time after compaction,
-all live) is one value, seen as a column by a stride of zero, and takes no memory. A batch knows nothing of other
-batches, nor of the times it speaks for; that is its run's (``trace.run``).
+Guarantees: a batch never changes once it is made. Versions of an identity are ordered by time, and no two have one
+time.
 
 >>> import pyarrow as pa
 >>> batch = Batch.of([7, 7], [1, 2], [True, False], pa.table({"k": [1, 1]}))
@@ -18,7 +13,7 @@ batches, nor of the times it speaks for; that is its run's (``trace.run``).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -130,3 +125,34 @@ def starts(high: Words, low: Words, more: Ints | None = None) -> Any:
 def ends(high: Words, low: Words, more: Ints | None = None) -> Any:
     """bool[n]: which are the last of their keys, of identities in order.  O(n)."""
     return np.append(starts(high, low, more)[1:], np.ones(min(high.size, 1), np.bool_))
+
+
+class Change(NamedTuple):
+    """What one step does to a range of identities: its versions, and which of them are current after it.
+
+    >>> import numpy as np, pyarrow as pa
+    >>> zero = np.array([0])
+    >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
+    >>> Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0).nbytes > 0
+    True
+    """
+
+    batch: Batch
+    """The versions, in memory or in files."""
+    value: Words
+    """uint64[n]: what counts in "did it change", for the index."""
+    last: Ints
+    """int64[keys]: the place of each key's last version, ascending; -1 for a key that did not change."""
+    place: Ints
+    """int64[keys]: where `Arrangement.seek` found the keys in the index."""
+    built: int
+    """The number of the index's table at that time."""
+    live_added: int
+    """How many more keys are live than before."""
+    tombstones_added: int
+    """How many more hold an order and no row."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that taking it in will add; none of a batch in files."""
+        return self.batch.nbytes if self.batch.mapped is None else 0

@@ -8,7 +8,7 @@ disk, where they are searched. All values from a file are checked before a kerne
 
 >>> from ddflow.storage.fields import Decoder, decoded
 >>> from ddflow.storage.memory import MemoryStore
->>> from ddflow.trace.change import Change
+>>> from ddflow.trace.batch import Change
 >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
 >>> arranged = Arrangement(schema, wide=False, words=0)
 >>> arranged.slots.lasting, zero = True, np.array([0])
@@ -43,12 +43,11 @@ from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
-from ddflow.trace.batch_file import Layout, Made, filed, unfiled, whole
-from ddflow.trace.held import Held
 from ddflow.trace.merge import RunMerge
+from ddflow.trace.prior import Held
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
 from ddflow.trace.run import Part, Run, Slots
-from ddflow.trace.spill import WORDS, BatchFiles, BloomFilter, filtered, spilled
+from ddflow.trace.spill import WORDS, BatchFiles, BloomFilter, Layout, Made, filed, filtered, spilled, unfiled, whole
 
 
 class Written:

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from ddflow.storage.fields import Instant, Natural, Positive, Strict, Word
 from ddflow.storage.protocol import Blob
-from ddflow.trace.batch_file import Layout
+from ddflow.trace.spill import Layout
 
 
 class BatchRecord(Strict, frozen=True):

@@ -27,8 +27,7 @@ from ddflow.columns.rows import Rows
 from ddflow.engine.read.history import versions as versions_of
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Batch, Change
 
 PEOPLE = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 TIMES = ["valid_from", "valid_to", "current"]

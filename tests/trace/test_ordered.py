@@ -30,8 +30,7 @@ from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace import group_rows as of_groups
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Batch, Change
 from ddflow.trace.checkpoint import restore, take
 from ddflow.trace.group_rows import group_rows, identified
 from ddflow.trace.records import ArrangementRecord

@@ -34,8 +34,7 @@ from ddflow.operators.upsert.ordering import LEAST, Order
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.plan.inputs.bind import Bound
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Batch, Change
 
 
 class Expiring:

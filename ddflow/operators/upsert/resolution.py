@@ -38,8 +38,7 @@ from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules,
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.keyed import Keyed, Seen
 from ddflow.operators.upsert.state import UpsertState
-from ddflow.trace.batch import Batch, same
-from ddflow.trace.change import Change
+from ddflow.trace.batch import Batch, Change, same
 
 ALL: Flags = np.empty(0, np.uint8)
 EMITTED = 4

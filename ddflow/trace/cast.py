@@ -35,11 +35,10 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, starts
-from ddflow.trace.batch_file import Made
-from ddflow.trace.held import index_run
 from ddflow.trace.merge import by_sorting
+from ddflow.trace.prior import index_run
 from ddflow.trace.run import Part, Run
-from ddflow.trace.spill import spilled
+from ddflow.trace.spill import Made, spilled
 
 Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
 """Gives rows in the columns of a schema; of flags, those that are live."""
