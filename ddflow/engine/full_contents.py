@@ -33,7 +33,7 @@ from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, 
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.living import living
-from ddflow.operators.upsert.ordering import value_of
+from ddflow.operators.upsert.orders import value_of
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.differences import Differences
 from ddflow.plan.inputs.spec import Upsert as Spec

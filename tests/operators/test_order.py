@@ -13,7 +13,7 @@ from rules import canonical, rank
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import is_word
-from ddflow.operators.upsert.ordering import Order
+from ddflow.operators.upsert.orders import Order
 from ddflow.plan.inputs.bind import bind
 from ddflow.plan.inputs.spec import Upsert
 

@@ -27,7 +27,7 @@ from ddflow.columns.rows import Rows, gather, shown_row
 from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.resolve import ERROR, LAPSED, LIVE, NOTHING, OUTCOME, Outcomes, Rules
 from ddflow.operators.upsert.keyed import Keyed
-from ddflow.operators.upsert.ordering import Order
+from ddflow.operators.upsert.orders import Order
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.time import shown
 

@@ -39,7 +39,7 @@ from ddflow.kernels.fold import NOTHING, choose
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LAST, OUTCOME, Outcomes, Rules
 from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
-from ddflow.operators.upsert import machined, own
+from ddflow.operators.upsert import user_functions
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.operators.upsert.walking import Walking
@@ -67,9 +67,12 @@ class MergedRows(Walking):
             if field.name in spec.key:
                 columns[field.name] = self._cell(first, field)
         columns |= self._orders()
-        folded = own.columns(self) if merging.function is not None else None
+        folded = user_functions.columns(self) if merging.function is not None else None
         if merging.machine is not None:
-            columns |= {name: self._cell(each, merging.machine.column) for name, each in machined.columns(self).items()}
+            columns |= {
+                name: self._cell(each, merging.machine.column)
+                for name, each in user_functions.machine_columns(self).items()
+            }
         for column in merging.columns:
             made = self.folded(column) if folded is None else folded[column.name]
             columns[column.name] = self._cell(made, column.field)
@@ -133,7 +136,7 @@ class MergedRows(Walking):
                 if field.name not in row.names:
                     continue
                 if self.upsert.bound.spec.merge == "first_row":
-                    out[field.name] = own.first_order(self, field)
+                    out[field.name] = user_functions.first_order(self, field)
                     continue
                 made = self.order.column(field.name, self.taken.running)
                 if made is None:
@@ -148,7 +151,7 @@ class MergedRows(Walking):
     def _inheriting(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
         """Orders of cells, by reference; those of events as they were inherited."""
         ours = (made >= 0) & (made < 1 << SLOT)
-        mine = own.inherited(self, given).take(pa.array(np.where(ours, made, 0)))
+        mine = user_functions.inherited(self, given).take(pa.array(np.where(ours, made, 0)))
         return pc.if_else(pa.array(ours), mine, self.gathered(np.where(ours, NOTHING, made), kept))
 
     def _set_by(self, group: int, part: int, name: str) -> Ints:

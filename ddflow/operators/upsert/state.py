@@ -32,7 +32,7 @@ from ddflow.kernels.emit import marks
 from ddflow.kernels.resolve import NOBODY
 from ddflow.operators.base import Hashes, Readable
 from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.expiring import Expiring
+from ddflow.operators.upsert.expiry import Expiring
 from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.inputs.bind import Bound

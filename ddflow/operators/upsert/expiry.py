@@ -1,12 +1,8 @@
-"""Expiry at work: which keys a step forgets before it resolves, and which of its events come too late for that.
+"""Expiry in a step: the keys that it forgets before it resolves, and the horizons that decide which orders are too old.
 
-Invariant: when a step begins, every key whose order is below the horizon (the greatest order of all steps before, less
-the time to live) holds nothing, whether the step has events of it or not. The horizon only rises, so a forgotten key
-stays forgotten. No step may look at all keys. A deleted key needs no work: a step or a merge that meets its tombstone
-compares the tombstone's order. A live key gets a deletion by its own order, so nothing older shows through. To find
-such keys, all orders are looked at once in an eighth of the time to live, and the keys that will be due until the next
-time are kept aside, sorted. So a key costs a few looks in its life. The deletion is an event that nobody gave; it is
-resolved like any other.
+Guarantees: expiry depends on orders of events only, never on the clock, so it does not depend on how events are cut
+into
+steps. An event older than the horizon is `forgotten`.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow, spec = dd.Flow(), dd.Upsert(key="id", order_by="at", expiry=dd.Expiry(ttl=30))
@@ -17,24 +13,145 @@ resolved like any other.
 [{'id': 1, 'at': 80, '_time': 2, '_diff': -1}]
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
 from ddflow.columns.rows import gathered
 from ddflow.columns.sorting import sort
-from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY
+from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Prior
 from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.horizon import AHEAD, Bools, Horizons
 from ddflow.operators.upsert.keyed import Keyed, Seen
-from ddflow.operators.upsert.ordering import LEAST, Order
-from ddflow.operators.upsert.orders import MergeOrders
+from ddflow.operators.upsert.orders import LEAST, MergeOrders, Order, column_words, needs_flag, value_of
 from ddflow.plan.inputs.bind import Bound
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
+
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+FLOAT = pa.field("order", pa.float64(), nullable=False)
+GREATEST = 2**63 - 1
+AHEAD = 8
+"""All orders are looked at once in so many parts of a time to live."""
+
+
+class Horizons:
+    """Of one input.  ``greatest``: the word of the greatest order of the steps before, None before any.
+
+    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.merge.expiry import Expiry
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> spec = Upsert("k", "at", expiry=Expiry(ttl=30, tombstone_ttl=20))
+    >>> bound = bind("a", pa.schema({"k": pa.int64(), "at": pa.int32()}), spec)
+    >>> horizons = Horizons(bound, Order(bound))
+    >>> horizons.greatest = 120
+    >>> horizons.rows, horizons.tombstones, horizons.below(np.array([[89], [90], [LEAST]]), horizons.rows).tolist()
+    (90, 100, [True, False, True])
+    """
+
+    def __init__(self, bound: Bound, order: Order | MergeOrders) -> None:
+        assert bound.spec.expiry is not None
+        self.ttl, tombstone_ttl = bound.spec.expiry.ttl, bound.spec.expiry.tombstone_ttl
+        self.shorter: int | float = min(ttl for ttl in (self.ttl, tombstone_ttl) if ttl is not None)
+        self.field = bound.schema.field(bound.spec.order_by[0])
+        wide = (
+            1 + needs_flag(self.field) if isinstance(order, Order) else int(order.columns[0, 2] - order.columns[0, 1])
+        )
+        self.flagged, self.floats = wide == 2, pat.is_floating(self.field.type)
+        # Under versions of cells: the order of the row, and that of its latest delete.
+        self.cells = isinstance(order, MergeOrders) and order.parts > 1
+        self.parts = [0, order.width] if self.cells else [0]
+        self.greatest: int | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """The word below which the orders of live keys are forgotten, or None."""
+        return None if self.ttl is None or self.greatest is None else self.moved(self.greatest, -self.ttl)
+
+    @property
+    def tombstones(self) -> int | None:
+        """The word below which those of deleted keys are forgotten, and events come too late; or None."""
+        return None if self.greatest is None else self.moved(self.greatest, -self.shorter)
+
+    def ahead(self, horizon: int, ttl: int | float) -> int:
+        """Where a horizon will be after a part of its time to live."""
+        share = ttl / AHEAD if self.floats else max(int(ttl) // AHEAD, 1)
+        return max(self.moved(horizon, share), LEAST + 1)
+
+    def moved(self, word: int, by: int | float) -> int:
+        """Return the word of an order that is greater by ``by``, within the range of words."""
+        if not self.floats:
+            return min(max(word + int(by), LEAST), GREATEST)
+        value = value_of([np.array([word])], FLOAT).to_numpy()[0] + by
+        return int(column_words(pa.array([value], pa.float64()), FLOAT)[0][0])
+
+    def words(self, events: pa.RecordBatch) -> Ints:
+        """int64[n, w]: the orders of events, of one part.  O(n)."""
+        return np.stack(column_words(events.column(self.field.name), self.field, self.flagged), axis=1)
+
+    def values(self, order: Ints) -> pa.Array:
+        """Convert the orders of keys to values.  O(m)."""
+        m, keys = order.shape[0], np.stack([self._key(order, part) for part in self.parts])
+        at, own = np.array(self.parts)[np.argmax(keys, axis=0)], np.arange(m)
+        words = [np.ascontiguousarray(order[own, at + i]) for i in range(1 + self.flagged)]
+        return value_of(words, self.field)
+
+    def keys(self, order: Ints) -> Ints:
+        """int64[m]: one word each, by which orders of keys can be sorted; null as the smallest.  O(m)."""
+        out = self._key(order, 0)
+        for part in self.parts[1:]:
+            np.maximum(out, self._key(order, part), out=out)
+        return out
+
+    def below(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
+        """bool[m]: which orders are below a horizon; null always is, none is where there is no horizon.  O(m)."""
+        if horizon is None:
+            return np.zeros(order.shape[0], np.bool_)
+        out = np.ones(order.shape[0], np.bool_)
+        for part in self.parts if parts is None else parts:
+            word, null = self._split_nulls(order, part)
+            out &= (word < horizon) | null
+        return out
+
+    def lapsed_tombstones(self, order: Ints) -> Bools:
+        """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
+        return self.below(order, self.tombstones)
+
+    def lapsed(self, prior: Prior) -> Bools:
+        """bool[g]: which keys hold what is forgotten.  O(g)."""
+        live = prior.reference & LIVE != 0
+        out: Bools = self.below(prior.order, self.rows) & live
+        out |= self.lapsed_tombstones(prior.order) & ~live & (prior.reference != 0)
+        return out
+
+    def most(self, own: Ints) -> int | None:
+        """Return the word of the greatest order of some events; None if none of them is a point in time."""
+        word, aside = self._split_nulls(own, 0)
+        if self.floats:
+            least, greatest = column_words(pa.array([-math.inf, math.inf]), FLOAT)[0]
+            aside = aside | (word <= least) | (word >= greatest)
+        word = word[~aside]
+        return int(word.max()) if word.size else None
+
+    def _key(self, order: Ints, part: int) -> Ints:
+        word, null = self._split_nulls(order, part)
+        return np.where(null, LEAST, word)
+
+    def _split_nulls(self, order: Ints, part: int) -> tuple[Ints, Bools]:
+        """Of order words int64[m, w]: the words that decide, and which are null, or were never set."""
+        word = order[:, part + self.flagged]
+        if self.flagged:
+            null: Bools = order[:, part] != 1
+        elif self.field.nullable or self.cells:
+            null = word == LEAST
+        else:
+            null = np.zeros(word.size, np.bool_)
+        return word, null
 
 
 class Expiring:

@@ -1,25 +1,7 @@
-"""Mergers of the user's own in a step: what the function is given, and the columns that it makes.
+"""User functions in a step: mergers and machines, what they are given, and the values that they make.
 
-Invariant: the function sees rows as they are or would be stored: keys, orders (inherited where the event has none) and
-merged columns. Derived columns are null, because they are computed from its result. So the same events in other steps
-give it the same rows. The running order is a word, or a column that is ranked; the event that set it may be a delete,
-or of an earlier step. The function is called by ``plan.merge.rounds`` or by a compiled loop.
-
->>> import pyarrow.compute as pc
->>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.inputs.bind import bind
->>> from ddflow.columns.hashing import Secret
->>> from ddflow.plan.merge.merge import Merge
->>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
->>> from ddflow.plan.inputs.spec import Upsert as Spec
->>> schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
->>> def product(held, given):
-...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))
->>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
->>> events = pa.record_batch({"k": [1, 1, 1], "n": [5, 2, 3]}, schema)
->>> merged = upsert.resolve(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
->>> merged.updates(schema).to_table(schema, None).to_pylist()
-[{'k': 1, 'n': 30, '_diff': 1}]
+Guarantees: a function sees the events of a key in their order. An error in it names the key and leaves the state as it
+was.
 """
 
 import numpy as np
@@ -29,7 +11,7 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Ints, validity
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import arrays
-from ddflow.errors import MergerFailed
+from ddflow.errors import IllegalTransition, MergerFailed
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.fold import NOTHING, Walked, choose
 from ddflow.kernels.gather import SLOT
@@ -49,6 +31,22 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     """Compute the merged columns by key and time: references, or cells, as `merging.folds.fold` returns them.
 
     O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
+
+    >>> import pyarrow.compute as pc
+    >>> from ddflow.operators.upsert.events import Events
+    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.plan.merge.merge import Merge
+    >>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
+    >>> from ddflow.plan.inputs.spec import Upsert as Spec
+    >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
+    >>> def product(held, given):
+    ...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))
+    >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
+    >>> events = pa.record_batch({"k": [1, 1, 1], "n": [5, 2, 3]}, schema)
+    >>> merged = upsert.resolve(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+    >>> merged.updates(schema).to_table(schema, None).to_pylist()
+    [{'k': 1, 'n': 30, '_diff': 1}]
     """
     if of.merging.scalar:
         return _scalar(of)
@@ -195,3 +193,55 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
                 each.name,
             )
     return out
+
+
+def machine_columns(of: Walking) -> dict[str, pa.Array]:
+    """Run the machine, and return its column by key and time; write to ``of.taken.live`` which keys hold a value.
+
+    O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
+
+    >>> from ddflow.plan.merge.machine import Machine
+    >>> from ddflow.plan.merge.bind_machine import bind_machine
+    >>> from ddflow.operators.upsert.events import Events
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
+    >>> from ddflow.plan.inputs.spec import Upsert as Spec
+    >>> schema = pa.schema({"k": pa.int64(), "symbol": pa.string()})
+    >>> ring = Machine("at", {(0, "up"): 1, (1, "up"): 0}, on="symbol", start=0)
+    >>> upsert = RunningUpsert(bind_machine("rings", schema, Spec("k"), ring), Secret(1, 2))
+    >>> events = pa.record_batch({"k": [1, 1, 1], "symbol": ["up", "up", "up"]}, schema)
+    >>> resolved = upsert.resolve(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+    >>> resolved.updates(upsert.bound.row_schema).to_table(upsert.bound.row_schema, None).to_pylist()
+    [{'k': 1, 'at': 1, '_diff': 1}]
+    """
+    machined = of.merging.machine
+    assert machined is not None
+    field, action = machined.column, of.taken.action[0]
+    rows = of.events.rows.select(machined.schema.names)
+    held = of.gathered(of.cells, field)
+
+    def key(row: int) -> str:
+        return str(shown_row(rows.select(list(of.upsert.bound.spec.key)), row))
+
+    if machined.automaton is not None:
+        assert machined.machine.on is not None, "a table is asked by a column"
+        symbols = rows.column(machined.machine.on)
+        made, there, row, state = machined.automaton.run(of.steps, action, symbols, held)
+        if row >= 0:
+            raise IllegalTransition(
+                machined.asked,
+                f"the key {key(row)} is in {machined.automaton.states[state].as_py()!r}, from which "
+                f"{shown_row(rows.select([machined.machine.on]), row)} leads nowhere",
+                "name the transition, or use otherwise='stay' or 'drop'; nothing was changed",
+            )
+    else:
+        secret = of.upsert.secret
+        if machined.machine.scalar:
+            records = to_records(rows, kind_of(machined.schema, machined.asked))
+            made = machined.scalar(of.steps, action, records, held, secret, key)
+        else:
+            chains = Chains(of.steps, action)
+            made = machined.vector(chains, picked(rows, chains.rows), held, secret, key)
+        there = np.asarray(made.is_valid())
+    of.taken.live[:] = there
+    return {field.name: made}
