@@ -430,10 +430,7 @@ def write(
     >>> write(updates, "debezium", key="id", output="ids")["value"][0].as_py()
     '{"before":null,"after":{"id":7},"source":{"connector":"ddflow",...,"table":"ids","epoch":3},"op":"c"}'
     """
-    from ddflow.connectors.modes import (
-        changes,
-        with_deletes,  # it reads cells as formats do
-    )
+    from ddflow.connectors.modes import changes, with_deletes  # it reads cells as formats do
 
     asked = f"dd.formats.write(mode={mode!r})"
     if mode not in MODES:
