@@ -1,4 +1,4 @@
-r"""One run of `diff`, `count` or `replace` without a state: files through a flow into an output.
+"""One run of `diff`, `count` or `replace` without a state: files through a flow into an output.
 
 Guarantees: the output gets its name only when it is complete. ddflow warns if files of upserts look like full files,
 because each has nearly all keys of those before it.

@@ -45,6 +45,7 @@ from ddflow.plan.inputs.spec import Upsert
 class Side(NamedTuple):
     """One side of a comparison. ``given``: the argument; ``how``: the options of its files; ``rows``: as first read.
 
+    >>> from ddflow.connectors.files.source import AS_USUAL
     >>> schema = pa.schema({"n": pa.string()})
     >>> sides = [Side(None, AS_USUAL, pa.table({"n": each})) for each in ([1.5], ["7", "7,50"])]
     >>> as_text(schema, sides)[0].partition(", so ")[0]

@@ -1,4 +1,4 @@
-r"""Read CSV and TSV files block by block with Arrow's reader, and files of one message a line.
+"""Read CSV and TSV files block by block with Arrow's reader, and files of one message a line.
 
 Guarantees: quotes, delimiters and line ends are those that the file declares. A row with too many or too few cells is
 an

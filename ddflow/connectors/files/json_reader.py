@@ -1,4 +1,4 @@
-r"""Read JSON lines, and JSON of one array: objects parsed by msgspec, whose members stay text until their type is
+"""Read JSON lines, and JSON of one array: objects parsed by msgspec, whose members stay text until their type is
 known.
 
 Guarantees: numbers keep all of their digits. Text nested too deeply is refused before it is parsed, so hostile input

@@ -1,4 +1,4 @@
-r"""Where input files are: local files and folders, standard input, objects in S3; listed in a stable order.
+"""Where input files are: local files and folders, standard input, objects in S3; listed in a stable order.
 
 Guarantees: a pattern means the same on a disk and in a bucket, and hidden files are left out. ddflow warns once if
 names

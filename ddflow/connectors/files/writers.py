@@ -1,4 +1,4 @@
-r"""Write the output of a run: one file of any format, which gets its name only when it is complete.
+"""Write the output of a run: one file of any format, which gets its name only when it is complete.
 
 Guarantees: an interrupted run leaves no partial file under the name of the output. JSON is made a column at a time, and
 is the text that the JSON reader reads back to the same values.

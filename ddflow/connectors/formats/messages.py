@@ -1,4 +1,4 @@
-r"""Messages as a broker gives them: the value, the key and the origin of each, its table, and its place in the log.
+"""Messages as a broker gives them: the value, the key and the origin of each, its table, and its place in the log.
 
 Guarantees: the table, schema and database of a message are read from the message itself. Places in a log compare as
 numbers, so events of one source have a total order.

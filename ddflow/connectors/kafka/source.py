@@ -1,4 +1,4 @@
-r"""Kafka as a source: the committed messages of a topic, followed from a position or read by ranges of offsets.
+"""Kafka as a source: the committed messages of a topic, followed from a position or read by ranges of offsets.
 
 Guarantees: a position holds the next offset of each partition and is part of the manifest, so no consumer group is
 needed; a group that you name gets the offsets after the commit. It names the cluster and the topic by id, and reading

@@ -1,4 +1,4 @@
-r"""The catalog of Postgres: tables, keys and columns as a reader needs them, and rows of a query by COPY.
+"""The catalog of Postgres: tables, keys and columns as a reader needs them, and rows of a query by COPY.
 
 Guarantees: a missing table, key or permission becomes an error that says what to grant or change. COPY gives Arrow
 tables of complete rows; Python touches no cell. A place in the log compares as a number and prints as Postgres does.

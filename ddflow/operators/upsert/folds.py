@@ -4,6 +4,7 @@ Guarantees: a fold gives what folding event by event gives. Sums are exact: they
 every Arrow number, and an overflow of the result is an error.
 
 >>> import numpy as np
+>>> from ddflow.kernels.fold import TAKE
 >>> from ddflow.plan.merge.strategy import last_non_null, sum
 >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
 >>> walked = Walked(few(0, 1), few(0, 2), few(0, 1))  # one key, two events at one time
