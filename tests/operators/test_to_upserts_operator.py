@@ -354,7 +354,7 @@ def test_a_new_output_gives_all_it_holds_as_upserts_or_the_state_is_not_opened(t
             {"city": "Bern", "rows": [{"id": 1, "paid": True, "_diff": 1}], "_time": 3, "_deleted": False}
         ]
         engine.step(rows((2, "Bern", True)), 4)
-    with raises(NotUnique):
+    with pytest.raises(NotUnique):  # whose two rows have no order
         shop(**two, unique=("city", "error")).open(place)
     with raises(PlanChanged):
         shop(by_id=("id", "greatest"), by_city=("city", "all")).open(place)

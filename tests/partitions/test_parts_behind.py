@@ -37,7 +37,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Merges of two runs from the first event on; which ways were gone to bring an index up to date."""
     small_spines(monkeypatch)
     seen: Counter[str] = Counter()
-    redirect, lost = Held._redirect, Held._lost
+    redirect, lost = Held._redirect, Held._find_lost_entries
 
     def redirected(self: Held, *given: Any) -> None:
         seen["a merge's output"] += 1
@@ -49,7 +49,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return places, gone
 
     monkeypatch.setattr(Held, "_redirect", redirected)
-    monkeypatch.setattr(Held, "_lost", found)
+    monkeypatch.setattr(Held, "_find_lost_entries", found)
     return seen
 
 

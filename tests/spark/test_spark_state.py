@@ -500,4 +500,8 @@ def test_errors_come_back_as_what_they_were() -> None:
         errors.MARK + '["DdflowError", 1, "", ""]',
     ):
         assert errors.parsed(text) is None
-    assert type(errors.parsed(errors.MARK + '["DdflowError", "a", "b", "c"] SQLSTATE: 1')) is DdflowError
+    where = '{"input": "", "file": "", "offset": "", "column": "", "row": null}'
+    sent = f'["DdflowError", [["a"], ["b ", ["Row", {{"number": 3}}]], ["c"]], {where}]'
+    read = errors.parsed(f"{errors.MARK}{sent} SQLSTATE: 1")
+    assert type(read) is DdflowError and (str(read), read.row) == ("a: b row 3, counted from 0; c", 3)
+    assert errors.parsed(errors.MARK + sent.replace("Row", "print")) is None
