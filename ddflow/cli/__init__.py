@@ -27,7 +27,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 from ddflow.cli.welcome import TEXT
 from ddflow.cli.words import VERB, in_shell
 from ddflow.errors import DdflowError, mask_secrets

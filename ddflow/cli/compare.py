@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import Dates, Decimal, Delimiter, Encoding, Format, Null, Output, Thousands, Types
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 from ddflow.terminal import counted
 
 DIFFERENT, TROUBLE = 1, 2
@@ -83,9 +83,9 @@ def compare(
 
     * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
     """
-    from ddflow.cli.output import watching
     from ddflow.cli.plan import names
     from ddflow.cli.reading import how, say_doubts
+    from ddflow.cli.say import watching
     from ddflow.cli.words import in_shell
     from ddflow.columns.casts import parse_types
     from ddflow.errors import DdflowError

@@ -19,9 +19,9 @@ import typer
 
 import ddflow as dd
 from ddflow.cli.arguments import Ask
-from ddflow.cli.output import Tick, say
 from ddflow.cli.plan import INPUT, columns_of, message_format
 from ddflow.cli.reading import Ready, Skipped, asked_how, marked, readable, say_doubts, taken, within
+from ddflow.cli.say import Tick, say
 from ddflow.columns.casts import parse_types
 from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_files
 from ddflow.engine.epoch_log import KEPT

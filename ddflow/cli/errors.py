@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 
 
 def errors(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import Input, Rewriting, State, Trust
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 from ddflow.terminal import counted
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def evolve(
     if not types and input is not None:
         raise typer.BadParameter("--input says whose columns --types are; an input that goes is --drop-input NAME")
 
-    from ddflow.cli.output import watching
+    from ddflow.cli.say import watching
     from ddflow.columns.casts import parse_types
     from ddflow.partitions.evolve import evolve
 

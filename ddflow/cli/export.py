@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import AsOf, State, Trust
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 from ddflow.terminal import counted
 
 
@@ -52,7 +52,7 @@ def export(
 
     * `ddflow export state/shop by_city -o cities.csv --as-of 2`
     """
-    from ddflow.cli.output import watching
+    from ddflow.cli.say import watching
     from ddflow.connectors.files import open_output
     from ddflow.engine.snapshot import Snapshot
     from ddflow.time import from_text

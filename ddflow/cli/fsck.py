@@ -14,7 +14,7 @@ import typer
 
 from ddflow.cli import REFUSED
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 
 
 def fsck(
@@ -38,7 +38,7 @@ def fsck(
 
     * `ddflow fsck s3://bucket/orders --json`
     """
-    from ddflow.cli.output import watching
+    from ddflow.cli.say import watching
     from ddflow.cli.words import in_shell
     from ddflow.dataflow.budget import shown_size
     from ddflow.tools.fsck import fsck as checked

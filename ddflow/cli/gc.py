@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 
 
 def gc(
@@ -81,7 +81,7 @@ def gc(
 
 
 def _forget(state: str, trust: str) -> None:
-    from ddflow.cli.output import watching
+    from ddflow.cli.say import watching
     from ddflow.engine.compact import compact
     from ddflow.engine.flow import Flow
     from ddflow.engine.snapshot import found

@@ -16,7 +16,7 @@ import typer
 
 from ddflow import terminal
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 from ddflow.errors import cut
 
 if TYPE_CHECKING:

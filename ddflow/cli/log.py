@@ -24,8 +24,8 @@ from uuid import UUID
 import pyarrow as pa
 import typer
 
-from ddflow.cli.output import Tick, say, watching
 from ddflow.cli.reading import rows_of
+from ddflow.cli.say import Tick, say, watching
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
 from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files

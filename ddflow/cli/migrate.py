@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import OF_FULL_FILES, OF_MERGES, Ask, Full, Scope, asks
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 
 if TYPE_CHECKING:
     from ddflow.tools.migrate import Told
@@ -79,9 +79,9 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
     from ddflow.cli.continued import declared, epochs, opened
     from ddflow.cli.log import marked
     from ddflow.cli.once import target
-    from ddflow.cli.output import progress
     from ddflow.cli.plan import INPUT, names, planned
     from ddflow.cli.reading import Skipped
+    from ddflow.cli.say import progress
     from ddflow.tools.migrate import replay
 
     skipped = Skipped(allowed=False)

@@ -32,9 +32,10 @@ import pyarrow.compute as pc
 import ddflow as dd
 from ddflow.cli.arguments import Ask
 from ddflow.cli.continued import Course, check_at, declared, epochs, in_times_of, opened, state_columns, told
-from ddflow.cli.output import Done, Piped, Preview, Tick, progress, say
+from ddflow.cli.output import Done, Piped, Preview
 from ddflow.cli.plan import INPUT, OUT, check_usage, names, planned, say_bad
 from ddflow.cli.reading import Skipped, marked, readable, taken, within
+from ddflow.cli.say import Tick, progress, say
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import updates_schema
 from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_output

@@ -1,7 +1,6 @@
-"""Text for stdout and stderr: tables of rows, messages of verbs, and progress on a terminal.
+"""The output of a verb: the result of a run, tables of rows, and rows on a pipe.
 
-Guarantees: only this file writes to stdout and stderr. Text from data cannot act on the terminal. Without a terminal
-there is no progress line, so logs stay clean.
+Guarantees: text from data cannot act on the terminal.
 
 >>> done = Done(["a.csv"], 4, 1, 6, 6, {"applied": 3, "noop": 1}, 0.5, "out.parquet")
 >>> done.text()
@@ -10,20 +9,15 @@ there is no progress line, so logs stay clean.
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from operator import add
-from time import perf_counter
 from types import TracebackType
 from typing import Any, Final, Self
 
 import pyarrow as pa
-import typer
 
-from ddflow.errors import mask_secrets
 from ddflow.storage.closing import Closing
-from ddflow.terminal import console, counted, lines, printable
+from ddflow.terminal import console, counted, printable
 
 _HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 SHOWN: Final = 20
@@ -140,75 +134,3 @@ class Preview:
         if self.written > self._first.num_rows:
             more = self.written - self._first.num_rows
             screen.print(f"... and {more:,} more; -o FILE writes all, -o - prints them", highlight=False)
-
-
-Tick = Callable[..., None]
-"""Called with what was done since the last call: amounts, of which the first is that of the total."""
-
-
-def progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
-    """Show the rows read and the updates put out, while the block runs.  ``total``: of rows; None: unknown.
-
-    >>> with progress(total=None, hidden=True) as tick:
-    ...     tick(1000, 0)
-    """
-    return _show_bar(
-        _beginning, total, lambda rate, rows, updates: f"{rows:,} rows, {rate:,} rows/s, {updates:,} updates", hidden
-    )
-
-
-def rows(amount: int) -> str:
-    """Format a number of rows."""
-    return f"{amount:,} rows"
-
-
-def watching(
-    doing: str, total: int | None = None, unit: Callable[[int], str] = rows, hidden: bool = False
-) -> AbstractContextManager[Tick]:
-    """Show how much was read, while the block runs.  ``unit``: how an amount is written."""
-    return _show_bar(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s", hidden)
-
-
-@contextmanager
-def _show_bar(
-    begin: Callable[[], str], total: int | None, text: Callable[..., str], hidden: bool = False
-) -> Iterator[Tick]:
-    """Show a bar while the block runs.  ``begin``: its first text.  ``text``: makes the next ones from the rate and the
-    amounts so far."""
-    if hidden or not sys.stderr.isatty():
-        yield lambda *more: None
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-    # A name in it is no markup.
-    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
-    done, began = [0, 0], perf_counter()
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task(begin(), total=total)
-
-        def tick(*more: int) -> None:
-            done[:] = map(add, done[: len(more)], more)
-            rate = int(done[0] / max(perf_counter() - began, 1e-3))
-            bar.update(task, completed=done[0], description=text(rate, *done))
-
-        yield tick
-
-
-def _beginning() -> str:
-    from ddflow.kernels.compile import cache_directory
-
-    directory = cache_directory()
-    cold = directory is None or not any(directory.glob("*.kernel"))
-    return "compiling: the first run on a machine takes some ten seconds more" if cold else "reading"
-
-
-def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
-    """Print lines; on stderr without secrets.
-
-    ``drawn``: by `ddflow.terminal.console`, which made their control sequences.
-
-    >>> say("a\\x1b[2Jb")
-    a\\x1b[2Jb
-    """
-    text = mask_secrets(text) if err else text
-    typer.echo(text if drawn else lines(text), err=err)

@@ -22,7 +22,7 @@ import typer
 
 import ddflow as dd
 from ddflow.cli.arguments import OF_EVENTS, OF_FULL_FILES, OF_STATE, Ask
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors import formats
 from ddflow.connectors.files import FilesSource

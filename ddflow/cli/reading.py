@@ -35,8 +35,8 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.cli.arguments import Ask
-from ddflow.cli.output import Tick, say
 from ddflow.cli.plan import FORMATS, INPUT, KCAT, message_format, names
+from ddflow.cli.say import Tick, say
 from ddflow.cli.words import in_shell
 from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource

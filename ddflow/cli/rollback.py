@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 
 if TYPE_CHECKING:
     from ddflow.tools.rollback import OldVersion
@@ -55,7 +55,7 @@ def rollback(
 
     * `ddflow rollback state/orders --to-epoch 1 --yes`
     """
-    from ddflow.cli.output import watching
+    from ddflow.cli.say import watching
     from ddflow.dataflow.budget import shown_size
     from ddflow.tools import rollback as tool
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from ddflow.cli.arguments import Trust
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 from ddflow.errors import DdflowError, SpecError, StateRefused
 from ddflow.metrics import mask_record
 from ddflow.terminal import counted

@@ -32,9 +32,7 @@ from ddflow.cli.arguments import (
     Thousands,
     Types,
 )
-from ddflow.cli.output import say
-from ddflow.cli.reading import kind_told
-from ddflow.connectors.files.file_path import FULL, RENAME, WRITING, cut, writing
+from ddflow.cli.say import say
 from ddflow.errors import SpecError
 from ddflow.terminal import counted
 
@@ -42,7 +40,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     import ddflow as dd
-    from ddflow.cli.output import Piped, Preview, Tick
+    from ddflow.cli.output import Piped, Preview
+    from ddflow.cli.say import Tick
     from ddflow.columns.order_words import OrderColumn
     from ddflow.connectors.files import FileOptions, FileOutput, FilesSource
     from ddflow.plan.sql import Answer
@@ -70,6 +69,8 @@ class NamedTable(NamedTuple):
 
 def told(text: str) -> NamedTable:
     """Parse a table of the command line.  Raises `typer.BadParameter`."""
+    from ddflow.connectors.files.file_path import WRITING, cut
+
     match = _NAMED.fullmatch(text)
     if match is None:
         more = " (a name has letters, digits and _ only, and begins with no digit)" if "=" in text else ""
@@ -90,6 +91,8 @@ def grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
 
 def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
     """Collect the options of a table.  Raises `typer.BadParameter`."""
+    from ddflow.connectors.files.file_path import FULL, WRITING
+
     options: Options = {}
     for each in parts:
         options |= each.options
@@ -103,6 +106,9 @@ def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
 
 def written(options: Options, of_all: "FileOptions") -> "FileOptions":
     """Return the options of a table's files: the common ones, and its own.  Raises `SpecError`."""
+    from ddflow.cli.reading import kind_told
+    from ddflow.connectors.files.file_path import RENAME, writing
+
     said: dict[str, Any] = {{"null": "nulls"}.get(name, name): value for name, value in writing(options).items()}
     if RENAME in said:
         said[RENAME] = tuple(said[RENAME].items())
@@ -308,7 +314,8 @@ def _report(
 
 def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
     """Show the rows read so far, unless rows of the answer go to the same terminal."""
-    from ddflow.cli.output import Piped, watching
+    from ddflow.cli.output import Piped
+    from ddflow.cli.say import watching
 
     counts = [source.rows for source in given.values()]
     total = sum(n or 0 for n in counts) if None not in counts else None

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ddflow.cli.arguments import Trust
-from ddflow.cli.output import say, watching
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
+from ddflow.cli.say import say, watching
 from ddflow.terminal import counted, printable
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from ddflow.cli.arguments import (
     Thousands,
     Trust,
 )
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 
 Log = Annotated[
     list[str],
@@ -81,8 +81,8 @@ def verify(
     * `ddflow verify state/places full.csv monday.csv tuesday.csv --full full.csv`
     """
     from ddflow.cli.log import input_of, log_of, streamed
-    from ddflow.cli.output import watching
     from ddflow.cli.reading import how
+    from ddflow.cli.say import watching
     from ddflow.tools.verify import verify as compared
 
     bound = input_of(state, input, trust)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 from ddflow.terminal import console
 
 

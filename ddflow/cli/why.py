@@ -35,7 +35,7 @@ from ddflow.cli.arguments import (
     Thousands,
     Trust,
 )
-from ddflow.cli.output import say
+from ddflow.cli.say import say
 
 if TYPE_CHECKING:
     from ddflow.engine.lineage.story import Origins, Story

@@ -239,8 +239,8 @@ NUMBERS = {"id": pa.int64(), "n": pa.int64()}
 def test_a_source_behind_a_network_that_went_silent_is_warned_of_and_lets_a_run_end(
     emptied: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("trying", "run"):
-        monkeypatch.setattr(f"ddflow.engine.{module}.LASTS", 0.3)
+    for module in ("retry", "run"):
+        monkeypatch.setattr(f"ddflow.engine.run.{module}.LASTS", 0.3)
     ask(emptied, "insert into t values (1, 1)")
     with Proxy(f"{emptied.place}/.s.PGSQL.5432") as proxy, flow(NUMBERS).open(tmp_path / "state") as engine:
         given = {"t": dd.sources.postgres(through(emptied, proxy), "t", slot="silent", follow=True)}
