@@ -63,6 +63,7 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
     except (CountOverflow, ExpressionError, SpecError) as error:
         event(type(error).__name__)
         return
+    flow = plan_of(found(store).plan, flow, "the state")  # whose joins may share their sides
     for name in (*flow.outputs, *flow.inputs):
         expected = contents(Snapshot(store, found(store), flow), name)
         tables, how = shares_of(store, flow, name), shared(flow, name)
