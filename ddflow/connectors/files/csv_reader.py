@@ -1,8 +1,7 @@
 """Read CSV and TSV files block by block with Arrow's reader, and files of one message a line.
 
 Guarantees: quotes, delimiters and line ends are those that the file declares. A row with too many or too few cells is
-an
-error with its line number. A message is the text of its line, unchanged, for a format to read.
+an error. A message is the text of its line, unchanged, for a format to read.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect

@@ -1,5 +1,4 @@
-"""Read JSON lines, and JSON of one array: objects parsed by msgspec, whose members stay text until their type is
-known.
+"""Read JSON lines, and JSON of one array: objects parsed by msgspec, whose members stay text until typed.
 
 Guarantees: numbers keep all of their digits. Text nested too deeply is refused before it is parsed, so hostile input
 cannot exhaust the stack. An error names the line.

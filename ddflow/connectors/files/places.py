@@ -1,8 +1,7 @@
 """Where input files are: local files and folders, standard input, objects in S3; listed in a stable order.
 
 Guarantees: a pattern means the same on a disk and in a bucket, and hidden files are left out. ddflow warns once if
-names
-carry numbers without leading zeros, since `10.csv` then sorts before `2.csv`.
+names carry numbers without leading zeros, since `10.csv` then sorts before `2.csv`.
 
 >>> listed(["https://KEY@host/a.csv?token=1"])
 Traceback (most recent call last):

@@ -1,7 +1,7 @@
 """Read an input file: what every kind of file can be asked, and the values of text files, whatever their format.
 
-Guarantees: a failure names the file, the row and the column. A value that does not fit the type of its column is an
-error with its text, never a null. Files are streamed; none is held in memory as a whole.
+Guarantees: a failure names the file, and the row and the column if the reader knows them. A value that does not fit the
+type of its column is an error with its text, never a null. Rows come in batches.
 
 >>> from ddflow.connectors.files.places import Local
 >>> with reading(Local("orders.parquet")):
