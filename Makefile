@@ -61,10 +61,10 @@ golden: setup ## record anew what users see: public names, help texts, answers
 	$(RUN)/python tests/test_outside.py
 
 messages: setup ## record anew the texts of errors that tests see
-	$(RUN)/python tests/messages.py
+	$(RUN)/python tests/support/messages.py
 
 notebooks: setup ## run the notebooks and keep their output
-	PYTHONPATH=examples/cdc $(RUN)/python tests/test_notebooks.py
+	PYTHONPATH=examples/cdc:tests/support $(RUN)/python tests/test_notebooks.py
 
 release: setup ## build the wheel and the sdist into dist/, and try them in fresh environments
 	$(RUN)/python .ci/package.py --keep dist

@@ -31,7 +31,9 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT = Path(__file__).parent.parent
 TESTS = Path(__file__).parent
 # Tests import each other and their helpers by name, here and in the processes that they start.
-FOLDERS = [str(each) for each in (TESTS, *sorted({path.parent for path in TESTS.glob("*/test_*.py")}))]
+FOLDERS = [
+    str(each) for each in (TESTS, TESTS / "support", *sorted({path.parent for path in TESTS.glob("*/test_*.py")}))
+]
 sys.path[:0] = FOLDERS
 os.environ["PYTHONPATH"] = os.pathsep.join(
     dict.fromkeys([*FOLDERS, str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])

@@ -1,4 +1,4 @@
-"""What only a real Kafka can show: run by hand, ``python tests/real_kafka.py broker:9092``, with a broker of its own.
+"""Check what only a real Kafka can show: ``python tests/support/real_kafka.py broker:9092``, with a broker of your own.
 
 It makes topics whose names begin with ``ddflow-check-``, prints a line for each thing that it looks at, and ends with 1
 if one is not so:

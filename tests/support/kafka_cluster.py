@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "kafka"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kafka"
 PROGRAM = """
 import sys
 from broker import mock_cluster

@@ -28,7 +28,7 @@ from chance import RECORD
 from ddflow.errors import DdflowError
 
 E = TypeVar("E", bound=DdflowError)
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 GOLDEN: Final = ROOT / "tests" / "golden" / "messages.txt"
 RECORDED: Final = ROOT / "tests" / "golden" / ".messages"
 """Where the processes of a recording run put what they see."""
