@@ -42,6 +42,7 @@ from ddflow.errors import (
     Widen,
     Words,
 )
+from ddflow.errors.base import name_rows, replace_texts
 
 PARTS: Final = {
     each.__name__: each for each in (Row, Option, Declare, InputTypes, Evolve, Widen, Command, FileFix, DeleteRule)
@@ -81,8 +82,10 @@ def noted() -> Iterator[None]:
         yield
     except DdflowError as error:
         found = error.found
-        error.name_rows(lambda row: "").row = None
-        error.change(found=error.found + f", such as {error.cells}" if error.cells and found != error.found else None)
+        name_rows(error, lambda row: "").row = None
+        replace_texts(
+            error, found=error.found + f", such as {error.cells}" if error.cells and found != error.found else None
+        )
         _note(error)
         raise
 

@@ -33,6 +33,7 @@ from ddflow.columns.schema import conform
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, WrongMode
+from ddflow.errors.base import replace_texts
 from ddflow.kernels import background
 from ddflow.kernels.compile import cache_directory
 from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
@@ -267,7 +268,7 @@ def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ..
     except SchemaMismatch as error:
         for field in declared:
             if error.asked == f"column {field.name!r} of {what}":
-                error.change(found=error.found + in_spark(frame.schema[field.name].dataType, field))
+                replace_texts(error, found=error.found + in_spark(frame.schema[field.name].dataType, field))
         raise
     return there
 

@@ -29,6 +29,7 @@ from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import check_counted
 from ddflow.engine.run.signals import waiting
 from ddflow.errors import DdflowError, OutputExists, SpecError, StateRefused, UnwritableOutput
+from ddflow.errors.base import replace_texts
 from ddflow.plan.evolve import timed
 from ddflow.plan.inputs.binding import Binding
 from ddflow.plan.text.rebuild import bounds
@@ -113,7 +114,7 @@ def told(engine: Any, course: Course) -> Iterator[None]:
         if isinstance(error, SystemExit):  # SIGTERM, which says nothing of itself
             say(f"ddflow: terminated; {more}", err=True)
             raise
-        raise error.change(fix=error.fix + f"; {more}") from None
+        raise replace_texts(error, fix=error.fix + f"; {more}") from None
 
 
 ASK: Final = "say which {what} the file is of: --at '{later}'; one file for each run"

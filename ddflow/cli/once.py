@@ -42,6 +42,7 @@ from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.errors import OutputExists, PlanChanged
+from ddflow.errors.base import replace_texts
 from ddflow.storage.address import public
 
 KNOWN, NAMED, LEAST = 0.9, 0.5, 20
@@ -153,7 +154,7 @@ def opening(ask: Ask, flow: dd.Flow) -> dd.Engine:
         if state_columns(ask.state, ask.trust) is not None:
             raise
         more = f"a state of your own flow goes on with it: ddflow run FLOW.PY --state {shlex.quote(public(ask.state))}"
-        raise error.change(fix=error.fix + f"; {more}") from None
+        raise replace_texts(error, fix=error.fix + f"; {more}") from None
 
 
 def _steps(

@@ -59,6 +59,7 @@ from ddflow.errors import (
     TieRefused,
     UnreadableInput,
 )
+from ddflow.errors.base import name_rows, replace_texts
 from ddflow.storage.address import public
 from ddflow.time import Time
 from ddflow.tools.merge_on_read import take
@@ -132,7 +133,7 @@ def kind_told(format: str | None) -> Kind | None:
         return MESSAGES if message_format(format) is not None else named(format)
     except SpecError as error:
         words = ", ".join([*FORMATS, f"{KCAT}..."])
-        raise error.change(fix=error.fix + f"; of messages: {words}") from None
+        raise replace_texts(error, fix=error.fix + f"; of messages: {words}") from None
 
 
 def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
@@ -245,5 +246,5 @@ def within(given: FilesSource, at: FilePosition) -> Iterator[None]:
     except DdflowError as error:
         if at.file in error.asked:
             raise
-        error.name_rows(partial(given.row, at), at.file)
-        raise error.change(asked=Phrase(f"{given.place(at)}: ", error.asked)) from None
+        name_rows(error, partial(given.row, at), at.file)
+        raise replace_texts(error, asked=Phrase(f"{given.place(at)}: ", error.asked)) from None

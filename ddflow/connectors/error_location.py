@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from ddflow.connectors.api import Spot
 from ddflow.errors import DdflowError, Phrase
+from ddflow.errors.base import name_rows, replace_texts
 
 FEW: Final = 3
 """So many files an error names at most, where it may be of any of them; of more the first and the last."""
@@ -55,10 +56,10 @@ def at_path(given: Any, error: DdflowError) -> DdflowError:
             suppress(DdflowError, OSError),
             closing(open_files([path], how=FileOptions(dialect=dialect_of(given)))) as of,
         ):
-            error.name_rows(partial(of.row, FilePosition(files[0])), files[0])
+            name_rows(error, partial(of.row, FilePosition(files[0])), files[0])
     if any(each in error.asked or each in error.found for each in files):
         return error
-    return error.change(asked=Phrase(f"{files[0] if len(files) == 1 else path}: ", error.asked))
+    return replace_texts(error, asked=Phrase(f"{files[0] if len(files) == 1 else path}: ", error.asked))
 
 
 @contextmanager
@@ -77,8 +78,8 @@ def at_spots(spots: Sequence[tuple[Spot, int]]) -> Iterator[None]:
         if files:
             if error.row is not None:
                 files = [_spot(spots, error.row)[0]]
-            error.name_rows(lambda row: f"row {_spot(spots, row)[1]:,}", files[0] if len(files) == 1 else "")
-            error.change(asked=Phrase(f"{named(files)}: ", error.asked))
+            name_rows(error, lambda row: f"row {_spot(spots, row)[1]:,}", files[0] if len(files) == 1 else "")
+            replace_texts(error, asked=Phrase(f"{named(files)}: ", error.asked))
         raise
 
 

@@ -56,6 +56,7 @@ from ddflow.errors import (
     StorageFull,
     WrongMode,
 )
+from ddflow.errors.base import name_input, replace_texts
 from ddflow.operators.inputs import Outcome
 from ddflow.operators.upsert.living import living
 from ddflow.operators.upsert.upsert import RunningUpsert
@@ -209,7 +210,7 @@ class Dataflow:
         try:
             return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look, truncated)
         except DdflowError as error:
-            error.of_input(name, len(self.admissions) > 1)
+            name_input(error, name, len(self.admissions) > 1)
             if is_path(rows):
                 raise at_path(rows, error) from None
             raise
@@ -268,7 +269,7 @@ class Dataflow:
                 error, high = earlier, middle
         time = shown(int(times[low]), self.time_type)
         closing = f"; the times before {time} can be closed: {time} is the greatest frontier that succeeds"
-        return error.change(found=error.found + f", at time {time}", fix=error.fix + closing)
+        return replace_texts(error, found=error.found + f", at time {time}", fix=error.fix + closing)
 
     def close(self) -> None:
         """Let go of all state in memory, and of the spill folder.  Twice is harmless."""

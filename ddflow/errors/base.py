@@ -7,7 +7,7 @@ Guarantees: no text of an error holds a secret of an address or a setting (`mask
 Limits: a setting with another name, or a password that is repeated alone, is not known to be one.
 
 >>> error = DdflowError("rows for 'orders'", "null in " + Row(3), "choose " + Option("null_key", "drop"), column="id")
->>> str(error.name_rows("line {}".format, "orders.csv")), error.row, error.file, error.fixes
+>>> str(name_rows(error, "line {}".format, "orders.csv")), error.row, error.file, error.fixes
 ("rows for 'orders': null in line 3; choose null_key='drop'", 3, 'orders.csv', (Option(name='null_key', value='drop'),))
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Any, Final, TypeVar
 
 _NAME: Final = (
     r"[\w.\-]*(?:password|passwd|passphrase|secret|token|credential|signature|jaas\.config"
@@ -303,9 +303,8 @@ class DeleteRule(Fix):
 class Phrase(str):
     """A text that keeps its parts that are data.  As a string it has the words of Python.
 
-    >>> made = Phrase("null in ", Row(3), "; choose ", Option("late", "drop"))
-    >>> made, made.map(Row, lambda row: "line 5") + "!"
-    ("null in row 3, counted from 0; choose late='drop'", "null in line 5; choose late='drop'!")
+    >>> Phrase("null in ", Row(3), "; choose ", Option("late", "drop")) + "!"
+    "null in row 3, counted from 0; choose late='drop'!"
     """
 
     parts: tuple[str | PhrasePart, ...]
@@ -331,18 +330,11 @@ class Phrase(str):
     def __radd__(self, other: str | PhrasePart) -> Phrase:
         return Phrase(other, self)
 
-    def map(self, kind: Any, change: Callable[[Any], str | PhrasePart]) -> Phrase:
-        """Return the text with other parts in place of those of a kind."""
-        return Phrase(*(change(each) if isinstance(each, kind) else each for each in self.parts))
-
-    def in_words(self, words: Words) -> str:
-        """Return the text in some words."""
-        return "".join(each if isinstance(each, str) else each.text(words) for each in self.parts)
-
 
 def in_words(text: str, words: Words) -> str:
     """Return a text in some words, without secrets; one without parts stays as it is."""
-    return mask_secrets(text.in_words(words) if isinstance(text, Phrase) else text)
+    parts = text.parts if isinstance(text, Phrase) else (text,)
+    return mask_secrets("".join(each if isinstance(each, str) else each.text(words) for each in parts))
 
 
 def _mask_phrase(given: str | PhrasePart) -> Phrase:
@@ -419,44 +411,6 @@ class DdflowError(Exception):
         """What to type, as data, in the order of the text."""
         return tuple(each for each in self.fix.parts if isinstance(each, Fix))
 
-    def change(
-        self,
-        asked: str | PhrasePart | None = None,
-        found: str | PhrasePart | None = None,
-        fix: str | PhrasePart | None = None,
-    ) -> Self:
-        """Give the error other texts, and return it."""
-        given = (asked, found, fix)
-        self.args = tuple(old if new is None else _mask_phrase(new) for old, new in zip(self.args, given, strict=True))
-        return self
-
-    def map(self, kind: Any, change: Callable[[Any], str | PhrasePart]) -> Self:
-        """Put other parts in place of those of a kind, and return the error."""
-        self.args = tuple(text.map(kind, change) for text in self.args)
-        return self
-
-    def of_input(self, input: str, several: bool) -> Self:
-        """Say which input it is about.  ``several``: whether its plan has others, so that fixes name it."""
-        self.input = self.input or input
-        return self.map(Evolve, lambda fix: replace(fix, input=fix.input or input)) if several else self
-
-    def of_state(self, state: str | None, fixed: Collection[str] = ()) -> Self:
-        """Say which state it is about: None for a new one.  ``fixed``: the columns that no state changes."""
-
-        def located(fix: Evolve) -> Fix:
-            if isinstance(fix, Widen):
-                return replace(fix, state=state, new=state is None, fixed=fixed)
-            if state is None and fix.types:
-                return Declare(fix.types)
-            return replace(fix, state=state, moves=fix.moves or not fix.types.keys().isdisjoint(fixed))
-
-        return self.map(Evolve, located)
-
-    def name_rows(self, name: Callable[[int], str], file: str = "") -> Self:
-        """Call its rows as their file's reader calls them."""
-        self.file = self.file or file
-        return self.map(Row, lambda row: replace(row, name="" if row.inner else name(row.number)))
-
     @property
     def message(self) -> Phrase:
         """The three together."""
@@ -467,3 +421,49 @@ class DdflowError(Exception):
 
 
 DdflowError.__module__ = "ddflow.errors"
+T = TypeVar("T", bound=DdflowError)
+
+
+def replace_texts(
+    error: T,
+    asked: str | PhrasePart | None = None,
+    found: str | PhrasePart | None = None,
+    fix: str | PhrasePart | None = None,
+) -> T:
+    """Give an error other texts, and return it."""
+    new = (asked, found, fix)
+    error.args = tuple(old if text is None else _mask_phrase(text) for old, text in zip(error.args, new, strict=True))
+    return error
+
+
+def replace_parts(error: T, kind: Any, change: Callable[[Any], str | PhrasePart]) -> T:
+    """Put other parts in place of those of a kind, and return the error."""
+    error.args = tuple(
+        Phrase(*(change(each) if isinstance(each, kind) else each for each in text.parts)) for text in error.args
+    )
+    return error
+
+
+def name_input(error: T, input: str, several: bool) -> T:
+    """Say which input an error is about.  ``several``: whether its plan has others, so that fixes name it."""
+    error.input = error.input or input
+    return replace_parts(error, Evolve, lambda fix: replace(fix, input=fix.input or input)) if several else error
+
+
+def name_state(error: T, state: str | None, fixed: Collection[str] = ()) -> T:
+    """Say which state an error is about: None for a new one.  ``fixed``: the columns that no state changes."""
+
+    def locate(fix: Evolve) -> Fix:
+        if isinstance(fix, Widen):
+            return replace(fix, state=state, new=state is None, fixed=fixed)
+        if state is None and fix.types:
+            return Declare(fix.types)
+        return replace(fix, state=state, moves=fix.moves or not fix.types.keys().isdisjoint(fixed))
+
+    return replace_parts(error, Evolve, locate)
+
+
+def name_rows(error: T, name: Callable[[int], str], file: str = "") -> T:
+    """Call the rows of an error as their file's reader calls them."""
+    error.file = error.file or file
+    return replace_parts(error, Row, lambda row: replace(row, name="" if row.inner else name(row.number)))

@@ -30,6 +30,7 @@ from ddflow.connectors.formats.base import OWN, Unseen, decoded, uncut, undeclar
 from ddflow.connectors.formats.messages import Messages
 from ddflow.dataflow.admission import Came
 from ddflow.errors import DdflowError, SchemaMismatch
+from ddflow.errors.base import name_input
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
 from ddflow.partitions.messages import Heard, Said
 from ddflow.plan.inputs.binding import Binding
@@ -87,7 +88,7 @@ class Partitioner:
             try:
                 chunks = self._route_table(table, origin, first, came, unseen, more)
             except DdflowError as error:
-                error.of_input(self.input, self.several)
+                name_input(error, self.input, self.several)
                 raise
             first += table.num_rows
             if chunks.num_rows:

@@ -38,6 +38,7 @@ from ddflow.connectors.files.spelling import Misspelled, values
 from ddflow.connectors.to_arrow import of_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
+from ddflow.errors.base import name_rows, replace_texts
 from ddflow.metrics import Look
 from ddflow.plan.inputs.spec import Upsert
 
@@ -73,8 +74,8 @@ class Side(NamedTuple):
         """Add the file to an error about its rows, with the file's row numbers."""
         if (file := self.file) is None:
             return error
-        error.name_rows(lambda row: f"row {row + file[1]:,}", file[0])
-        return error.change(asked=error.asked + f", {file[0]}")
+        name_rows(error, lambda row: f"row {row + file[1]:,}", file[0])
+        return replace_texts(error, asked=error.asked + f", {file[0]}")
 
     def odd(self, name: str, kind: pa.DataType) -> str:
         """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
@@ -385,7 +386,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
             except (DuplicateKeys, NullKey) as error:
                 more = "a row needs a key of its own: name more columns in the key, or mend the rows"
                 remedy = as_given(error.fix) if isinstance(error, NullKey) else more
-                error.change(f"compare: the rows {side}", as_given(error.found), remedy)
+                replace_texts(error, f"compare: the rows {side}", as_given(error.found), remedy)
                 raise of.placed(error) from None
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]

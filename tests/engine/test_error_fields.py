@@ -13,6 +13,7 @@ from messages import raises
 import ddflow as dd
 from ddflow.cli.words import ShellWords
 from ddflow.errors import Command, Evolve, Option, Phrase, Row, SpecError, Widen, in_words
+from ddflow.errors.base import name_rows, replace_texts
 
 
 def flow(name: str = "rows", **spec: Any) -> dd.Flow:
@@ -78,7 +79,7 @@ def test_an_error_keeps_its_data_on_its_way() -> None:
     error = SpecError("rows for 'a'", "null in " + Row(3), "choose " + Option("tie", "last"), column="c", input="a")
     again = copy.deepcopy(error)
     assert (str(again), again.fixes, again.column, again.row) == (str(error), error.fixes, "c", 3)
-    changed = again.change(found=again.found + ", at time 7").name_rows("line {}".format, "a.csv")
+    changed = name_rows(replace_texts(again, found=again.found + ", at time 7"), "line {}".format, "a.csv")
     assert str(changed) == "rows for 'a': null in line 3, at time 7; choose tie='last'"
     assert changed.args == (changed.asked, changed.found, changed.fix) and changed.file == "a.csv"
 

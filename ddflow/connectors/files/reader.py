@@ -44,6 +44,7 @@ from ddflow.connectors.files.spelling import (
     wire,
 )
 from ddflow.errors import DdflowError, Declare, Evolve, Fix, Phrase, SchemaMismatch, UnreadableInput
+from ddflow.errors.base import replace_parts
 from ddflow.expressions.types import is_number
 
 Types = Mapping[str, pa.DataType]
@@ -131,7 +132,8 @@ class Renamed(File):
             for batch in self.plain.batches(own, {self._own(name) for name in converted}):
                 yield batch.rename_columns([self._new.get(name, name) for name in batch.schema.names])
         except SchemaMismatch as error:
-            error.map(
+            replace_parts(
+                error,
                 Declare | Evolve,
                 lambda fix: replace(fix, types={self._new.get(name, name): kind for name, kind in fix.types.items()}),
             )

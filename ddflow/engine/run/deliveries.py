@@ -28,6 +28,7 @@ from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import KeptEpochs, Synced
 from ddflow.engine.run.options import EPOCHS
 from ddflow.errors import DdflowError, SpecError
+from ddflow.errors.base import replace_texts
 from ddflow.metrics import Look, SinkLag
 
 NAP: Final = 0.01
@@ -143,7 +144,7 @@ def _give(each: Mapping[str, tuple[Delivery, TableChanges]]) -> None:
             delivery.give(made)
         except DdflowError as error:
             if given:
-                error.change(found=error.found + f" (changed before that: {', '.join(map(repr, given))})")
+                replace_texts(error, found=error.found + f" (changed before that: {', '.join(map(repr, given))})")
             raise
         given.append(name)
 

@@ -40,6 +40,7 @@ from ddflow.engine.run.retry import LASTS
 from ddflow.engine.run.signals import insisting, on_signal
 from ddflow.engine.run.source_reader import CallRows, Inlet, found, refused, taken_up
 from ddflow.errors import DdflowError, Option, Phrase
+from ddflow.errors.base import name_input, name_state
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
 
@@ -191,12 +192,12 @@ class RunLoop:
             yield
         except DdflowError as error:
             if self.log is not None and not self.log.manifest_log.manifest.number:
-                error.of_state(None)
+                name_state(error, None)
             elif self.log is not None:
                 several = inlet.bounds if len(self.dataflow.admissions) > 1 else ()
                 name = next((name for name in several if len(several) == 1 or repr(name) in error.asked), "")
                 fixed = {each for bound in inlet.bounds.values() for each in bound.fixed if name in ("", bound.name)}
-                error.of_input(name, bool(name)).of_state(self.log.manifest_log.store.where, fixed)
+                name_state(name_input(error, name, bool(name)), self.log.manifest_log.store.where, fixed)
             raise
 
     @contextmanager
