@@ -26,7 +26,7 @@ def pytest_says(*words: str, **changes: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_soak_ends_with_its_minutes_and_says_what_ran_and_what_did_not(workers: str) -> None:
-    few = "tests/storage/test_store_power.py"
+    few = "tests/faults/test_store_power.py"
     code, said = pytest_says(few, "-m", "soak", "-n", workers, DDFLOW_SOAK="1", DDFLOW_MINUTES="0.03")
     assert code in (0, 5), said  # 5: the time was over before any test began
     found = re.search(r"(\d+) tests ran, (\d+) were cut short, (\d+) were not begun", said)

@@ -20,9 +20,12 @@ import pytest
 import tight
 from doors import SECRET
 from durable_case import SMALL, TIGHT, Case, _epochs, perform
+from messages import raises
 from test_durable_kill import Deadly
 
 import ddflow as dd
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import DdflowError, EngineClosed, Fenced, SnapshotExpired
 
@@ -280,3 +283,21 @@ def test_a_writer_that_was_stopped_at_any_call_and_wakes_later_changes_nothing(
     monkeypatch.setattr(os, "fsync", lambda file: None)
     with tight.tiny():
         slept(story, tmp_path, medium, 1)
+
+
+def test_a_second_writer_is_told(tmp_path: Path) -> None:
+    flow = dd.Flow()
+    orders = flow.upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
+    flow.output("by_city", orders.count("city", name="n"))
+    sink = dd.sinks.sqlite(tmp_path / "out.db", "by_city")
+    with flow.open(tmp_path / "state") as engine:
+        first = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
+        second = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
+        assert first.pump(0.0) and second.pump(0.0)
+        engine.step({"orders": {"id": [77], "city": ["Genf"]}})
+        engine.step({"orders": {"id": [78], "city": ["Genf"]}})
+        assert first.pump(0.0)
+        with raises(DdflowError):
+            second.pump(0.0)
+        first.close()
+        second.close()

@@ -15,15 +15,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from chance import SOAK, sample, seeded
-
-WATCHED = ("engine/run", "engine/delivery", "engine/inlet", "engine/commits", "engine/epoch_log", "ddflow/connectors/")
+WATCHED = ("ddflow/engine/run/", "engine/commits", "engine/epoch_log", "ddflow/connectors/")
 CALLS = {
     *("execute", "executemany", "commit", "rollback", "write", "link", "rename", "unlink", "mkdir", "fsync"),
     *("produce", "begin_transaction", "commit_transaction", "init_transactions", "consume", "assign", "cursor"),
@@ -128,53 +125,8 @@ class Story:
     def lived(self) -> None:
         """A life ended."""
 
-
-def killed_at_moments(story: Story, lives: Lives, times: int, longest: float) -> None:
-    """Kill so many lives that are fed and follow, each within so many seconds."""
-    draw = seeded(__name__, type(story).__name__)
-    real = SOAK and not story.forked
-    for _ in range(times):
-        process = None
-        if real:
-            with story.errors.open("ab") as errors:
-                process = subprocess.Popen([sys.executable, "-c", PROGRAM, *story.words(True)], stderr=errors)
-        pid = process.pid if process else lives.begin(story.words(True), story.errors, torn=story.torn)
-        ends = time.monotonic() + draw.uniform(0.0, longest + 1.5 * real)
-        while time.monotonic() < ends:
-            story.feed(draw)
-            time.sleep(draw.uniform(0.0, 0.03))
-        os.kill(pid, signal.SIGKILL)
-        status = process.wait() if process else lives.end()[0]
-        assert status in (signal.SIGKILL, -signal.SIGKILL), story.errors.read_text()
-        story.lived()
-    finished(story, lives)
-
-
-def killed_at_calls(story: Story, lives: Lives, most: int) -> None:
-    """Kill a life at each of its calls, or a sample of them; each begins with something new."""
-    draw = seeded(__name__, "calls", type(story).__name__)
-    story.feed(draw)
-    calls = finished(story, lives)
-    assert calls > 100
-    killed = 0
-    for at in sample(range(calls), most, __name__, type(story).__name__):
-        story.feed(draw)
-        lives.begin(story.words(False), story.errors, at, story.torn)
-        status = lives.end()[0]
-        assert status in (0, signal.SIGKILL), story.errors.read_text()
-        killed += status != 0
-        story.lived()
-    assert killed > most // 2
-    finished(story, lives)
-
-
-def finished(story: Story, lives: Lives) -> int:
-    """A life to the end, and a look.  How many calls it had."""
-    lives.begin(story.words(False), story.errors)
-    status, calls = lives.end()
-    assert status == 0, story.errors.read_text()
-    story.look()
-    return calls
+    def close(self) -> None:
+        """Leave the server, if there is one, as it was."""
 
 
 def replayed(rows: Iterable[dict[str, Any]]) -> set[tuple[Any, ...]]:

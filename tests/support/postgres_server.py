@@ -8,9 +8,10 @@ from local_postgres import INSTALL, LocalPostgres, missing, programs
 
 DECODED = [
     "examples/test_demo_cdc.py",
+    "faults/test_postgres_faults.py",
     *(
         f"connectors/test_postgres_{each}.py"
-        for each in ("source", "kill", "faults", "changed", "session", "values", "recopied", "tables")
+        for each in ("source", "changed", "session", "values", "recopied", "tables")
     ),
 ]
 CAPTURED = ["examples/test_demo_debezium_live.py"]

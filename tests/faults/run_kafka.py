@@ -1,4 +1,4 @@
-"""From a topic of Kafka into a topic and a table, killed anywhere: all agree, and the table has each epoch once.
+"""A run from a topic of Kafka into a topic and a table: all agree, and the table has each epoch once.
 
 The cluster is librdkafka's mock, which hides nothing of a transaction that nobody ended, its record in the control
 topic included. So the topic is written with ``upsert``, where a row that comes twice is the same row; and where a life
@@ -11,17 +11,13 @@ from __future__ import annotations
 import json
 import runpy
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
-from uuid import uuid4
 
 import pytest
-import real_kafka
 from confluent_kafka import Producer
-from kafka_cluster import Cluster
-from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
+from lives import Story, replayed
 
 import ddflow as dd
 from ddflow.cli import app
@@ -29,7 +25,7 @@ from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 
 
-class Streamed(Story):
+class KafkaRun(Story):
     """Rows in a topic, their counts in another one, and a changelog in SQLite."""
 
     forked = True
@@ -102,7 +98,7 @@ flow.output("by_city", rows.count("city", name="n"))
         return rows
 
 
-class Growing(Streamed):
+class KafkaColumnsRun(KafkaRun):
     """The same, and rows get a column with each change but the first."""
 
     changes = -1
@@ -113,40 +109,3 @@ class Growing(Streamed):
 
     def row(self, draw: Random) -> dict[str, Any]:
         return super().row(draw) | {f"c{1 + number}": draw.randrange(9) for number in range(self.changes)}
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Cluster() as servers:
-        yield servers
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-def test_kafka_when_killed_at_calls(lives: Lives, servers: str, tmp_path: Path) -> None:
-    killed_at_calls(Streamed(tmp_path / "story", servers), lives, 6)
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-def test_kafka_when_killed_at_calls_around_new_columns(lives: Lives, servers: str, tmp_path: Path) -> None:
-    killed_at_calls(Growing(tmp_path / "story", servers), lives, 3)
-
-
-@pytest.mark.drawn(3, of="kills")
-def test_kafka_when_killed_at_moments(lives: Lives, servers: str, tmp_path: Path) -> None:
-    killed_at_moments(Streamed(tmp_path / "story", servers), lives, 6, 1.0)
-
-
-@pytest.mark.soak
-def test_kafka_when_killed_at_many_moments(lives: Lives, servers: str, tmp_path: Path) -> None:
-    killed_at_moments(Streamed(tmp_path / "story", servers), lives, 200, 2.0)
-
-
-@pytest.mark.soak
-def test_what_the_mock_does_not_show_is_found_missing(servers: str, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(real_kafka.Checks, "topic", lambda self: f"check-{uuid4().hex}")
-    wrong = real_kafka.looked_at(real_kafka.Checks(servers, {}))
-    assert wrong == ["fencing", "dead_writer", "aborted", "group", "start_by_time", "retention", "created_anew"]
-    said = capsys.readouterr().out
-    assert "two writers wrote" in said and "a record of an open transaction was read" in said

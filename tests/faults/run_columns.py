@@ -1,7 +1,4 @@
-"""Killed anywhere around a column that is new at its source: the state and all targets have it, or none of its rows.
-
-Each file that is fed may have a column more than those before it.  What the targets hold is compared with the files.
-"""
+"""A run from files that get a column now and then: state and targets have it, or none of its rows."""
 
 from __future__ import annotations
 
@@ -11,14 +8,13 @@ from random import Random
 from typing import Any
 
 import polars as pl
-import pytest
-from lives import Lives, Story, killed_at_calls
-from test_run_kill import of_duckdb, of_sqlite
+from lives import Story
+from run_files import of_duckdb, of_sqlite
 
 import ddflow as dd
 
 
-class Growing(Story):
+class ColumnsRun(Story):
     """Files of orders that get a column now and then."""
 
     flow = """
@@ -75,9 +71,3 @@ flow.output("cities", orders.count("city"))
 
 def rows(of: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in of]
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-def test_killed_at_calls_around_new_columns(lives: Lives, tmp_path: Path) -> None:
-    killed_at_calls(Growing(tmp_path / "a"), lives, 5)

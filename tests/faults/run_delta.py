@@ -1,8 +1,4 @@
-"""Killed anywhere between a table of Delta Lake and the targets, a run goes on: each version is taken once.
-
-The table is changed by rows that come, change and go, gets a column now and then, and is compacted.  What the state,
-a table of SQLite and one of Delta Lake hold is compared with it; a changelog is followed epoch by epoch.
-"""
+"""A run from a followed table of Delta Lake, whose rows come, change and go: each version is taken once."""
 
 from __future__ import annotations
 
@@ -14,16 +10,15 @@ from typing import Any
 import deltalake
 import polars as pl
 import pyarrow as pa
-import pytest
-from lives import Lives, Story, finished, killed_at_calls, killed_at_moments, replayed
-from test_run_kill import of_sqlite
+from lives import Story, replayed
+from run_files import of_sqlite
 
 import ddflow as dd
 
 FIRST = pa.schema({"id": pa.int64(), "city": pa.string()})
 
 
-class Followed(Story):
+class DeltaRun(Story):
     """A table that is followed by key, and as differences."""
 
     flow = """
@@ -91,17 +86,3 @@ def _alike(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Rows of a changelog without the columns that came while it was written: rows before them have none."""
     for row in rows:
         yield {name: value for name, value in row.items() if name in ("id", "city") or name.startswith("_")}
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-def test_a_followed_table_when_killed_at_calls(lives: Lives, tmp_path: Path) -> None:
-    killed_at_calls(Followed(tmp_path / "story"), lives, 4)
-
-
-@pytest.mark.soak
-def test_a_followed_table_when_killed_at_many_moments(lives: Lives, tmp_path: Path) -> None:
-    story = Followed(tmp_path / "story")
-    story.feed(Random(1))
-    finished(story, lives)  # columns beside the first rows that are committed would be left out
-    killed_at_moments(story, lives, 60, 1.0)

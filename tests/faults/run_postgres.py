@@ -1,25 +1,20 @@
-"""From a slot of Postgres into tables of Postgres, killed anywhere: both sides agree, and have each epoch once.
-
-A server of the tests' own; a writer changes the source while lives of ``ddflow run`` end by SIGKILL.
-"""
+"""A run from a slot of Postgres into tables of Postgres: both sides agree, and have each epoch once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import psycopg
-import pytest
-from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
+from lives import Story, replayed
 from postgres_server import Server
 from psycopg.rows import dict_row
 
 import ddflow as dd
 
 
-class Replicated(Story):
+class PostgresRun(Story):
     """Orders in a table that a slot follows, their sums, and a changelog."""
 
     flow = """
@@ -38,6 +33,10 @@ flow.output("by_customer", orders.group_by("customer").agg(n="count(*)", total="
         self.ask("drop schema public cascade; create schema public")
         self.ask("create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)")
         self.ask("insert into orders select n, n % 5, n, null from generate_series(1, 50) n")
+
+    def close(self) -> None:
+        self.ask("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
+        self.connection.close()
 
     def ask(self, text: str) -> list[dict[str, Any]]:
         found = self.connection.execute(text)
@@ -67,7 +66,7 @@ flow.output("by_customer", orders.group_by("customer").agg(n="count(*)", total="
         assert [each["slot_name"] for each in self.ask("select slot_name from pg_replication_slots")] == ["ddflow"]
 
 
-class Growing(Replicated):
+class PostgresColumnsRun(PostgresRun):
     """The same, and with each change but the first the table gets a column, and a row with it; with every second one
     all rows, too, so that it is copied again."""
 
@@ -87,7 +86,7 @@ class Growing(Replicated):
         assert dd.read(self.place / "state", "moves").schema.names[4:-1] == names
 
 
-class Unlogged(Replicated):
+class PostgresUnloggedRun(PostgresRun):
     """The same, and with each change but the first rows change without a change in the log."""
 
     changes = -1
@@ -109,12 +108,12 @@ class Unlogged(Replicated):
             self.ask(f"alter table orders {after}")
 
 
-class Adding(Replicated):
+class PostgresTablesRun(PostgresRun):
     """The same, and with each change but the first the source gets a table, which was written to before."""
 
     changes = -1
     flow = (
-        Replicated.flow
+        PostgresRun.flow
         + """
 for name in ("t1", "t2", "t3"):
     flow.output(f"{name} rows", flow.upserts(name, {"id": int}, dd.Upsert(key="id"), format=dd.formats.wal2json()))
@@ -143,55 +142,3 @@ for name in ("t1", "t2", "t3"):
         for name in self.tables():
             held = dd.read(self.place / "state", f"{name} rows").column("id").to_pylist()
             assert sorted(held) == [row["id"] for row in self.ask(f"select id from {name} order by 1")]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def story(server: Server, tmp_path: Path, request: Any) -> Iterator[Story]:
-    made = getattr(request, "param", Replicated)(tmp_path / "story", server)
-    yield made
-    made.connection.execute("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
-    made.connection.close()
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-def test_postgres_when_killed_at_calls(lives: Lives, story: Story) -> None:
-    killed_at_calls(story, lives, 6)
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-@pytest.mark.parametrize("story", [Growing], indirect=True)
-def test_postgres_when_killed_at_calls_around_new_columns(lives: Lives, story: Story) -> None:
-    killed_at_calls(story, lives, 3)
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-@pytest.mark.parametrize("story", [Unlogged], indirect=True)
-def test_postgres_when_killed_at_calls_around_changes_that_are_not_logged(lives: Lives, story: Story) -> None:
-    killed_at_calls(story, lives, 3)
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-@pytest.mark.parametrize("story", [Adding], indirect=True)
-def test_postgres_when_killed_at_calls_around_tables_that_are_added(lives: Lives, story: Story) -> None:
-    killed_at_calls(story, lives, 3)
-
-
-@pytest.mark.drawn(3, of="kills")
-def test_postgres_when_killed_at_moments(lives: Lives, story: Story) -> None:
-    killed_at_moments(story, lives, 6, 0.5)
-
-
-@pytest.mark.soak
-def test_postgres_when_killed_at_many_moments(lives: Lives, story: Story) -> None:
-    killed_at_moments(story, lives, 200, 1.0)

@@ -1,8 +1,4 @@
-"""Killed anywhere between source and sink, a run goes on: source, state and targets agree, and have each epoch once.
-
-Files go to SQLite, DuckDB, Parquet and Delta Lake together. What the targets hold is compared with the files' rows;
-changelogs are followed epoch by epoch. Postgres and Kafka are in ``test_postgres_kill`` and ``test_kafka_kill``.
-"""
+"""A run from files into every target that is a file: tables hold the rows of the files, changelogs each epoch once."""
 
 from __future__ import annotations
 
@@ -15,21 +11,16 @@ from typing import Any
 import duckdb
 import polars as pl
 import pyarrow.parquet as pq
-import pytest
-from lives import Lives, Story, killed_at_calls, killed_at_moments, replayed
-from messages import raises
+from lives import Story, replayed
 from pyiceberg.catalog import load_catalog
 from test_run import manifest_of
 
 import ddflow as dd
-from ddflow.engine.run.delivery import Delivery
-from ddflow.engine.run.kept_epochs import EngineEpochs
-from ddflow.errors import DdflowError
 
 Totals = set[tuple[str, int, int]]
 
 
-class Landed(Story):
+class FilesRun(Story):
     """Files of orders, and all targets that are files."""
 
     flow = """
@@ -130,43 +121,3 @@ def of_iceberg(table: str) -> list[dict[str, Any]]:
     prefix = "PYICEBERG_CATALOG__DEFAULT__"
     given = {name.removeprefix(prefix).lower(): os.environ[name] for name in os.environ if name.startswith(prefix)}
     return load_catalog("default", **given).load_table(table).scan().to_arrow().to_pylist()
-
-
-@pytest.fixture(autouse=True)
-def catalog(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in lives.catalog.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.mark.drawn(3, of="kills")
-@pytest.mark.sampled
-def test_files_when_killed_at_calls(lives: Lives, tmp_path: Path) -> None:
-    killed_at_calls(Landed(tmp_path / "story"), lives, 6)
-
-
-@pytest.mark.drawn(3, of="kills")
-def test_files_when_killed_at_moments(lives: Lives, tmp_path: Path) -> None:
-    killed_at_moments(Landed(tmp_path / "story"), lives, 6, 0.5)
-
-
-@pytest.mark.soak
-def test_files_when_killed_at_many_moments(lives: Lives, tmp_path: Path) -> None:
-    killed_at_moments(Landed(tmp_path / "story"), lives, 200, 1.0)
-
-
-def test_a_second_writer_is_told(tmp_path: Path) -> None:
-    flow = dd.Flow()
-    orders = flow.upserts("orders", {"id": int, "city": str}, dd.Upsert(key="id"))
-    flow.output("by_city", orders.count("city", name="n"))
-    sink = dd.sinks.sqlite(tmp_path / "out.db", "by_city")
-    with flow.open(tmp_path / "state") as engine:
-        first = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
-        second = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
-        assert first.pump(0.0) and second.pump(0.0)
-        engine.step({"orders": {"id": [77], "city": ["Genf"]}})
-        engine.step({"orders": {"id": [78], "city": ["Genf"]}})
-        assert first.pump(0.0)
-        with raises(DdflowError):
-            second.pump(0.0)
-        first.close()
-        second.close()
