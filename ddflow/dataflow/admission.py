@@ -1,9 +1,11 @@
-"""The admission of one input: its rows are checked, numbered, and turned into events with a time, or refused.
+"""Decode and check the rows of one input, number them, and turn them into events with a time.
+
+`Admission.decode` makes rows of messages, `admit` makes events of rows, and `Inflow.enqueue` puts them in the queue.
 
 Invariant: `admit` changes nothing. Either all rows of a push or step are admitted (bad and late ones with their
 verdict), or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too. A
 row that lacks its key and is late counts once, as bad. An advanced event is stamped at the frontier, but is resolved by
-its own time. Waiting is the business of ``batcher``, deciding that of ``operators.upsert``.
+its own time.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.bind import bind
@@ -14,10 +16,10 @@ its own time. Waiting is the business of ``batcher``, deciding that of ``operato
 ([9], {'late': 1})
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +41,8 @@ BAD, LATE = NAMES.index("bad"), NAMES.index("late")
 NOTHING: Ints = np.empty(0, np.int64)
 Where = Callable[[int], str | Row]
 """The name of a row in an error."""
+Look = Callable[[pa.RecordBatch], None]
+"""Is shown rows as they came."""
 
 
 class Admitted(NamedTuple):
@@ -59,16 +63,33 @@ class Admitted(NamedTuple):
     greatest: int
     """The greatest time among the events that go on, or NEVER."""
 
+    @classmethod
+    def implied(cls, events: Events) -> Self:
+        """Wrap events that no row brought. O(1)."""
+        return cls(events, 0, {}, None, NOTHING, NOTHING, NEVER)
+
 
 @dataclass
-class Came:
-    """Counts of an input's messages so far in a call.
+class MessagesRead:
+    """The messages of an input that a call has read so far.
 
-    ``table``: the table of the messages, None until one names it; ``messages``: their number.
+    ``table``: the table of the messages, None until one names it; ``count``: their number.
     """
 
     table: str | None
-    messages: int = 0
+    count: int = 0
+
+
+class DecodedRows(NamedTuple):
+    """Rows, or the events of messages: ``truncate`` comes before them, and ``where`` names them in errors.
+
+    ``implied``: whether they are the deletes that a truncate means, which no look is shown.
+    """
+
+    rows: Any
+    truncate: Truncate | None = None
+    where: Where | None = None
+    implied: bool = False
 
 
 class Admission:
@@ -107,43 +128,42 @@ class Admission:
             return ()
         return tuple(name for name in self.bound.schema.names if name not in self.columns)
 
-    def parts(self, given: Any, came: Came | None = None) -> Iterator[tuple[Any, Truncate | None, Where | None]]:
-        """Yield rows unchanged, and the events of messages, split at each truncate, which comes before the next part.
+    def decode(self, given: Any, read: MessagesRead) -> Sequence[DecodedRows]:
+        """Return rows unchanged, and the events of messages, split at each truncate.
 
-        Each part comes with the function that names its rows in errors, if they are events. ``came``: the earlier
-        messages. O(1), O(bytes) of messages. Raises `BadMessage`, and `SchemaMismatch` for a value that is no table of
-        messages.
+        ``read``: the earlier messages. O(1), O(bytes) of messages. Raises `BadMessage`, and `SchemaMismatch` for a
+        value that is no table of messages.
         """
-        came = came or Came(self.table)
-        first = came.messages
-        made = self.decoded(given, came)
+        if self.format is None:
+            return (DecodedRows(given),)
+        first = read.count
+        made = self._decode_messages(given, read)
         if not isinstance(made, Decoded):
-            yield made, None, None
-            return
-        begin, before = 0, None
-        for each in made.truncates:
+            return (DecodedRows(made),)
+        begin, before, parts = 0, None, []
+        for each in (*made.truncates, None):
+            end = made.rows.num_rows if each is None else each.row
             where = partial(self._place, given, first, made.at[begin:])
-            yield made.rows.slice(begin, each.row - begin), before, where
-            begin, before = each.row, each
-        yield made.rows.slice(begin), before, partial(self._place, given, first, made.at[begin:])
+            parts.append(DecodedRows(made.rows.slice(begin, end - begin), before, where))
+            begin, before = end, each
+        return parts
 
-    def uncut(self, given: Any, came: Came | None = None) -> Any:
-        """Return rows unchanged, and the events of messages. Like `parts`, and raises `BadMessage` for a truncate."""
-        made = self.decoded(given, came)
+    def decode_whole(self, given: Any, read: MessagesRead | None = None) -> Any:
+        """Return rows unchanged, and the events of messages. Like `decode`, and raises `BadMessage` for a truncate."""
+        made = self._decode_messages(given, read or MessagesRead(self.table))
         return uncut(made, self.what).rows if isinstance(made, Decoded) else made
 
-    def decoded(self, given: Any, came: Came | None = None) -> Any:
+    def _decode_messages(self, given: Any, read: MessagesRead) -> Any:
         """Decode messages to events, `Decoded`; return rows and decoded events unchanged."""
-        came = came or Came(self.table)
         format = self.format
         if format is None:
             return given
         table = to_table(given, self.what, self.given)
         if DELETED in table.column_names:
             return table
-        first = came.messages
-        made = decoded(format, table, self.bound.target._replace(table=came.table), first)
-        came.messages, came.table = first + table.num_rows, made.table
+        first = read.count
+        made = decoded(format, table, self.bound.target._replace(table=read.table), first)
+        read.count, read.table = first + table.num_rows, made.table
         self.unseen.look(format, table, made, self.what)
         if format.of_rows:
             there = (*table.column_names, *OWN)
@@ -200,18 +220,18 @@ class Admission:
         frontier: int,
         time: int | None = None,
         before: int = 0,
-        look: Callable[[pa.RecordBatch], None] | None = None,
+        looks: Iterable[Look] = (),
         where: Where | None = None,
     ) -> Admitted:
         """Check and number the rows of one input.
 
-        ``time``: of the step, in epoch mode. ``before``: how many rows came before these in the same call. ``look``: is
-        shown them all. ``where``: what errors call a row, by default its number in the call. O(rows).
+        ``time``: of the step, in epoch mode. ``before``: how many rows came before these in the same call. ``looks``:
+        are shown them all. ``where``: what errors call a row, by default its number in the call. O(rows).
 
         Raises `NotArrow`, `SchemaMismatch`, `NullKey`, `LateEvent`; nothing changes.
         """
         bound, rows, where = self.bound, self.events(given), where or (lambda row: Row(before + row))
-        if look is not None:
+        for look in looks:
             look(rows)
         n, first = rows.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)

@@ -15,116 +15,54 @@ that it means, of the keys held at that place in the order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret
-from ddflow.columns.rows import gathered
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.connectors.error_location import at_path, is_path
-from ddflow.connectors.formats.base import DELETED, Truncate
-from ddflow.dataflow.admission import Admission
+from ddflow.dataflow.admission import Admission, DecodedRows, Look, MessagesRead
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.holds import Holds, RecentSteps
-from ddflow.dataflow.inflow import Inflow, Look, add, flowing
+from ddflow.dataflow.inflow import Inflow, add, deletes, lateness_frontier, portions
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
 from ddflow.dataflow.spill import Release, make_room
 from ddflow.dataflow.step import Computation
 from ddflow.dataflow.verdicts import NAMES, Verdicts, resolved
 from ddflow.errors import (
-    BadMessage,
     DdflowError,
     ExpressionError,
     NotSingle,
-    Option,
-    Phrase,
     SpillFailed,
     SpillFull,
     StorageFailed,
     StorageFull,
-    WrongMode,
 )
 from ddflow.errors.base import name_input, replace_texts
 from ddflow.operators.inputs import Outcome
-from ddflow.operators.upsert.living import living
-from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed
-from ddflow.time import CLOSED, NEVER, shown
-
-PIECE = 1 << 16
-"""How many keys are gathered together."""
-
-
-def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
-    """Make the events of a truncate. ``inflow``: the earlier rows of the call. O(keys held + events before).
-
-    Raises `WrongMode` in hold-back mode, `BadMessage` if it lacks an order that events have.
-
-    >>> import pyarrow as pa, ddflow as dd
-    >>> flow = dd.Flow()
-    >>> orders = flow.upserts("orders", {"id": pa.int64()}, dd.Upsert(key="id"), format=dd.formats.debezium())
-    >>> _ = flow.output("orders", orders)
-    >>> def message(op, id, lsn):
-    ...     return {"value": f'{{"op": "{op}", "after": {{"id": {id}}}, "source": {{"lsn": {lsn}}}}}'}
-    >>> with flow.open() as engine:
-    ...     _ = engine.step({"orders": [message("c", 1, 10), message("c", 2, 30)]})
-    ...     out = engine.step({"orders": [message("c", 3, 19), message("t", 0, 20), message("c", 4, 21)]})
-    ...     sorted((row["id"], row["_diff"]) for row in out["orders"].to_pylist()), str(out.verdicts)
-    ([(1, -1), (4, 1)], 'applied 2, superseded 1, noop 1, stale 1')
-    """
-    bound = upsert.bound
-    asked = f"messages for {bound.name!r}"
-    if bound.spec.holds_back:
-        found = f"{cut.place}: it is a truncate, and the flow is in hold-back mode"
-        raise WrongMode(
-            asked, found, Phrase("a truncate has no time of an event: leave ", Option("time"), " out of the spec")
-        )
-    if lost := [name for name in bound.spec.order_by if name not in cut.order]:
-        found = f"{cut.place}: it is a truncate, and says nothing of the order by {lost}"
-        raise BadMessage(asked, found, Phrase("leave ", Option("order_by"), " to the format; nothing was taken in"))
-    keys = bound.key_schema
-    for high, _, references in living(upsert.arranged):
-        for begin in range(0, high.size, PIECE):
-            rows = gathered(upsert.arranged.pool(), references[begin : begin + PIECE], keys)
-            yield _make_deletes(upsert, rows, cut)
-    before = [events.rows.select(keys.names) for events in inflow.pieces]
-    if before:
-        named = pa.Table.from_batches(before).group_by(keys.names).aggregate([]).select(keys.names)
-        yield _make_deletes(upsert, [column.combine_chunks() for column in named.columns], cut)
-
-
-def _make_deletes(upsert: RunningUpsert, keys: list[pa.Array], cut: Truncate) -> pa.RecordBatch:
-    schema = upsert.bound.schema
-    n = len(keys[0])
-    columns = dict(zip(upsert.bound.key_schema.names, keys, strict=True))
-    columns |= {name: pa.array([value], schema.field(name).type).take(_first(n)) for name, value in cut.order.items()}
-    columns[DELETED] = pa.array(np.ones(n, np.bool_))
-    every = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(n, f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(every, schema=schema)
-
-
-def _first(n: int) -> pa.Array:
-    return pa.array(np.zeros(n, np.int64))
-
+from ddflow.time import CLOSED, NEVER, advance, shown
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
 """No events, by verdict."""
+NO_LOOKS: Final[Mapping[str, Sequence[Look]]] = MappingProxyType({})
 
 
 class ComputedStep(NamedTuple):
@@ -194,30 +132,50 @@ class Dataflow:
         return self.nothing[name].schema
 
     def admit(
-        self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Look] | None = None
+        self, inputs: Mapping[str, Any], time: int | None, looks: Mapping[str, Sequence[Look]] = NO_LOOKS
     ) -> dict[str, Inflow]:
-        """Room made, and the rows of each input admitted.  ``looks``: by input, what is shown all rows."""
+        """Make room, and decode, admit and enqueue the rows of each input. O(rows).
+
+        ``time``: of the step, in epoch mode. ``looks``: by input, what is shown all rows.
+
+        Raises the errors of `Admission`, `BudgetExceeded` for a row that is larger than the budget allows, `SpillFull`
+        and `SpillFailed`, each before any change.
+        """
         if self.budget.home is not None:
             make_room(self.budget, self.graph, self.batchers)
-        return {name: self.inflow(name, rows, time, looks[name] if looks else None) for name, rows in inputs.items()}
+        return {name: self._admit_input(name, rows, time, looks.get(name, ())) for name, rows in inputs.items()}
 
-    def inflow(self, name: str, rows: Any, time: int | None, look: Look | None) -> Inflow:
+    def _admit_input(self, name: str, rows: Any, time: int | None, looks: Sequence[Look]) -> Inflow:
         """Admit the rows of one input."""
-        admission = self.admissions[name]
-        batcher = None if time is not None and self.budget.scratch is None else self.batchers[name]
-        listed = partial(verdict_rows, admission.bound) if self.lists else None
-        truncated = None if admission.bound.format is None else partial(self._make_deletes, name)
+        admission, budget = self.admissions[name], self.budget
+        batcher = None if time is not None and budget.scratch is None else self.batchers[name]
+        inflow = Inflow(admission, batcher, MessagesRead(admission.table))
         try:
-            return flowing(rows, admission, batcher, self.frontier, time, self.budget, listed, look, truncated)
+            for portion in portions(rows, admission, budget.piece // 2) if budget.spills else (rows,):
+                parts: Iterable[DecodedRows] = admission.decode(portion, inflow.read)
+                if admission.format is not None:
+                    parts = self._add_deletes(parts, name, inflow)
+                for part in parts:
+                    shown_to = () if part.implied else looks
+                    admitted = admission.admit(part.rows, self.frontier, time, inflow.rows, shown_to, part.where)
+                    inflow.enqueue(admitted, budget)
+                    if self.lists:
+                        inflow.listed.append(verdict_rows(admission.bound, admitted))
         except DdflowError as error:
             name_input(error, name, len(self.admissions) > 1)
             if is_path(rows):
                 raise at_path(rows, error) from None
             raise
+        return inflow
 
-    def _make_deletes(self, name: str, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
-        """Make the events of a truncate of an input."""
-        return deletes(self.graph.inputs[name].keyed_for(f"messages for {name!r}"), inflow, cut)
+    def _add_deletes(self, parts: Iterable[DecodedRows], name: str, inflow: Inflow) -> Iterator[DecodedRows]:
+        """Yield the deletes that each truncate means before the events that follow it."""
+        for part in parts:
+            if part.truncate is not None:
+                upsert = self.graph.inputs[name].keyed_for(f"messages for {name!r}")
+                for rows in list(deletes(upsert, inflow, part.truncate)):
+                    yield DecodedRows(rows, implied=True)
+            yield part
 
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
@@ -228,15 +186,21 @@ class Dataflow:
         with Release(CLOSED, batchers, self.graph.inputs, self.budget) as given:
             return self.take(inflows, self.compute(given, time), time + 1, time)
 
-    def push(self, inflows: Mapping[str, Inflow], to: int) -> Step:
-        """Take admitted rows in, in hold-back mode, and close the times before ``to``, if it is later."""
+    def push(self, inflows: Mapping[str, Inflow], to: int | None = None) -> Step:
+        """Take admitted rows in, in hold-back mode, and close the times before ``to``, if it is later.
+
+        ``to``: None for the frontier that the lateness of the inputs gives.
+        """
+        if to is None:
+            to = lateness_frontier(self.admissions, inflows)
         if to > self.frontier:
             return self.advance(inflows, to)
         self.check_budget(None, inflows)
         return self.take(inflows, None, self.frontier, self.last)
 
     def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
-        """Close the times before ``to``."""
+        """Close the times before ``to``. Raises `TimeWentBack` if it is below the frontier."""
+        advance(self.frontier, to, self.time_type)
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
         with Release(to, batchers, self.graph.inputs, self.budget) as given:
             last = to - 1
@@ -349,7 +313,7 @@ class Dataflow:
                 self.batchers[name] = inflow.batcher
             admission = self.admissions[name]
             admission.arrived += inflow.rows
-            admission.greatest, admission.table = max(admission.greatest, inflow.greatest), inflow.table
+            admission.greatest, admission.table = max(admission.greatest, inflow.greatest), inflow.read.table
         if computed is not None:
             for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)

@@ -1,43 +1,54 @@
-"""The inflow of a call: the rows of each input, admitted piece by piece and put with those that wait.
+"""The inflow of a call: which rows are for which input, and the queue of those that were admitted.
 
 Invariant: either all rows of all inputs are taken in, or an error names what is wrong and every input is as before.
 Batchers are changed in copies, which the engine adopts when nothing can be refused any more. Under a budget the input
 is a stream that is never in memory whole, so rows are admitted and numbered while more are still to come; many rows are
 spilled on the way.
 
->>> import pyarrow as pa
->>> parts = list(portions(pa.table({"v": range(10)}), "'v'", pa.schema({"v": pa.int64()}), 32))
+>>> import pyarrow as pa, ddflow as dd
+>>> admission = Admission(dd.Flow().upserts("v", {"v": pa.int64()}, dd.Upsert(key="v")).bound)
+>>> parts = list(portions(pa.table({"v": range(10)}), admission, 32))
 >>> [part.num_rows for part in parts]
 [4, 4, 2]
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
+from ddflow.columns.rows import gathered
 from ddflow.columns.schema import plain_size
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.connectors.formats.base import Truncate
+from ddflow.connectors.formats.base import DELETED, Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.to_arrow import arrow, to_table
-from ddflow.dataflow.admission import Admission, Admitted, Came, Where
+from ddflow.dataflow.admission import Admission, Admitted, MessagesRead
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.dataflow.graph import Released
-from ddflow.errors import BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch
+from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
 from ddflow.operators.upsert.events import Events, joined
+from ddflow.operators.upsert.living import living
+from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.time import CLOSED, NEVER
+
+PIECE = 1 << 16
+"""How many keys are gathered together."""
 
 
 @dataclass
 class Inflow:
     """The rows of one input in one call."""
 
+    admission: Admission
     batcher: Batcher | None
     """The pending events, with the admitted ones; None in epoch mode in memory, which has no pending events."""
+    read: MessagesRead
+    """The messages that were decoded."""
     chunks: list[Events] = field(default_factory=list)
     """The events that were admitted then."""
     rows: int = 0
@@ -50,22 +61,26 @@ class Inflow:
     """Verdict rows, when they are asked for."""
     bad: list[pa.Array] = field(default_factory=list)
     """The marks of unreadable messages."""
-    table: str | None = None
-    """That messages are of, None while none has said it."""
 
-    def put(self, events: Events, budget: Budget) -> None:
-        """Add events; spill them to files if they are many. Raises `SpillFull`, `SpillFailed`."""
-        if self.batcher is None:
-            self.chunks += [events] if events.times.size else []
-            return
-        self.batcher = self.batcher.with_run(events)
-        if budget.home is not None and self.batcher.nbytes > budget.pending:
-            self.batcher.spill(budget.home, budget.pending // 2, budget.chunk)
+    def enqueue(self, admitted: Admitted, budget: Budget) -> None:
+        """Add admitted rows; spill events to files if they are many. Raises `SpillFull`, `SpillFailed`."""
+        if self.batcher is not None:
+            self.batcher = self.batcher.with_run(admitted.events)
+            if budget.home is not None and self.batcher.nbytes > budget.pending:
+                self.batcher.spill(budget.home, budget.pending // 2, budget.chunk)
+        elif admitted.events.times.size:
+            self.chunks.append(admitted.events)
+        self.rows += admitted.rows
+        self.greatest = max(self.greatest, admitted.greatest)
+        if admitted.counts:
+            add(self.counts, admitted.counts)
+        if admitted.refused is not None and self.admission.marks:
+            self.bad.append(admitted.refused.column(MARK).drop_null())
 
     @property
     def released(self) -> Released:
         """The events that no longer wait, together."""
-        return Released.of(joined(self.chunks) if self.chunks else None)
+        return Released.of(joined(self.chunks) if len(self.chunks) > 1 else next(iter(self.chunks), None))
 
     @property
     def pieces(self) -> Iterable[Events]:
@@ -73,65 +88,56 @@ class Inflow:
         return self.chunks if self.batcher is None else self.batcher.released(CLOSED)[1]
 
 
-Look = Callable[[pa.RecordBatch], None]
-"""Is shown rows as they came."""
-Truncated = Callable[[Inflow, Truncate], Iterable[pa.RecordBatch]]
-"""Makes the events of a truncate from the rows before it."""
+def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
+    """Make the events of a truncate. ``inflow``: the earlier rows of the call. O(keys held + events before).
 
+    Raises `WrongMode` in hold-back mode, `BadMessage` if it lacks an order that events have.
 
-def flowing(
-    given: Any,
-    admission: Admission,
-    batcher: Batcher | None,
-    frontier: int,
-    time: int | None,
-    budget: Budget,
-    listed: Callable[[Admitted], pa.Table] | None,
-    look: Callable[[pa.RecordBatch], None] | None = None,
-    truncated: Truncated | None = None,
-) -> Inflow:
-    """Admit all rows of one input.
-
-    ``time``: of the step, in epoch mode. ``look``: sees all rows. ``truncated``: makes the events of a truncate from
-    the rows before it. O(rows).
-
-    Raises the errors of `Admission.admit`, `BudgetExceeded` for a row that is larger than the budget allows,
-    `SpillFull` and `SpillFailed`, each before any change.
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> orders = flow.upserts("orders", {"id": pa.int64()}, dd.Upsert(key="id"), format=dd.formats.debezium())
+    >>> _ = flow.output("orders", orders)
+    >>> def message(op, id, lsn):
+    ...     return {"value": f'{{"op": "{op}", "after": {{"id": {id}}}, "source": {{"lsn": {lsn}}}}}'}
+    >>> with flow.open() as engine:
+    ...     _ = engine.step({"orders": [message("c", 1, 10), message("c", 2, 30)]})
+    ...     out = engine.step({"orders": [message("c", 3, 19), message("t", 0, 20), message("c", 4, 21)]})
+    ...     sorted((row["id"], row["_diff"]) for row in out["orders"].to_pylist()), str(out.verdicts)
+    ([(1, -1), (4, 1)], 'applied 2, superseded 1, noop 1, stale 1')
     """
-    most = budget.piece // 2 if budget.spills else None
-    inflow, came = Inflow(batcher), Came(admission.table)
-    for part in (
-        (given,) if most is None else portions(given, admission.what, admission.given, most, admission.bound.guessed)
-    ):
-        whole = admission.format is None
-        cut = ((part, look, None),) if whole else _split_messages(part, admission, came, inflow, look, truncated)
-        for rows, seen, where in cut:
-            admitted = admission.admit(rows, frontier, time, inflow.rows, seen, where)
-            inflow.put(admitted.events, budget)
-            inflow.rows += admitted.rows
-            inflow.greatest = max(inflow.greatest, admitted.greatest)
-            if admitted.counts:
-                add(inflow.counts, admitted.counts)
-            if admitted.refused is not None and admission.marks:
-                inflow.bad.append(admitted.refused.column(MARK).drop_null())
-            if listed is not None:
-                inflow.listed.append(listed(admitted))
-    inflow.table = came.table
-    return inflow
+    bound = upsert.bound
+    asked = f"messages for {bound.name!r}"
+    if bound.spec.holds_back:
+        found = f"{cut.place}: it is a truncate, and the flow is in hold-back mode"
+        raise WrongMode(
+            asked, found, Phrase("a truncate has no time of an event: leave ", Option("time"), " out of the spec")
+        )
+    if lost := [name for name in bound.spec.order_by if name not in cut.order]:
+        found = f"{cut.place}: it is a truncate, and says nothing of the order by {lost}"
+        raise BadMessage(asked, found, Phrase("leave ", Option("order_by"), " to the format; nothing was taken in"))
+    keys = bound.key_schema
+    for high, _, references in living(upsert.arranged):
+        for begin in range(0, high.size, PIECE):
+            rows = gathered(upsert.arranged.pool(), references[begin : begin + PIECE], keys)
+            yield _make_deletes(upsert, rows, cut)
+    before = [events.rows.select(keys.names) for events in inflow.pieces]
+    if before:
+        named = pa.Table.from_batches(before).group_by(keys.names).aggregate([]).select(keys.names)
+        yield _make_deletes(upsert, [column.combine_chunks() for column in named.columns], cut)
 
 
-def _split_messages(
-    part: Any, admission: Admission, came: Came, inflow: Inflow, look: Look | None, truncated: Truncated | None
-) -> Iterator[tuple[Any, Look | None, Where | None]]:
-    """Yield the events of messages and of truncates among them.
+def _make_deletes(upsert: RunningUpsert, keys: list[pa.Array], cut: Truncate) -> pa.RecordBatch:
+    schema = upsert.bound.schema
+    n = len(keys[0])
+    columns = dict(zip(upsert.bound.key_schema.names, keys, strict=True))
+    columns |= {name: pa.array([value], schema.field(name).type).take(_first(n)) for name, value in cut.order.items()}
+    columns[DELETED] = pa.array(np.ones(n, np.bool_))
+    every = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(n, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(every, schema=schema)
 
-    Each comes with the function that shows its rows, None for implied rows, and the function that names its rows in
-    errors.
-    """
-    for rows, cut, where in admission.parts(part, came):
-        if cut is not None and truncated is not None:
-            yield from ((deletes, None, None) for deletes in list(truncated(inflow, cut)))
-        yield rows, look, where
+
+def _first(n: int) -> pa.Array:
+    return pa.array(np.zeros(n, np.int64))
 
 
 def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
@@ -193,12 +199,13 @@ def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str,
     return to
 
 
-def portions(given: Any, what: str, schema: pa.Schema, most: int, guessed: Collection[str] = ()) -> Iterator[pa.Table]:
-    """Split rows into tables of at most ``most`` bytes; at least one, so that its columns are checked.
+def portions(given: Any, admission: Admission, most: int) -> Iterator[pa.Table]:
+    """Split an input's rows into tables of at most ``most`` bytes; at least one, so that its columns are checked.
 
     A reader is read lazily. Raises the errors of `arrow`, and `BudgetExceeded` for a row that is larger.
     """
-    given = arrow(given, what, schema, guessed)
+    what, schema = admission.what, admission.given
+    given = arrow(given, what, schema, admission.bound.guessed)
     if not isinstance(given, pa.RecordBatchReader):
         yield from _split_table(to_table(given, what, schema), what, most)
         return

@@ -7,9 +7,9 @@ together after a span of time; its thread waits for a call in progress, and an e
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
-...     inflows, digest = engine.calls.admit({"people": pa.table({"id": [1]})}, 7, Asked("step", 7))
-...     inflows["people"].rows, digest
-(1, '')
+...     inflows = engine.calls.admit(Asked("step", 7), {"people": pa.table({"id": [1]})})
+...     inflows["people"].rows
+1
 """
 
 import os
@@ -23,12 +23,12 @@ from typing import Any, Final
 
 from ddflow.columns.hashing import RowHashes
 from ddflow.connectors.error_location import is_path, named
-from ddflow.dataflow.admission import Admission
+from ddflow.dataflow.admission import Admission, Look
 from ddflow.dataflow.call_guard import WHY, CallGuard
-from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.dataflow import NO_LOOKS, Dataflow
 from ddflow.dataflow.inflow import Inflow
 from ddflow.dataflow.result import Step
-from ddflow.engine.commits import Asked, Commits, Digest, combined
+from ddflow.engine.commits import Asked, Commits, Digest
 from ddflow.engine.stats import Arranged
 from ddflow.errors import Command, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
@@ -149,7 +149,27 @@ class Calls:
         )
         raise WrongMode(what, f"the flow is in {mode} mode: {why}", instead)
 
-    def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
+    def perform(
+        self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], compute: Callable[[dict[str, Inflow]], Step]
+    ) -> Step:
+        """Perform a call: answer it again if it is committed, else admit its rows, compute and record it.
+
+        Raises the errors of `find_replay`, `admit`, ``compute`` and `record`.
+        """
+        if (again := self.find_replay(asked, epoch, inputs)) is not None:
+            return again
+        inflows = self.admit(asked, inputs)
+        for name in inputs:
+            admission = self.dataflow.admissions[name]
+            if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
+                # Where events may delete, those that do need only their key.
+                lacking = admission.lacking if admission.bound.spec.delete is None else ()
+                self.warn_of_lacking(name, lacking, f"rows for {name!r}: they lack", "in all of them")
+            if admission.unseen.looks:
+                warn_of_unseen(name, admission)
+        return self.record(asked, compute(inflows), inflows)
+
+    def find_replay(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
         """Return the step of an epoch that is committed already; None for a new one. O(rows) for their digest.
 
         Raises `TimeWentBack` for a new epoch whose time is before the frontier, and `SpecError` for a new one with a
@@ -159,7 +179,7 @@ class Calls:
         if self.durable is not None:
             if self.timer.span and self.durable.calls and (back or epoch is not None):
                 self.flush()  # so that what may be given again does not depend on the clock
-            again = self.durable.replayed(asked, epoch, inputs, self.dataflow)
+            again = self.durable.find_replay(asked, epoch, inputs, self.dataflow)
             if again is not None:
                 return again
             if self.timer.span and epoch is not None:
@@ -186,24 +206,26 @@ class Calls:
             raise TimeWentBack(f"cannot {asked}", found, remedy)
         return None
 
-    def admit(self, inputs: Mapping[str, Any], time: int | None, asked: Asked) -> tuple[dict[str, Inflow], str]:
-        """Admit the rows of each input and return them with the digest of the call, "" in memory. O(rows)."""
-        if self.durable is None:
-            inflows, digest = self.dataflow.admit(inputs, time), ""
-        else:
-            digests = {name: self.digest(name) for name in inputs}
-            inflows = self.dataflow.admit(inputs, time, {name: digest.update for name, digest in digests.items()})
-            self.brought(asked.kind, digests, inputs)
-            digest = combined(asked.kind, asked.time, digests)
-        for name in inputs:
-            admission = self.dataflow.admissions[name]
-            if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
-                # Where events may delete, those that do need only their key.
-                lacking = admission.lacking if admission.bound.spec.delete is None else ()
-                self.warn_of_lacking(name, lacking, f"rows for {name!r}: they lack", "in all of them")
-            if admission.unseen.looks:
-                warn_of_unseen(name, admission)
-        return inflows, digest
+    def admit(
+        self, asked: Asked, inputs: Mapping[str, Any], looks: Mapping[str, Sequence[Look]] = NO_LOOKS
+    ) -> dict[str, Inflow]:
+        """Admit the rows of each input, and keep their digests and their files for the next epoch. O(rows).
+
+        ``looks``: by input, what is shown all rows.
+        """
+        dataflow, durable = self.dataflow, self.durable
+        time = None if dataflow.holds_back else asked.time
+        if durable is None or asked.kind == "advance_to":
+            return dataflow.admit(inputs, time, looks)
+        digests = {name: Digest(dataflow.secret, self.hashes[name]) for name in inputs}
+        seen = {name: (*looks.get(name, ()), digest.update) for name, digest in digests.items()}
+        inflows = dataflow.admit(inputs, time, seen)
+        paths = self.files or [os.fspath(each) for each in inputs.values() if is_path(each)]
+        durable.came = asked, digests
+        durable.origin = ""
+        if paths:
+            durable.origin = named([public(each).encode(errors="replace").decode() for each in paths])
+        return inflows
 
     def warn_of_lacking(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
         """Warn of columns that rows lack, once of each: a stream of small steps lacks them in each."""
@@ -211,15 +233,6 @@ class Calls:
             self._warned |= {(name, each) for each in fresh}
             found = f"{found} the columns {fresh}, which are null {where}"
             warnings.warn(f"{found}; later ones that lack the same are not named", stacklevel=4)
-
-    def brought(self, words: str, digests: Mapping[str, Digest], inputs: Mapping[str, Any]) -> None:
-        """Record in the next epoch which call brought its rows, their digests and their files."""
-        assert self.durable is not None
-        paths = self.files or [os.fspath(each) for each in inputs.values() if is_path(each)]
-        self.durable.came = words, digests
-        self.durable.origin = ""
-        if paths:
-            self.durable.origin = named([public(each).encode(errors="replace").decode() for each in paths])
 
     @contextmanager
     def reading(self, files: Iterable[str]) -> Iterator[None]:
@@ -274,17 +287,13 @@ class Calls:
             untold, guard.untold = guard.untold, None
             raise untold
 
-    def digest(self, name: str) -> Digest:
-        """Make the digest of an input's rows, which come later."""
-        return Digest(self.dataflow.secret, self.hashes[name])
-
-    def done(self, asked: Asked, digest: str, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
-        """Finish a call whose rows were ``taken``, by input, and commit it if a commit is due."""
+    def record(self, asked: Asked, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
+        """Record a call whose rows were ``taken``, by input, and commit it if a commit is due."""
         epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
         self.dataflow.fed = fed_by(self.dataflow.fed, taken, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
-                self.durable.record(asked, digest, step)
+                self.durable.record(asked, step)
                 self.dataflow.guard.state = "open"
                 step.waits = self.timer.wait, epoch
                 if self.timer.due(self.flush):

@@ -27,7 +27,7 @@ import xxhash
 
 from ddflow.columns.hashing import RowHashes, Secret
 from ddflow.columns.widening import narrowed
-from ddflow.dataflow.admission import Admission, Came
+from ddflow.dataflow.admission import Admission, MessagesRead
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import portions
 from ddflow.dataflow.result import Step
@@ -103,10 +103,10 @@ def digest_of(
     for name, given in inputs.items():
         admission = admissions[name]
         schema = admission.bound.schema
-        came = Came(admission.table)
-        for part in portions(given, repr(name), admission.given, MOST, admission.bound.guessed):
-            for rows, *_ in admission.parts(part, came):
-                digests[name].update(admission.events(narrowed(rows, schema)))
+        read = MessagesRead(admission.table)
+        for portion in portions(given, admission, MOST):
+            for part in admission.decode(portion, read):
+                digests[name].update(admission.events(narrowed(part.rows, schema)))
     return combined(kind, time, digests)
 
 
@@ -140,8 +140,8 @@ class Commits:
         self.batch_store, self.sheets = BatchStore(log.manifest_log.store), Sheets(log.manifest_log.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
-        self.came: tuple[str, Mapping[str, Digest]] = ("", {})
-        """The words of the last call that brought rows, and their digests."""
+        self.came: tuple[Asked | None, Mapping[str, Digest]] = (None, {})
+        """The last call that brought rows, and their digests."""
         self.origin = ""
         """The files that its rows were read from."""
         self._told: tuple[int, int] = (-1, 0)
@@ -213,7 +213,9 @@ class Commits:
                 graph.refill(node, manifest.last, dataflow.frontier, dataflow.since)
         return graph.owed(self.log.change.outputs, dataflow.last)
 
-    def replayed(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step | None:
+    def find_replay(
+        self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow
+    ) -> Step | None:
         """Return the step of an epoch that is committed already; None for a new one.
 
         O(rows) for their digest. Raises `ReplayMismatch`, `EpochSkipped`, and `Fenced` if another writer has taken
@@ -248,10 +250,12 @@ class Commits:
 
     def same_rows(self) -> int | None:
         """Find an earlier epoch that was one call with the same rows as the last epoch. O(epochs kept)."""
-        words, digests = self.came
+        asked, digests = self.came
+        if asked is None:
+            return None
         for receipt in self.log.manifest_log.manifest.receipts:
             calls = receipt.calls if receipt.epoch < self.epoch else ()
-            if len(calls) == 1 and calls[0].digest == combined(words, calls[0].time, digests):
+            if len(calls) == 1 and calls[0].digest == combined(asked.words, calls[0].time, digests):
                 return receipt.epoch
         return None
 
@@ -310,12 +314,13 @@ class Commits:
         with dataflow.guard.use("retain"), dataflow.guard.commit:
             self.publish(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
 
-    def record(self, asked: Asked, digest: str, step: Step) -> None:
+    def record(self, asked: Asked, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
+        digests, origin = (self.came[1], self.origin) if self.came[0] is asked else ({}, "")
+        digest = combined(asked.words, asked.time, digests)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         sink, store = self.log.outputs.sink, self.batch_store
         outputs = {name: put(sink, store, name, table) for name, table in step.items() if table.num_rows}
-        origin = "" if asked.kind == "advance_to" else self.origin
         self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}, origin))
 
     def commit(self, dataflow: Dataflow) -> int:

@@ -16,6 +16,7 @@ Limits: one thread writes at a time. An interrupt while changes are applied in m
 
 from abc import ABC
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
@@ -25,11 +26,11 @@ from ddflow.connectors.api import Source, TableSink
 from ddflow.dataflow.budget import Budget, parse_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
-from ddflow.dataflow.inflow import by_input, lateness_frontier
+from ddflow.dataflow.inflow import by_input
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import check_listed
 from ddflow.engine.calls import Calls
-from ddflow.engine.commits import Asked, Commits, combined
+from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.compact import compact
 from ddflow.engine.evolve import evolve
 from ddflow.engine.read.live_view import Watching
@@ -46,7 +47,7 @@ from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
-from ddflow.time import CLOSED, Time, advance, as_int64
+from ddflow.time import CLOSED, Time, as_int64
 
 
 class Attaching(ABC):
@@ -314,10 +315,7 @@ class Engine(Reading, Attaching, Watching, Closing):
             inputs = by_input(inputs, dataflow.admissions)
             at = step_time(calls, "step", time, epoch)
             asked = Asked("step", at, time_type=dataflow.time_type)
-            if (again := calls.replayed(asked, epoch, inputs)) is not None:
-                return again
-            inflows, digest = calls.admit(inputs, at, asked)
-            return calls.done(asked, digest, dataflow.step(inflows, at), inflows)
+            return calls.perform(asked, epoch, inputs, partial(dataflow.step, time=at))
 
     def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
         """Hold-back mode: take in rows, which wait until their times close; bad and late ones get verdicts at once.
@@ -347,12 +345,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         with dataflow.guard.use("push"):
             calls.check_mode("push", holds_back=True)
             inputs = by_input(inputs, dataflow.admissions)
-            asked = Asked("push", 0)
-            if (again := calls.replayed(asked, epoch, inputs)) is not None:
-                return again
-            inflows, digest = calls.admit(inputs, None, asked)
-            step = dataflow.push(inflows, lateness_frontier(dataflow.admissions, inflows))
-            return calls.done(asked, digest, step, inflows)
+            return calls.perform(Asked("push", 0), epoch, inputs, dataflow.push)
 
     def advance_to(self, frontier: Time, *, epoch: int | None = None) -> Step:
         """Hold-back mode: close the times below ``frontier``.
@@ -385,11 +378,7 @@ class Engine(Reading, Attaching, Watching, Closing):
             calls.check_mode("advance_to", holds_back=True)
             to = as_int64(f"advance to {frontier!r}", frontier, CLOSED, dataflow.time_type)
             asked = Asked("advance_to", to, time_type=dataflow.time_type)
-            if (again := calls.replayed(asked, epoch, {})) is not None:
-                return again
-            advance(dataflow.frontier, to, dataflow.time_type)
-            digest = "" if self.durable is None else combined(asked.kind, to, {})
-            return calls.done(asked, digest, dataflow.advance({}, to), {})
+            return calls.perform(asked, epoch, {}, partial(dataflow.advance, to=to))
 
     def flush(self) -> int:
         """Commit the calls that are not committed yet as one epoch, state and outputs together.

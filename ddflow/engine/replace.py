@@ -27,12 +27,12 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import value_hashes
 from ddflow.connectors.error_location import at_path, is_path
+from ddflow.dataflow.admission import Admitted
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import Inflow, Look, full_by_input
+from ddflow.dataflow.inflow import Inflow, full_by_input
 from ddflow.dataflow.result import Step
-from ddflow.dataflow.spill import make_room
 from ddflow.engine.calls import Calls, warn_of_unseen
-from ddflow.engine.commits import Asked, combined
+from ddflow.engine.commits import Asked
 from ddflow.engine.evolve import go_on
 from ddflow.engine.full_contents import Contents
 from ddflow.errors import (
@@ -191,10 +191,9 @@ def replace(
             for each, upsert in upserts.items()
         }
         asked = Asked(kind, at, _further(dataflow, every), time_type=dataflow.time_type)
-        if (again := calls.replayed(asked, epoch, inputs)) is not None:
+        if (again := calls.find_replay(asked, epoch, inputs)) is not None:
             return again
-        make_room(dataflow.budget, dataflow.graph, dataflow.batchers)
-        inflows, digest = _admit_full(calls, inputs, at, every, asked)
+        inflows = calls.admit(asked, inputs, {name: [contents.look] for name, contents in every.items()})
         total = 0
         try:
             for each, contents in every.items():
@@ -216,7 +215,7 @@ def replace(
                 upsert.contents = None
         step.verdicts = dataclasses.replace(step.verdicts, absent=total)
         spelled = next(iter(every.values())).spelled
-        return calls.done(asked, digest, step, inflows, Way(FULL if kind == "replace" else RESTATED, scope, spelled))
+        return calls.record(asked, step, inflows, Way(FULL if kind == "replace" else RESTATED, scope, spelled))
 
 
 def most_absent(given: int | str, there: int) -> int:
@@ -241,28 +240,6 @@ def _further(dataflow: Dataflow, every: Mapping[str, Contents]) -> str:
     return json.dumps(words)
 
 
-def _admit_full(
-    calls: Calls, inputs: Mapping[str, Any], time: int, every: Mapping[str, Contents], asked: Asked
-) -> tuple[dict[str, Inflow], str]:
-    """Admit the rows and show them to their contents; return also the call's digest, on durable state."""
-    dataflow = calls.dataflow
-    digests = {} if calls.durable is None else {name: calls.digest(name) for name in inputs}
-
-    def looking(name: str) -> Look:
-        def look(events: pa.RecordBatch) -> None:
-            every[name].look(events)
-            if name in digests:
-                digests[name].update(events)
-
-        return look
-
-    inflows = {name: dataflow.inflow(name, rows, time, looking(name)) for name, rows in inputs.items()}
-    if calls.durable is None:
-        return inflows, ""
-    calls.brought(asked.words, digests, inputs)
-    return inflows, combined(asked.words, time, digests)
-
-
 def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, arrival: int, once: bool) -> int:
     """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
     by, total = contents.sorted(), 0
@@ -271,6 +248,7 @@ def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, a
     for events in contents.absent(by):
         n = events.num_rows
         times = np.full(n, time)
-        inflow.put(Events(events, times, times, arrival + total + np.arange(n)), dataflow.budget)
+        deleted = Events(events, times, times, arrival + total + np.arange(n))
+        inflow.enqueue(Admitted.implied(deleted), dataflow.budget)
         total += n
     return total

@@ -11,8 +11,8 @@ themselves, the partition and offset of a Kafka topic. Keys, orders and times ar
 >>> flow = dd.Flow()
 >>> _ = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
 >>> route = Partitioner(flow, "orders", partitions=2, secret=Secret(1, 2))
->>> came = [pa.record_batch({"id": [1, 4]}), pa.record_batch({"id": [5, 1]})]
->>> [(c["to"], c["at"], c["rows"]) for batch in route(came, origin=0) for c in batch.to_pylist()]
+>>> rows = [pa.record_batch({"id": [1, 4]}), pa.record_batch({"id": [5, 1]})]
+>>> [(c["to"], c["at"], c["rows"]) for batch in route(rows, origin=0) for c in batch.to_pylist()]
 [(0, 2, 1), (1, 0, 3)]
 """
 
@@ -28,7 +28,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.connectors.formats.base import OWN, Unseen, decoded, uncut, undeclared
 from ddflow.connectors.formats.messages import Messages
-from ddflow.dataflow.admission import Came
+from ddflow.dataflow.admission import MessagesRead
 from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.errors.base import name_input
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
@@ -83,10 +83,10 @@ class Partitioner:
         ``origin``: the number of the task that reads them, which puts the rows of tasks in order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
         """
-        first, came, unseen, more = 0, Came(self.table), Unseen(self.left, self.asked), dict[str, None]()
+        first, read, unseen, more = 0, MessagesRead(self.table), Unseen(self.left, self.asked), dict[str, None]()
         for table in self._chunks(batches):
             try:
-                chunks = self._route_table(table, origin, first, came, unseen, more)
+                chunks = self._route_table(table, origin, first, read, unseen, more)
             except DdflowError as error:
                 name_input(error, self.input, self.several)
                 raise
@@ -94,7 +94,7 @@ class Partitioner:
             if chunks.num_rows:
                 yield chunks
         had = tuple(name for name in self.left if name not in unseen.left)
-        new = None if came.table == self.table else came.table
+        new = None if read.table == self.table else read.table
         said = Said(new, had, tuple(unseen.names), tuple(more), unseen.tables)
         if texts := said.texts(self.partitions):  # other tasks see other messages
             yield packed_said(texts, self.number)
@@ -122,10 +122,10 @@ class Partitioner:
             yield pa.Table.from_batches(chunk)
 
     def _route_table(
-        self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen, more: dict[str, None]
+        self, table: pa.Table, number: int, first: int, read: MessagesRead, unseen: Unseen, more: dict[str, None]
     ) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
-            return self._pack_rows(*self._decode_messages(table, number, first, came, unseen, more))
+            return self._pack_rows(*self._decode_messages(table, number, first, read, unseen, more))
         told = tells_arrival(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
         origin = self._read_origin(table) if told else Origin.one(f"{number:010d}", first, table.num_rows)
@@ -138,13 +138,13 @@ class Partitioner:
         )
 
     def _decode_messages(
-        self, table: pa.Table, number: int, first: int, came: Came, unseen: Unseen, more: dict[str, None]
+        self, table: pa.Table, number: int, first: int, read: MessagesRead, unseen: Unseen, more: dict[str, None]
     ) -> tuple[pa.RecordBatch, Origin]:
         """Decode messages into events and their origin.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
-        made = uncut(decoded(self.format, table, self.target._replace(table=came.table), first), repr(self.input))
+        made = uncut(decoded(self.format, table, self.target._replace(table=read.table), first), repr(self.input))
         check_sound(made.rows, repr(self.input))
-        came.table = made.table
+        read.table = made.table
         unseen.look(self.format, table, made, repr(self.input))
         if self.known is not None:
             more |= dict.fromkeys(undeclared(self.format, table, made, {*self.known, *more}, repr(self.input)))

@@ -360,7 +360,7 @@ def computed(cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums
     bad = {name: table for name, table in sides.tables().items() if is_bad(name)}
     for name in list(rows):
         admission = Admission(flow.inputs[name].bound)
-        admitted = admission.admit(admission.uncut(rows.pop(name)), NEVER, time)
+        admitted = admission.admit(admission.decode_whole(rows.pop(name)), NEVER, time)
         released[name] = Released.of(admitted.events)
         if admitted.refused is not None and f"{name}.bad" in bad:
             bad[f"{name}.bad"] = bad_rows([admitted.refused.column(BAD).drop_null()], TIME, flow.time_type)

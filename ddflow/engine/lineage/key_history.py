@@ -233,7 +233,7 @@ class _Telling:
             whole = self._contents(upsert, part, number) if isinstance(part, MARKS) else None
             for batch in batches(part if whole is None else part.rows, self.bound):
                 if whole is not None:
-                    Admission(bound).admit(batch, NEVER, number, 0, whole.look)
+                    Admission(bound).admit(batch, NEVER, number, 0, [whole.look])
                 at = self._rows(batch, upsert.secret)
                 mine.append(batch.take(pa.array(at)))
                 places.append(at + seen)

@@ -32,7 +32,7 @@ from ddflow.columns.schema import conform, normal_type, plain
 from ddflow.columns.widening import Inexact, widened
 from ddflow.columns.wider import widening
 from ddflow.connectors.to_arrow import arrow, is_rows, to_table
-from ddflow.dataflow.admission import Admission, Came
+from ddflow.dataflow.admission import Admission, MessagesRead
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
 from ddflow.plan.inputs.binding import Binding
@@ -244,25 +244,19 @@ def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.
     """Convert a part of a log, without its mark, to batches of the input's columns.
 
     ``part``: anything that speaks Arrow. ``table``: the table of its messages, if it is known. O(rows) for columns that
-    need a cast, else O(1) a batch. Raises `NotArrow`, `SchemaMismatch`.
+    need a cast, else O(1) a batch. Raises `NotArrow`, `SchemaMismatch`, and `BadMessage` for a truncate, which clears a
+    whole input.
     """
     what, admission = repr(bound.name), Admission(bound)
     part = arrow(part, what, admission.given, bound.guessed)
-    for rows in _events(part, admission, Came(table)):
+    read = MessagesRead(table)
+    for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
+        rows = admission.decode_whole(rows, read)
         given = fitted(to_table(rows, what, bound.schema), bound.schema, what)
         fit = conform(given, bound.schema, what, bound.required)
         if bound.merging is not None:  # a column that is not there is not null
             fit = fit.select([name for name in fit.column_names if name in given.column_names])
         yield from fit.to_batches()
-
-
-def _events(part: Any, admission: Admission, came: Came) -> Iterator[Any]:
-    """Read the rows of a part, and the events of messages.
-
-    Raises `BadMessage` for a truncate, which clears a whole input.
-    """
-    for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
-        yield admission.uncut(rows, came)
 
 
 def fitted(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
