@@ -152,6 +152,30 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Share one Postgres in each worker; a test that stops it starts it again."""
+    made = postgres_server.Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def server(cluster: Any) -> Any:
+    """The Postgres of this worker, without slots and tables."""
+    cluster.empty()
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[str]:
+    """Share one mock of a Kafka cluster in each worker, by its addresses; each test has topics of its own."""
+    from kafka_cluster import Cluster
+
+    with Cluster() as servers:
+        yield servers
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _stopped_at_the_end() -> Iterator[None]:
     """Stop the shared session, if there is one."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka_cluster import Cluster
 from messages import raises
 from test_formats import change, schema_of, table
 from test_formats_others import canal, maxwell, one, two
@@ -393,12 +391,6 @@ def test_a_run_takes_new_columns_of_messages(tmp_path: Path) -> None:
             engine.run(source)
     with history_of(dd.formats.debezium(), {**COLUMNS, "zip": str}).open(tmp_path / "state") as engine:
         assert versions(engine, "city", "zip") == [("Bern", None, 10, 20), ("Chur", "7000", 20, None)]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Cluster() as servers:
-        yield servers
 
 
 def test_a_run_reads_a_topic(servers: str, tmp_path: Path) -> None:

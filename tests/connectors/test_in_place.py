@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,6 @@ from ddflow.errors import SinkRefused
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.int64()})
 Row = tuple[Any, ...]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
 
 
 class Table:

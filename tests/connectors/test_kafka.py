@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,6 @@ from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SchemaMismatch, SinkAhead, SinkFailed, SourceChanged, SourceFailed, SpecError, UnreadableInput
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Cluster() as servers:
-        yield servers
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from datetime import time as clock
 from decimal import Decimal
@@ -30,20 +29,6 @@ from ddflow.connectors.modes import folded
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
-
-
-@pytest.fixture(autouse=True)
-def emptied(server: Server) -> None:
-    """Nothing of the test before."""
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute("drop schema public cascade; create schema public; drop schema if exists other cascade")
 
 
 def ask(server: Server, text: str) -> list[tuple[Any, ...]]:

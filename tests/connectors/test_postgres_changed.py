@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 from messages import raises
 from postgres_server import Server
-from test_postgres_source import FORMAT, ask, cluster, server
+from test_postgres_source import FORMAT, ask
 
 import ddflow as dd
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
-
-__all__ = ["cluster", "server"]
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,11 @@ import pytest
 from messages import raises
 from postgres_server import Server
 from test_postgres_faults import waited_for
-from test_postgres_source import FORMAT, ask, cluster, server
+from test_postgres_source import FORMAT, ask
 
 import ddflow as dd
 from ddflow.connectors.address import spelled_source
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
-
-__all__ = ["cluster", "server"]
 
 COLUMNS = ("id", "other", "v", "e", "p")
 KINDS = ("narrow", "wide")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,27 +37,6 @@ from ddflow.errors import (
 ORDERS = "create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)"
 COLUMNS = {"id": pa.int64(), "customer": pa.int32(), "amount": pa.decimal128(9, 2), "note": pa.string()}
 FORMAT = dd.formats.wal2json(unavailable=True)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def server(cluster: Server) -> Iterator[Server]:
-    """One without slots and tables."""
-    ask(cluster, "drop schema public cascade", "create schema public")
-    yield cluster
-    slots = "select slot_name, active_pid, not temporary from pg_replication_slots"
-    for slot, used, lasting in ask(cluster, slots):  # one that is not goes with its session
-        if used:
-            ask(cluster, f"select pg_terminate_backend({used})")
-            until_none(cluster, f"select 1 from pg_replication_slots where slot_name = '{slot}' and active")
-        if lasting:
-            ask(cluster, f"select pg_drop_replication_slot('{slot}')")
 
 
 def ask(server: Server, *statements: str) -> Any:

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from messages import raises
 from postgres_server import Server
-from test_postgres_source import FORMAT, ask, cluster, server
+from test_postgres_source import FORMAT, ask
 
 import ddflow as dd
 from ddflow.connectors.address import spelled_sink, spelled_source
 from ddflow.errors import SinkRefused, UnreadableInput
-
-__all__ = ["cluster", "server"]
 
 
 def flow(*names: str) -> dd.Flow:

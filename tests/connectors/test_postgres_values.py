@@ -11,12 +11,10 @@ import pyarrow as pa
 import pytest
 from messages import raises
 from postgres_server import Server
-from test_postgres_source import FORMAT, ask, cluster, server
+from test_postgres_source import FORMAT, ask
 
 import ddflow as dd
 from ddflow.errors import BadMessage
-
-__all__ = ["cluster", "server"]
 
 TYPED: dict[str, tuple[str, ...]] = {
     "aclitem": ("postgres=r/postgres",),

@@ -30,12 +30,10 @@ flow.output("by_customer", orders.group_by("customer").agg(n="count(*)", total="
         super().__init__(place)
         self.url = server.url
         self.connection: Any = psycopg.connect(server.url, autocommit=True, row_factory=dict_row)
-        self.ask("drop schema public cascade; create schema public")
         self.ask("create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)")
         self.ask("insert into orders select n, n % 5, n, null from generate_series(1, 50) n")
 
     def close(self) -> None:
-        self.ask("select pg_drop_replication_slot(slot_name) from pg_replication_slots")
         self.connection.close()
 
     def ask(self, text: str) -> list[dict[str, Any]]:

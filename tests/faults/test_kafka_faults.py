@@ -93,12 +93,6 @@ def broker() -> Iterator[Broker]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Cluster() as servers:
-        yield servers
-
-
 @pytest.fixture
 def topic(tmp_path: Path) -> str:
     return tmp_path.name

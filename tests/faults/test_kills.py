@@ -21,9 +21,8 @@ from uuid import uuid4
 import pytest
 import real_kafka
 from chance import SOAK, sample, seeded
-from kafka_cluster import Cluster
 from lives import PROGRAM, Lives, Story
-from postgres_server import Server, missing
+from postgres_server import missing
 from run_columns import ColumnsRun
 from run_delta import DeltaRun
 from run_files import FilesRun
@@ -49,29 +48,16 @@ STORIES = {
     "files": Row(FilesRun, 6, 0.5, 200),
     "columns": Row(ColumnsRun, 5),
     "delta": Row(DeltaRun, 4, 0.0, 60),
-    "kafka": Row(KafkaRun, 6, 1.0, 200, "kafka"),
-    "kafka columns": Row(KafkaColumnsRun, 3, server="kafka"),
-    "postgres": Row(PostgresRun, 6, 0.5, 200, "postgres"),
-    "postgres columns": Row(PostgresColumnsRun, 3, server="postgres"),
-    "postgres changes that are not logged": Row(PostgresUnloggedRun, 3, server="postgres"),
-    "postgres tables": Row(PostgresTablesRun, 3, server="postgres"),
+    "kafka": Row(KafkaRun, 6, 1.0, 200, "servers"),
+    "kafka columns": Row(KafkaColumnsRun, 3, server="servers"),
+    "postgres": Row(PostgresRun, 6, 0.5, 200, "server"),
+    "postgres columns": Row(PostgresColumnsRun, 3, server="server"),
+    "postgres changes that are not logged": Row(PostgresUnloggedRun, 3, server="server"),
+    "postgres tables": Row(PostgresTablesRun, 3, server="server"),
 }
-HERE = {name: row for name, row in STORIES.items() if not (row.server == "postgres" and missing())}
+HERE = {name: row for name, row in STORIES.items() if not (row.server == "server" and missing())}
 MOMENTS = 6
 """Lives that end at a moment in each run of the tests."""
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[str]:
-    with Cluster() as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.close()
 
 
 @pytest.fixture
@@ -159,9 +145,9 @@ def test_a_run_that_is_killed_at_many_moments_goes_on(lives: Lives, begin: Any, 
 
 
 @pytest.mark.soak
-def test_what_the_mock_does_not_show_is_found_missing(kafka: str, monkeypatch: Any, capsys: Any) -> None:
+def test_what_the_mock_does_not_show_is_found_missing(servers: str, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(real_kafka.Checks, "topic", lambda self: f"check-{uuid4().hex}")
-    wrong = real_kafka.looked_at(real_kafka.Checks(kafka, {}))
+    wrong = real_kafka.looked_at(real_kafka.Checks(servers, {}))
     assert wrong == ["fencing", "dead_writer", "aborted", "group", "start_by_time", "retention", "created_anew"]
     said = capsys.readouterr().out
     assert "two writers wrote" in said and "a record of an open transaction was read" in said

@@ -23,7 +23,7 @@ from messages import raises
 from postgres_server import Server
 from psycopg.rows import dict_row
 from tcp_proxy import Proxy
-from test_postgres_source import COLUMNS, FORMAT, ORDERS, ask, cluster, flow, held, holding, server, source, there
+from test_postgres_source import COLUMNS, FORMAT, ORDERS, ask, flow, held, holding, source, there
 
 import ddflow as dd
 from ddflow.connectors.postgres.changes import OPTION
@@ -40,9 +40,6 @@ from ddflow.errors import (
 )
 
 MARKER = "Geheimnis7"
-
-
-__all__ = ["cluster", "server"]
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ COLUMNS = {"id": pa.int64(), "city": pa.string()}
 
 
 @pytest.fixture(scope="module")
-def servers(spark: SparkSession) -> Iterator[str]:
+def servers(servers: str, spark: SparkSession) -> str:
     spark.dataSource.register(spark_bridge.KafkaSource)
-    with Cluster() as servers:
-        yield servers
+    return servers
 
 
 def produced(servers: str, topic: str, *rows: dict[str, Any], number: int = 4) -> None:

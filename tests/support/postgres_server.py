@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 
 from local_postgres import INSTALL, LocalPostgres, missing, programs
 
@@ -35,3 +36,22 @@ class Server(LocalPostgres):
 
     def __init__(self, *, tcp: bool = False) -> None:
         super().__init__("-c fsync=off", tcp=tcp)
+
+    def empty(self) -> None:
+        """Drop the slots, and the schemas of users."""
+        import psycopg
+
+        slots = "select slot_name, active_pid, not temporary from pg_replication_slots"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            for slot, used, lasting in connection.execute(slots).fetchall():  # one that is not goes with its session
+                ends, active = (
+                    time.monotonic() + 120,
+                    f"select 1 from pg_replication_slots where slot_name = '{slot}' and active",
+                )
+                if used:
+                    connection.execute("select pg_terminate_backend(%s)", [used])
+                    while connection.execute(active).fetchone() and time.monotonic() < ends:  # type: ignore[call-overload]
+                        time.sleep(0.02)
+                if lasting:
+                    connection.execute("select pg_drop_replication_slot(%s)", [slot])
+            connection.execute("drop schema public cascade; create schema public; drop schema if exists other cascade")
