@@ -3,10 +3,9 @@
 Invariant: a compiled expression is a pure function of the row: any batch of the schema it was compiled against, cut in
 any way, gives the same values in the same places, with Spark 4's results (ANSI mode, session time zone UTC). Spark's
 three-valued logic, its NaN, its casts and its decimals are not Arrow's, and a row must not fail for a branch it does
-not take. The modules, each knowing only those before it: ``types``, ``room``, ``node``, ``digits``, ``reading``,
-``casts``, ``logic``, ``compare``, ``durations``, ``arithmetic``, ``intervals``; ``table``, ``strings``, ``numbers``,
-``dates``, ``date_text``, ``lists``, ``json_read``, ``json_functions``, ``functions``; ``columns``, ``parse``,
-``lower``, ``evaluate``. Nothing here aggregates, joins or keeps state.
+not take. The modules, each knowing only those before it: ``types``, ``node``, ``digits``, ``casts``, ``logic``,
+``arithmetic``, ``intervals``; ``functions/table``, a file a family, and ``functions/catalog``; ``parse``, ``lower``,
+``evaluate``, ``sql``. Nothing here aggregates, joins or keeps state.
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"status": ["paid", None, "paid"], "amount": [250, 900, 7]})
@@ -83,7 +82,7 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
 
     ``boolean`` demands a boolean result; ``what`` names the place in messages, as "filter of 'paid'".  Raises
     ExpressionError for what does not parse, names no column, is not boolean, is not supported, or goes beyond a limit
-    of `ddflow.expressions.parse` or `ddflow.expressions.room`.  O(text), on a stack of its own.
+    of `ddflow.expressions.parse` or `ddflow.expressions.node`.  O(text), on a stack of its own.
     """
     asked = f"cannot compile {what}"
     if isinstance(expression, str):

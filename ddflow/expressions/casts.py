@@ -24,9 +24,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.errors import Option, Phrase, cut
-from ddflow.expressions.digits import WIDEST, decimal_to_double, double_to_decimal, fit
-from ddflow.expressions.node import Node, Refusal, apply, null, on_arrays
-from ddflow.expressions.reading import (
+from ddflow.expressions.digits import (
+    WIDEST,
+    decimal_to_double,
+    double_to_decimal,
+    fit,
     read_boolean,
     read_date,
     read_decimal,
@@ -35,6 +37,7 @@ from ddflow.expressions.reading import (
     read_timestamp,
     within,
 )
+from ddflow.expressions.node import Node, Refusal, apply, null, on_arrays
 from ddflow.expressions.types import (
     BINARY,
     BOOL,

@@ -1,9 +1,8 @@
-"""Rounding and rescaling as Spark does it: half up on the decimal digits that are written, not on the binary value.
+"""Values by their written digits: rounding and rescaling as Spark does it, and text parsed as its casts read it.
 
-Invariant: ``round_double(2.675, 2)`` is 2.68, since 2.675 is what is written, though the double lies below it; and a
-decimal that does not fit its precision becomes null, for the caller to accept or refuse. Multiplying by a power of ten
-rounds already, and Arrow's own casts between decimals and doubles are off by a last bit in one case of four. Functions
-take arrays and give arrays; nulls stay null; nothing fails here.
+Guarantees: halves go up by the decimal digits, so 2.675 is rounded to 2.68. A decimal that does not fit its precision,
+and text that Spark's cast refuses, become null, for the caller to accept or refuse. Nulls stay null.
+Limits: years have four digits. A time zone that is a region (``Europe/Berlin``) is an error.
 
 >>> import pyarrow as pa
 >>> round_double(pa.array([2.675, -2.5, 1.005, None]), 2).to_pylist()
@@ -20,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.expressions.types import DOUBLE, INT64, MOST_DIGITS
+from ddflow.expressions.types import BOOL, DATE, DOUBLE, INT64, MOST_DIGITS, STRING, WALL
 
 WIDEST = 76  # digits of a decimal256
 _EXACT = 2.0**52  # from here on a double has no fraction
@@ -123,3 +122,148 @@ def double_to_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
     tiny = pc.less(size, pa.scalar(10.0 ** -(scale + 1)))
     array = pc.if_else(tiny, 0.0, array)
     return fit(array.cast(pa.string()).cast(pa.decimal256(WIDEST, scale + 18)), precision, scale)
+
+
+_NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+_SPECIAL = r"(?i)^([+-]?(inf|infinity)|nan)$"
+_DAY = r"^\+?(?P<y>[0-9]{4})(?:-(?P<mo>[0-9]{1,2})(?:-(?P<d>[0-9]{1,2})"
+_CLOCK = r"[ T](?P<h>[0-9]{1,2})(?::(?P<mi>[0-9]{1,2})(?::(?P<s>[0-9]{1,2})(?:\.(?P<f>[0-9]*))?)?)?"
+_ZONE = r" ?(?:Z|UTC|GMT|(?P<sign>[+-])(?P<zh>[0-9]{1,2})(?::?(?P<zm>[0-9]{2}))?)"
+_PLAIN_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?)?$"
+_REGION = r"[A-Za-z]/[A-Za-z]"
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _matching(array: pa.Array, pattern: str) -> pa.Array:
+    """Keep the texts that match; null for the others."""
+    return pc.if_else(pc.match_substring_regex(array, pattern), array, pa.scalar(None, STRING))
+
+
+def _all(mask: pa.Array) -> bool:
+    """Whether no value is false."""
+    return bool(pc.all(mask, min_count=0).as_py())
+
+
+def within(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast integers to a narrower type; null if they do not fit."""
+    try:
+        return array.cast(kind)
+    except pa.ArrowInvalid:
+        limits = np.iinfo(kind.to_pandas_dtype())
+        low, high = (pa.scalar(int(limit), array.type) for limit in (limits.min, limits.max))
+        inside = pc.and_(pc.greater_equal(array, low), pc.less_equal(array, high))
+        return pc.if_else(inside, array, pa.scalar(None, array.type)).cast(kind)
+
+
+def read_integer(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Parse integers: optional blanks and sign, then digits only.
+
+    >>> import pyarrow as pa
+    >>> read_integer(pa.array([" +7 ", "0x10", "1.5", None]), pa.int32()).to_pylist()
+    [7, None, None, None]
+    >>> read_date(pa.array(["2024-2-29", "2023-02-29", "2024"])).to_pylist()
+    [datetime.date(2024, 2, 29), None, datetime.date(2024, 1, 1)]
+    """
+    text = pc.ascii_trim_whitespace(array)
+    if _all(pc.match_substring_regex(text, r"^[+-]?[0-9]{1,18}$")):
+        return within(pc.utf8_ltrim(text, characters="+").cast(INT64), kind)
+    text = _matching(text, r"^[+-]?[0-9]+$")
+    text = pc.replace_substring_regex(text, r"^([+-]?)0+([0-9])", r"\1\2")
+    whole = _matching(text, r"^[+-]?[0-9]{1,19}$").cast(pa.decimal128(19, 0))
+    low, high = (pa.scalar(limit, pa.decimal128(19, 0)) for limit in (-(2**63), 2**63 - 1))
+    inside = pc.and_(pc.greater_equal(whole, low), pc.less_equal(whole, high))
+    return within(pc.if_else(inside, whole, pa.scalar(None, whole.type)).cast(INT64), kind)
+
+
+def read_float(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Parse a number with fraction and exponent, with Java's suffixes d and f; inf, infinity and nan in any case."""
+    text = pc.ascii_trim_whitespace(array)
+    number = pc.utf8_rtrim(_matching(text, _NUMBER + "[dDfF]?$"), characters="dDfF")
+    return pc.utf8_ltrim(pc.coalesce(number, _matching(text, _SPECIAL)), characters="+").cast(kind)
+
+
+def read_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
+    """Parse a number, rounded half up to ``scale``."""
+    text = _matching(pc.ascii_trim_whitespace(array), _NUMBER + "$")
+    size = pc.abs(pc.utf8_ltrim(text, characters="+").cast(DOUBLE))
+    inside = pc.less(size, pa.scalar(10.0 ** (precision - scale + 1)))
+    text = pc.if_else(inside, text, pa.scalar(None, STRING))
+    text = pc.if_else(pc.less(size, pa.scalar(10.0 ** -(scale + 1))), "0", text)  # more digits than the parser takes
+    return fit(text.cast(pa.decimal256(WIDEST, WIDEST - (precision - scale) - 1)), precision, scale)
+
+
+def read_boolean(array: pa.Array) -> pa.Array:
+    """Parse t, true, y, yes, 1 and their opposites, in any case."""
+    text = pc.utf8_lower(pc.ascii_trim_whitespace(array))
+    yes = pc.is_in(text, value_set=pa.array(["t", "true", "y", "yes", "1"]))
+    no = pc.is_in(text, value_set=pa.array(["f", "false", "n", "no", "0"]))
+    return pc.if_else(pc.or_(yes, no), yes, pa.scalar(None, BOOL))
+
+
+def civil_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
+    """Count the days from 1970-01-01 to a proleptic Gregorian date, and mark the valid dates. O(n)."""
+    ends = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+    known = (month >= 1) & (month <= 12)
+    leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
+    last = ends[np.where(known, month, 0)] + (leap & (month == 2))
+    shifted = year - (month <= 2)  # years that begin in March end with their leap day
+    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    days = shifted * 365 + shifted // 4 - shifted // 100 + shifted // 400 + of_year - 719468
+    return days, known & (day >= 1) & (day <= last)
+
+
+def _fields(array: pa.Array, pattern: str) -> tuple[dict[str, pa.Array], pa.Array]:
+    """Extract the named groups of ``pattern`` ("" without a match), and mark the rows that match."""
+    found = pc.extract_regex(array, pattern)
+    names = [found.type.field(i).name for i in range(found.type.num_fields)]
+    return {name: pc.fill_null(pc.struct_field(found, name), "") for name in names}, found.is_valid()
+
+
+def _number(texts: pa.Array, default: int) -> Ints:
+    filled = pc.if_else(pc.equal(texts, ""), str(default), texts)
+    values: Ints = filled.cast(INT64).to_numpy(zero_copy_only=True)
+    return values
+
+
+def _result(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataType, carrier: pa.DataType) -> pa.Array:
+    good = pc.and_(matched, pa.array(np.asarray(ok, dtype=np.bool_)))
+    return pc.if_else(good, pa.array(values).cast(carrier).cast(kind), pa.scalar(None, kind))
+
+
+def read_date(array: pa.Array) -> pa.Array:
+    """Parse yyyy, yyyy-m or yyyy-m-d; anything may follow a blank or T."""
+    try:
+        return array.cast(DATE)  # Arrow takes exactly yyyy-mm-dd
+    except pa.ArrowInvalid:
+        text = pc.ascii_trim_whitespace(array)
+    parts, matched = _fields(text, r"(?s)" + _DAY + r"(?:[ T].*)?)?)?$")
+    days, ok = civil_days(*(_number(parts[name], 1) for name in ("y", "mo", "d")))
+    return _result(days, ok, matched, DATE, pa.int32())
+
+
+def read_timestamp(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Parse a date, then an optional time of up to six fraction digits (more are cut) and an optional offset from UTC.
+
+    The offset moves an instant (a type with a zone); wall-clock times ignore it.
+    """
+    if _all(pc.match_substring_regex(array, _PLAIN_TIME)):
+        try:
+            return array.cast(WALL).cast(kind)
+        except pa.ArrowInvalid:
+            pass  # a day or an hour that is none
+    text = pc.ascii_trim_whitespace(array)
+    if pc.any(pc.match_substring_regex(text, _REGION)).as_py():
+        raise pa.ArrowInvalid("a time zone in it is a region's name: only Z, UTC, GMT and offsets like +02:00 are read")
+    parts, matched = _fields(text, _DAY + "(?:" + _CLOCK + "(?:" + _ZONE + ")?)?)?)?$")
+    days, ok = civil_days(*(_number(parts[name], 1) for name in ("y", "mo", "d")))
+    hour, minute, second = (_number(parts[name], 0) for name in ("h", "mi", "s"))
+    fraction = _number(pc.utf8_slice_codeunits(pc.utf8_rpad(parts["f"], 6, padding="0"), 0, 6), 0)
+    micros = ((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + fraction
+    ok = ok & (hour < 24) & (minute < 60) & (second < 60)
+    ahead = _number(parts["zh"], 0) * 60 + _number(parts["zm"], 0)
+    ok = ok & (ahead <= 18 * 60)
+    if kind.tz:
+        west = pc.equal(parts["sign"], "-").to_numpy(zero_copy_only=False)
+        micros = micros - np.where(west, -ahead, ahead) * 60_000_000
+    return _result(micros, ok, matched, kind, WALL)

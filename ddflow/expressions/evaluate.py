@@ -24,8 +24,7 @@ from ddflow.aside import aside
 from ddflow.columns.schema import empty, one_batch, one_chunk
 from ddflow.errors import ExpressionError, Phrase, Row, SchemaMismatch, cut
 from ddflow.expressions.casts import load
-from ddflow.expressions.node import FAILURES, Frame, Node, broadcast
-from ddflow.expressions.room import TooBig
+from ddflow.expressions.node import FAILURES, Frame, Node, TooBig, broadcast
 from ddflow.expressions.types import sql_name, working
 
 _SHOWN = 40  # characters of a value in a message

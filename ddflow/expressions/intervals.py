@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 
 from ddflow.expressions.arithmetic import arithmetic
 from ddflow.expressions.casts import convert
+from ddflow.expressions.digits import Ints, civil_days
 from ddflow.expressions.node import Node, Refusal, apply, constant, on_arrays
-from ddflow.expressions.reading import Ints, civil_days
 from ddflow.expressions.types import DATE, DURATION, INSTANT, INT32, INT64, is_duration, is_time, sql_name
 
 Part = tuple[str, str | None, str | None]

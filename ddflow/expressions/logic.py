@@ -1,8 +1,7 @@
-"""Three-valued logic and choice: AND, OR, NOT, IS, CASE, COALESCE, each evaluating only what a row asks for.
+"""Predicates: three-valued logic, choices (CASE, COALESCE), comparisons, IN and LIKE, as Spark evaluates them.
 
-Invariant: a branch that would fail for a row is not to blame unless the row takes it, exactly as Spark's own AND, OR,
-IF, CASE and COALESCE stop early. Columns are computed whole, so every branch is run under the mask of the rows that
-still want it, and only if something in it can fail. Comparisons live in ``compare``.
+Guarantees: a branch that fails for a row fails only if the row takes it. For two operands that are not null exactly one
+of <, =, > is true: NaN equals NaN and is above every number, and -0.0 equals 0.0.
 
 >>> import pyarrow as pa, pyarrow.compute as pc
 >>> from ddflow.expressions.node import Frame, apply, column, constant
@@ -15,14 +14,43 @@ still want it, and only if something in it can fail. Comparisons live in ``compa
 [False, True, None, False]
 """
 
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.expressions.casts import convert
-from ddflow.expressions.node import Datum, Frame, Node, Refusal, apply, broadcast, constant, null, where
-from ddflow.expressions.types import BOOL, NULL, STRING, meeting, sql_name
+from ddflow.errors import cut
+from ddflow.expressions.casts import as_text, convert
+from ddflow.expressions.node import (
+    FAILURES,
+    Compute,
+    Datum,
+    Frame,
+    Node,
+    Refusal,
+    apply,
+    broadcast,
+    column,
+    constant,
+    null,
+    on_arrays,
+    where,
+)
+from ddflow.expressions.types import (
+    BOOL,
+    MOST_DIGITS,
+    NULL,
+    STRING,
+    decimal_of,
+    is_decimal,
+    is_float,
+    is_integer,
+    meeting,
+    sql_name,
+)
 
 
 def condition(node: Node, place: str) -> Node:
@@ -132,3 +160,248 @@ def first_valid(nodes: Sequence[Node], place: str) -> Node:
         return value
 
     return Node(nodes[0].type, run, (nodes[0],), framed=True, fallible=True)
+
+
+Compare: TypeAlias = Callable[[Datum, Datum], Datum]
+
+MANY: Final = 1_000
+"""Items of IN from which on a set of them is kept."""
+FEW: Final = 16
+"""How many times more items than rows make that set the faster way."""
+
+_PLAIN: dict[str, Compare] = {
+    "=": lambda a, b: pc.equal(a, b),
+    "<>": lambda a, b: pc.not_equal(a, b),
+    "<": lambda a, b: pc.less(a, b),
+    "<=": lambda a, b: pc.less_equal(a, b),
+    ">": lambda a, b: pc.greater(a, b),
+    ">=": lambda a, b: pc.greater_equal(a, b),
+}
+_MIRRORED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def _equal(a: Datum, b: Datum) -> Datum:
+    return pc.or_(pc.equal(a, b), pc.and_(pc.is_nan(a), pc.is_nan(b)))
+
+
+def _less(a: Datum, b: Datum) -> Datum:
+    return pc.and_not(pc.invert(pc.less_equal(b, a)), pc.is_nan(a))
+
+
+def _at_most(a: Datum, b: Datum) -> Datum:
+    return pc.or_(pc.less_equal(a, b), pc.is_nan(b))
+
+
+# With NaN on top, for any two floats.
+_FLOATS: dict[str, Compare] = {
+    "=": _equal,
+    "<>": lambda a, b: pc.invert(_equal(a, b)),
+    "<": _less,
+    "<=": _at_most,
+    ">": lambda a, b: _less(b, a),
+    ">=": lambda a, b: _at_most(b, a),
+}
+# The same where b is a number, not NaN: "not at most" holds for NaN too.
+_FLOAT_AND_NUMBER: dict[str, Compare] = {
+    **_PLAIN,
+    ">": lambda a, b: pc.invert(pc.less_equal(a, b)),
+    ">=": lambda a, b: pc.invert(pc.less(a, b)),
+}
+
+
+def compare(sign: str, left: Node, right: Node) -> Node:
+    """Compare ``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal if the types do not meet. O(rows).
+
+    >>> import pyarrow as pa
+    >>> from ddflow.expressions.node import Frame, column, constant
+    >>> above = compare(">", column(0, pa.float64()), constant(pa.scalar(5.0)))
+    >>> above.run(Frame((pa.array([4.0, 6.0, float("nan"), None]),), 4)).to_pylist()
+    [False, True, True, None]
+    """
+    left, right = _operands(left, right, f"the comparison {sign}")
+    if not is_float(left.type):
+        return apply(_PLAIN[sign], left, right)
+    if _is_number(left):
+        left, right, sign = right, left, _MIRRORED[sign]
+    return apply((_FLOAT_AND_NUMBER if _is_number(right) else _FLOATS)[sign], left, right)
+
+
+def same(left: Node, right: Node) -> Node:
+    """Compare by ``<=>``: equal, or both null; never null itself."""
+    left, right = _operands(left, right, "the comparison <=>")
+    equal = compare("=", left, right)
+    both = apply(lambda a, b: pc.and_(pc.is_null(a), pc.is_null(b)), left, right)
+    return apply(pc.coalesce, equal, both)
+
+
+def among(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> Node:
+    """Compute IN: true if any equals; else null if the value or any item is null; else false. O(1) a row for constants.
+
+    ``lists``: literals among the items, those of one type together.
+    """
+    listed = [column(0, each.type) for each in lists]
+    if all(_exact_decimal(each.type) for each in (node, *items, *listed)) and _too_wide([node, *items, *listed]):
+        return _any_equal(node, [*items, *_each(lists)])
+    met, *others = meet([node, *items, *listed], "IN")
+    items, listed = others[: len(items)], others[len(items) :]
+    try:
+        known: list[Any] = [each.run(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)]
+    except FAILURES as error:  # text that is not of the type
+        return _failing(error, met)
+    if any(item.constant is None for item in items):
+        return _any_equal(met, [*items, *_each(known)])
+    if met.type == NULL:
+        return null(BOOL)
+    values = [item.constant for item in items if item.constant is not None]
+    known += [pa.repeat(value, 1) for value in values if value.is_valid]
+    nulls = sum(not value.is_valid for value in values)
+    return apply(_membership(pa.concat_arrays([pa.array([], met.type), *known]), nulls > 0), met)
+
+
+def _each(lists: Iterable[pa.Array]) -> list[Node]:
+    return [constant(value) for values in lists for value in values]
+
+
+def _failing(error: Exception, node: Node) -> Node:
+    """Build a node that raises ``error`` for every row."""
+
+    def compute(_: Datum) -> Datum:
+        raise error
+
+    return Node(BOOL, compute, (node,), fallible=True)
+
+
+def _membership(known: pa.Array, or_null: bool) -> Compute:
+    """Test values for membership in ``known``; with ``or_null``, a miss is null."""
+    kind = known.type
+    zero = pa.scalar(0.0, kind) if is_float(kind) else None
+    known = known if zero is None else pc.add(known, zero)
+    # Arrow hashes what is known anew for each batch: for a few rows that costs more than all else.
+    few = frozenset(known.to_pylist()) if len(known) > MANY and (kind == STRING or is_integer(kind)) else None
+
+    def compute(value: pa.Array) -> pa.Array:
+        value = value if zero is None else pc.add(value, zero)  # makes -0.0 the 0.0 it equals
+        if few is not None and len(value) * FEW < len(few):
+            hit = pa.array([each in few for each in value.to_pylist()], BOOL)
+        else:
+            hit = pc.is_in(value, value_set=known)
+        if or_null:
+            return pc.if_else(hit, hit, pa.scalar(None, BOOL))
+        return pc.if_else(pc.is_valid(value), hit, pa.scalar(None, BOOL)) if value.null_count else hit
+
+    return on_arrays(compute)
+
+
+def _any_equal(node: Node, items: Sequence[Node]) -> Node:
+    found = compare("=", node, items[0])
+    for item in items[1:]:
+        found = disjunction(found, compare("=", node, item))
+    return found
+
+
+def _is_number(node: Node) -> bool:
+    value: Any = None if node.constant is None else node.constant.as_py()
+    return value is not None and not math.isnan(value)
+
+
+def _exact_decimal(kind: pa.DataType) -> bool:
+    return is_integer(kind) or is_decimal(kind)
+
+
+def _too_wide(nodes: Sequence[Node]) -> bool:
+    """Whether a decimal for all of these would need more than 38 digits."""
+    kinds = [decimal_of(node.type) for node in nodes]
+    whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
+    return bool(whole + scale > MOST_DIGITS)
+
+
+def _operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
+    if _exact_decimal(left.type) and _exact_decimal(right.type) and _too_wide([left, right]):
+        return _exactly(left), _exactly(right)
+    left, right = meet([left, right], place)
+    if left.type == NULL:
+        return null(BOOL), null(BOOL)
+    return left, right
+
+
+def _exactly(node: Node) -> Node:
+    """Widen a number of up to 38 digits to 76, so that Arrow can bring any two to one scale."""
+    exact = convert(node, decimal_of(node.type))
+    wide = pa.decimal256(MOST_DIGITS, exact.type.scale)
+    return apply(lambda value: value.cast(wide), exact)
+
+
+def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
+    """Match LIKE and ILIKE with a literal pattern: ``%`` any run, ``_`` any character, ``escape`` makes them plain."""
+    node = as_text(node)
+    text = literal_text(pattern, "the pattern of LIKE")
+    if text is None:
+        return null(BOOL)
+    parts = _like_parts(text, escape)
+    plain = [part for part in parts if part not in ("%", "_")]
+    if not ignore_case and len(plain) <= 1 and "_" not in parts and parts.count("%") <= 2:
+        needle, kinds = "".join(plain)[1:], ["%" if part == "%" else "x" for part in parts]
+        match kinds:
+            case [] | ["x"]:
+                return apply(lambda value: pc.equal(value, needle), node)
+            case ["x", "%"]:
+                return apply(lambda value: pc.starts_with(value, needle), node)
+            case ["%", "x"]:
+                return apply(lambda value: pc.ends_with(value, needle), node)
+            case ["%", "x", "%"]:
+                return apply(lambda value: pc.match_substring(value, needle), node)
+    inner = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part[1:]) for part in parts)
+    regex = _check_regex(f"(?s)^{inner}$", "the pattern of LIKE", "write a shorter one")
+    return apply(lambda value: pc.match_substring_regex(value, regex, ignore_case=ignore_case), node)
+
+
+def _like_parts(pattern: str, escape: str) -> list[str]:
+    """Split a pattern into ``%``, ``_``, and runs of plain text, each after an ``=``."""
+    parts: list[str] = []
+    letters = iter(pattern)
+    for letter in letters:
+        if letter in "%_" and letter != escape:
+            parts.append(letter)
+            continue
+        if letter == escape:
+            letter = next(letters, "")
+            if not letter or letter not in ("%", "_", escape):
+                raise Refusal(
+                    f"in the pattern {cut(repr(pattern))} the escape {escape!r} stands before {letter or 'the end'!r}",
+                    f"it may stand before %, _ and itself; write {escape}{escape} for the character itself",
+                )
+        if parts and parts[-1][0] == "=":
+            parts[-1] += letter
+        else:
+            parts.append("=" + letter)
+    return parts
+
+
+def matches(node: Node, pattern: Node) -> Node:
+    """Match RLIKE: find a literal regular expression (RE2's language) anywhere in the text."""
+    node = as_text(node)
+    text = checked_regex(pattern, "the pattern of RLIKE")
+    return null(BOOL) if text is None else apply(lambda value: pc.match_substring_regex(value, text), node)
+
+
+def literal_text(node: Node, place: str) -> str | None:
+    """Return the text of a constant, None for a null one. Raises Refusal if it differs from row to row."""
+    if node.constant is None or node.type not in (STRING, NULL):
+        raise Refusal(f"{place} is not a text literal", "write it as a literal: it is compiled once, not per row")
+    value: str | None = node.constant.as_py()
+    return value
+
+
+def checked_regex(node: Node, place: str) -> str | None:
+    """Return the text of a constant regular expression, None for null. Raises Refusal if RE2 refuses it."""
+    text = literal_text(node, place)
+    return None if text is None else _check_regex(text, place, "use RE2's syntax: no look-around, no back references")
+
+
+def _check_regex(regex: str, place: str, remedy: str) -> str:
+    """Return a regular expression after RE2 accepted it. Raises Refusal if it does not."""
+    try:
+        pc.match_substring_regex(pa.scalar(""), regex)
+    except pa.ArrowInvalid as error:
+        raise Refusal(f"{place}, {cut(repr(regex))}, is refused: {cut(str(error))}", remedy) from error
+    return regex

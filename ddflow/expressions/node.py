@@ -1,9 +1,8 @@
-"""A compiled piece of an expression: its type, how to run it on a frame of columns, and whether that can fail.
+"""Nodes: what an expression is compiled to, and the room that the text it makes may take.
 
-Invariant: a node's result has the node's type and either one value per row or one scalar for all of them, and depends
-on nothing but the row: so a node may be run on any subset of the rows. Under ANSI rules a division or a cast may fail,
-yet ``if(b = 0, null, a / b)`` must not. Kernels compute whole columns, so a node that failed on all rows is run again
-on just those whose value is wanted (``where``). Nothing here knows SQL.
+Guarantees: a node is a pure function of a frame, with one type. A node of constants is computed once, when it is
+built. No kernel is asked for more text than Arrow's offsets reach, and constants take a megabyte at most; Arrow checks
+neither, and some of its kernels return corrupt arrays or end the process.
 
 >>> import pyarrow as pa, pyarrow.compute as pc
 >>> twice = apply(lambda a: pc.multiply_checked(a, pa.scalar(2)), column(0, pa.int64()))
@@ -15,16 +14,93 @@ on just those whose value is wanted (``where``). Nothing here knows SQL.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.expressions.room import TooBig, counted, fits
 from ddflow.expressions.types import sql_name
+
+CONSTANTS: Final = 1 << 20
+"""Bytes that an expression's literals may be made into, while it is compiled."""
+COLUMN: Final = 2**31 - 2
+"""Bytes of text that Arrow's 32-bit offsets reach."""
+_made: ContextVar[int] = ContextVar("made", default=0)
+
+
+class TooBig(pa.ArrowInvalid):
+    """Text that is too large.  ``row``: the one of ``rows`` that is too large by itself, if there is one.
+
+    >>> texts = pa.array(["a", "bc"])
+    >>> fits("repeat", [texts], lambda size: size * 10**9, lambda: pc.multiply(lengths(texts), 1e9))
+    Traceback (most recent call last):
+        ...
+    ddflow.expressions.node.TooBig: repeat would make 3,000,000,000 bytes of 2 rows, up to 2,000,000,000 of one, and ...
+    """
+
+    row: int | None = None
+    rows = 0
+
+
+def fresh() -> None:
+    """Start counting the constants of another expression."""
+    _made.set(0)
+
+
+def counted(value: pa.Scalar) -> pa.Scalar:
+    """Count the text of a computed constant.  Raises TooBig for more than `CONSTANTS`."""
+    _made.set(_made.get() + _bytes(value, 1))
+    if _made.get() > CONSTANTS:
+        raise TooBig(f"the constants in it take more than {CONSTANTS:,} bytes")
+    return value
+
+
+def lengths(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
+    """Return the bytes of each text, 0 for null, as doubles, because sizes computed from them may exceed an integer."""
+    return pc.fill_null(pc.binary_length(value), 0).cast(pa.float64())
+
+
+def fits(
+    name: str, values: Sequence[Any], rough: Callable[[int], float], exact: Callable[[], Any] | None = None
+) -> None:
+    """Raise TooBig when function ``name`` would make more text of ``values`` than there is room for.
+
+    ``rough``: of bytes in, how many come out at most.  ``exact``: bytes of each result, asked for only where the rough
+    number is too large.  Some of Arrow's kernels wrap around there, and others end the process.  O(1), else O(rows).
+    """
+    rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
+    most = rough(sum(_bytes(value, 1 if rows is None else rows) for value in values))
+    if most <= (CONSTANTS if rows is None else COLUMN):
+        return
+    if rows is None:
+        size = most if exact is None else exact().as_py() or 0
+        if size > CONSTANTS:
+            raise TooBig(f"{name} would make a constant of {size:,.0f} bytes, and it may take {CONSTANTS:,}")
+        return
+    sizes = None if exact is None else exact()
+    total = most if sizes is None else pc.sum(sizes).as_py() or 0
+    if total > COLUMN:
+        largest = most / rows if sizes is None else pc.max(sizes).as_py()
+        made = f"{total:,.0f} bytes of {rows:,} rows, up to {largest:,.0f} of one"
+        error = TooBig(f"{name} would make {made}, and a column of a batch holds {COLUMN:,}")
+        error.rows = rows
+        if sizes is not None and largest > COLUMN:
+            error.row = pc.index(sizes, largest).as_py()
+        raise error
+
+
+def _bytes(value: Any, rows: int) -> int:
+    """Estimate the bytes of text that ``rows`` rows of a value take, at most."""
+    if not isinstance(value, pa.Scalar):
+        return int(value.nbytes)
+    if not value.is_valid or not isinstance(value, pa.StringScalar | pa.BinaryScalar):
+        return 0
+    return rows * len(value.as_buffer())
+
 
 Datum: TypeAlias = pa.Array | pa.Scalar
 Compute: TypeAlias = Callable[..., Any]  # a datum of data: an array where one of them is

@@ -1,8 +1,8 @@
-"""SQL text -> what computes it: parsed, lowered to operations on arrays, within limits, on a stack of its own.
+"""SQL text compiled to a runner, and whether it means the same over wider columns.
 
-Invariant: equal texts over equal columns come to equal nodes, so those of short texts are kept, and a state that is
-opened, read or checked again compiles nothing. Nodes hold nothing of their runs; a refusal is not kept, and what names
-the place in its message is not part of what is kept.
+Guarantees: equal texts over equal columns have equal nodes, so those of short texts are kept; a refusal is not.
+`carried` gives a type only if the values over the wider columns are those over the narrower ones, for every row.
+Limits: text is never compared with numbers in `carried`, because a cast from text depends on the type that it meets.
 
 >>> run, names = compile_sql("n + 1 > 2", pa.schema({"id": pa.string(), "n": pa.int64()}), True, "filter of 'a'")
 >>> run(pa.record_batch({"n": [1, 2, None]})).to_pylist(), names
@@ -10,21 +10,33 @@ the place in its message is not part of what is kept.
 """
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.types as pat
 from sqlglot import exp
 
 from ddflow.aside import aside
+from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.wider import differing, widening
 from ddflow.errors import ExpressionError, cut
 from ddflow.expressions.casts import convert
-from ddflow.expressions.columns import Columns
 from ddflow.expressions.evaluate import SqlRun
-from ddflow.expressions.lower import Lowering
-from ddflow.expressions.node import Node, Refusal
-from ddflow.expressions.parse import parse, too_deep
-from ddflow.expressions.room import fresh
-from ddflow.expressions.types import BOOL, NULL
+from ddflow.expressions.lower import Columns, Lowering
+from ddflow.expressions.node import Node, Refusal, fresh
+from ddflow.expressions.parse import Tree, parse, too_deep
+from ddflow.expressions.types import (
+    BOOL,
+    DATE,
+    INT64,
+    NULL,
+    decimal_of,
+    is_decimal,
+    is_float,
+    is_integer,
+    is_time,
+    meeting,
+)
 
 _MOST = 600  # characters of what was found, in a message
 _KEPT, _SHORT = 256, 1000
@@ -71,3 +83,172 @@ def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _Made:
         return _Made(right, tuple(columns.names), bare, parsed.nested)
 
     return aside(compile_fresh)
+
+
+_COMPARES: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Neg)
+_NULL_TESTS: Final = ("isnull", "isnotnull")
+_CHOICES: Final = ("coalesce", "nvl", "ifnull")
+
+
+class _Both(NamedTuple):
+    """A piece of an expression over the narrower and the wider columns.  ``same``: whether its values are the same.
+
+    ``exact``: whether the wider type holds all that the narrower piece may give, which may be less than its type does.
+    """
+
+    old: Node
+    new: Node
+    same: bool
+    exact: bool = True
+
+
+class _Unlike(Exception):
+    """A piece that may change its meaning."""
+
+
+def carried(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
+    """Return the type of an SQL expression over wider columns if its values stay the same; None if that is unknown.
+
+    ``old``, ``new``: the narrower and the wider columns, of equal names.  O(text).
+
+    >>> import pyarrow as pa
+    >>> old, new = pa.schema({"n": pa.int32()}), pa.schema({"n": pa.float64()})
+    >>> carried("case when n > 5 then 'many' else 'few' end", old, new), carried("coalesce(n, 0)", old, new)
+    (DataType(string), DataType(double))
+    >>> carried("n / 2", old, new) is None
+    True
+
+    >>> old = pa.schema({"n": pa.uint32()})
+    >>> carried("coalesce(n, 0)", old, new), carried("n + 1", old, new)
+    (DataType(double), None)
+    """
+    try:
+        return aside(lambda: _Pair(old, new).both(parse(text).tree).new.type)
+    except (_Unlike, Refusal, RecursionError):
+        return None
+
+
+class _Pair:
+    def __init__(self, old: pa.Schema, new: pa.Schema) -> None:
+        # Computed with in 64 bits, of which a double does not hold all.
+        self.short = {field.name for field in old if field.type == pa.uint32()}
+        self.old, self.new = Lowering(Columns(old)), Lowering(Columns(new))
+        self.changed = {name.lower() for name in differing(old, new)}
+
+    def both(self, tree: Tree) -> _Both:
+        """Compile a tree over the narrower and the wider columns.  Raises `_Unlike`."""
+        if isinstance(tree, exp.Paren):
+            return self.both(tree.this)
+        old, new = self.old.lower(tree), self.new.lower(tree)
+        if isinstance(tree, exp.Column | exp.Dot):
+            short = isinstance(tree, exp.Column) and len(tree.parts) == 1 and tree.name in self.short
+            exact = _holds(old.type, new.type) or (short and new.type == pa.float64())
+            return _Both(old, new, old.type == new.type, exact)
+        if self.changed.isdisjoint(each.name.lower() for each in tree.find_all(exp.Identifier)):
+            return _Both(old, new, True)
+        parts = [self.both(each) for each in _operands(tree)]
+        if all(part.same for part in parts):
+            if old.type != new.type:
+                raise _Unlike
+            return _Both(old, new, True)
+        if _is_null_test(tree):
+            return _Both(old, new, True)
+        if isinstance(tree, (*_COMPARES, exp.In, exp.Between)) and tree.args.get("query") is None:
+            if not all(map(_by_digits, parts)):
+                _exact(parts)
+            return _Both(old, new, True)
+        if (chosen := self._choices(tree, parts)) is not None:
+            _exact(chosen)
+            exact = all(part.exact for part in chosen)
+        else:
+            exact = _holds(old.type, new.type) and isinstance(tree, _ARITHMETIC) and all(map(_whole, parts))
+        if not exact:
+            raise _Unlike
+        return _Both(old, new, old.type == new.type)
+
+    def _choices(self, tree: Tree, parts: list[_Both]) -> list[_Both] | None:
+        """List the pieces that ``tree`` chooses from by unchanged tests; None if it chooses none.  Raises `_Unlike`."""
+        if _function_name(tree) in _CHOICES:
+            return parts
+        if not isinstance(tree, exp.Case) or tree.this is not None:
+            return None
+        branches = tree.args["ifs"]
+        if not all(self.both(each.this).same for each in branches):
+            raise _Unlike
+        last = tree.args.get("default")
+        return [self.both(each) for each in [*(each.args["true"] for each in branches), *([last] if last else [])]]
+
+
+def _operands(tree: Tree) -> list[Tree]:
+    """List the operands of a piece, without types, names and marks."""
+    found: list[Any] = list(tree.iter_expressions())
+    if isinstance(tree, exp.Cast | exp.TryCast):
+        found = [tree.this]
+    parts = [each for one in found for each in (one.iter_expressions() if isinstance(one, exp.If) else [one])]
+    return [each for each in parts if isinstance(each, exp.Expression) and not isinstance(each, exp.Identifier)]
+
+
+def _function_name(tree: Tree) -> str:
+    return tree.name.lower() if isinstance(tree, exp.Anonymous) else ""
+
+
+def _is_null_test(tree: Tree) -> bool:
+    return (isinstance(tree, exp.Is) and isinstance(tree.expression, exp.Null)) or _function_name(tree) in _NULL_TESTS
+
+
+def _whole(part: _Both) -> bool:
+    """Whether it is a whole number that stays exact: of 64 bits it must not become a double."""
+    return is_integer(part.old.type) and (part.same or _holds(part.old.type, part.new.type))
+
+
+def _by_digits(part: _Both) -> bool:
+    """Whether it is compared digit by digit with others of its kind, however many digits there are."""
+    return all(is_integer(each) or is_decimal(each) or pat.is_null(each) for each in (part.old.type, part.new.type))
+
+
+def _exact(parts: list[_Both]) -> None:
+    """Raise `_Unlike` unless operands meet exactly, in the narrower types and in the wider ones."""
+    kinds = [(part.old.type, part.new.type) for part in parts]
+    if not all(_is_measure(kind) for pair in kinds for kind in pair):
+        raise _Unlike
+    old, new = meeting([pair[0] for pair in kinds]), meeting([pair[1] for pair in kinds])
+    for part in parts:
+        untouched = part.same and old == new
+        checked = not part.same and new is not None and old in (part.old.type, part.new.type) and part.new.type == new
+        if not (untouched or checked or (_fits(part.old, old) and _fits(part.new, new))):
+            raise _Unlike
+
+
+def _is_measure(kind: pa.DataType) -> bool:
+    """Whether it is a number, a date or a time, or nothing but null."""
+    number = is_integer(kind) or is_decimal(kind) or is_float(kind)
+    return bool(number or kind == DATE or is_time(kind) or pat.is_null(kind))
+
+
+def _fits(node: Node, kind: pa.DataType | None) -> bool:
+    """Whether the values of a node are exact in the type that it meets others in."""
+    if kind is None:
+        return False
+    if node.type == kind or pat.is_null(node.type) or _holds(node.type, kind):
+        return True
+    if node.constant is None or is_float(node.type):
+        return False
+    try:
+        return widening(node.type, kind) is not None and len(widened(pa.array([node.constant]), kind)) == 1
+    except Inexact:
+        return False
+
+
+def _holds(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether every value of a type is one of another, in the same order."""
+    if old == new:
+        return True
+    if is_decimal(new):
+        if not (is_integer(old) or is_decimal(old)):
+            return False
+        exact = decimal_of(old)
+        return bool(exact.precision - exact.scale <= new.precision - new.scale and exact.scale <= new.scale)
+    if is_float(new) and is_integer(old):
+        return bool(new == pa.float64() and old != INT64)
+    return not pat.is_string(new) and widening(old, new) is not None

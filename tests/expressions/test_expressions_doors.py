@@ -19,8 +19,9 @@ from pyspark.sql import Column
 
 import ddflow as dd
 from ddflow.errors import ExpressionError
-from ddflow.expressions import compile, zones
-from ddflow.expressions.json_read import MOST_NESTED, MOST_TEXT, double_text
+from ddflow.expressions import compile
+from ddflow.expressions.functions import dates as date_functions
+from ddflow.expressions.functions.json_text import MOST_NESTED, MOST_TEXT, double_text
 
 YEARS = (range(1890, 2040), range(2000, 2800), range(9990, 9999))
 DATES = st.one_of(st.none(), st.dates(dt.date(1600, 1, 1), dt.date(2400, 12, 31)))
@@ -289,7 +290,7 @@ def test_expressions_of_other_libraries_are_told_the_sql_to_write(monkeypatch: p
 def test_zones_are_those_of_zoneinfo(zone: str, knows_until: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where Arrow reads fewer rules of the machine's database than there are."""
     ends = (dt.datetime(knows_until, 1, 1) - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
-    monkeypatch.setattr(zones, "_end", lambda _: ends)
+    monkeypatch.setattr(date_functions, "_end", lambda _: ends)
     pick, of = random.Random(7), ZoneInfo(zone)
     days = [(pick.choice(years), pick.randint(1, 12), pick.randint(1, 28)) for years in YEARS for _ in range(500)]
     times = [dt.datetime(*day, pick.randint(0, 23), pick.choice((0, 30, 45))) for day in days]

@@ -14,8 +14,9 @@ import pytest
 from messages import raises
 
 from ddflow.errors import ExpressionError
-from ddflow.expressions import compile, elsewhere
-from ddflow.expressions.functions import FUNCTIONS
+from ddflow.expressions import compile
+from ddflow.expressions.functions import table
+from ddflow.expressions.functions.table import FUNCTIONS
 
 BATCH = pa.record_batch(
     {
@@ -149,20 +150,20 @@ def test_the_documentation_lists_every_function_and_nothing_else() -> None:
     }  # those two are syntax, not calls
 
 
-@pytest.mark.parametrize("name", sorted(elsewhere._BY_NAME))
+@pytest.mark.parametrize("name", sorted(table._BY_NAME))
 def test_what_is_said_to_do_the_same_as_a_function_elsewhere_compiles(name: str) -> None:
     assert name not in FUNCTIONS
-    made = elsewhere.instead(name)
+    made = table.instead(name)
     assert made is not None
-    compile(made, elsewhere.COLUMNS)
+    compile(made, table.COLUMNS)
     with raises(ExpressionError):
-        compile(f"{name}(text)", elsewhere.COLUMNS)
+        compile(f"{name}(text)", table.COLUMNS)
 
 
 @pytest.mark.parametrize("name", ["sin", "initcap", "format", "list_contains"])
 def test_a_name_that_is_merely_alike_is_not_suggested(name: str) -> None:
     with raises(ExpressionError):
-        compile(f"{name}(text)", elsewhere.COLUMNS)
+        compile(f"{name}(text)", table.COLUMNS)
 
 
 def test_what_spark_has_and_is_not_there_says_what_to_write_instead() -> None:

@@ -23,8 +23,7 @@ from messages import raises
 import ddflow as dd
 from ddflow.errors import CorruptState, DdflowError, ExpressionError, PlanChanged, SpecError
 from ddflow.expressions import compile
-from ddflow.expressions.columns import Columns
-from ddflow.expressions.lower import Lowering
+from ddflow.expressions.lower import Columns, Lowering
 from ddflow.expressions.parse import MOST_NESTED, MOST_TEXT, MOST_TOKENS, MOST_WORDS, parse
 from ddflow.plan.text.codec import describe
 from ddflow.plan.text.rebuild import rebuild

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
 
-from ddflow.expressions.functions import find
+from ddflow.expressions.functions.catalog import find
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree
 from ddflow.plan.aggregates import CALLED, NAMES

@@ -127,7 +127,7 @@ def changed_by(
     if not changed:
         return
     if expression.text is not None:
-        from ddflow.expressions.commuting import carried  # with its parser, which takes long to import
+        from ddflow.expressions.sql import carried  # with its parser, which takes long to import
 
         found = carried(expression.text, old, new)
         if found is not None and (kind is None or expression.type == kind or widening(kind, expression.type)):

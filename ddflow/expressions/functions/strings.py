@@ -6,10 +6,11 @@ its replacement texts are Java's. Patterns, widths and counts must be literals: 
 expressions are RE2's.
 
 >>> import pyarrow as pa
+>>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
->>> TABLE.entries["substring"].call([constant(pa.scalar(v)) for v in ("abc", -5, 3)]).constant
+>>> FUNCTIONS["substring"].call([constant(pa.scalar(v)) for v in ("abc", -5, 3)]).constant
 <pyarrow.StringScalar: 'a'>
->>> TABLE.entries["upper"].call([constant(pa.scalar("straße"))]).constant
+>>> FUNCTIONS["upper"].call([constant(pa.scalar("straße"))]).constant
 <pyarrow.StringScalar: 'STRASSE'>
 """
 
@@ -21,13 +22,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.expressions.casts import as_text
-from ddflow.expressions.compare import literal_text
-from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, null, on_arrays
-from ddflow.expressions.room import fits, lengths
-from ddflow.expressions.table import Table, Take, literal, regex, same, text, whole
+from ddflow.expressions.functions.table import (
+    Take,
+    function,
+    literal,
+    regex,
+    row_function,
+    same,
+    text,
+    whole,
+)
+from ddflow.expressions.logic import literal_text
+from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, fits, lengths, null, on_arrays
 from ddflow.expressions.types import BINARY, BOOL, DOUBLE, INT32, NULL, STRING
-
-TABLE = Table()
 
 # Letters whose upper or lower case is more than one letter, or depends on the place in the word; a superset will do.
 _ODD_UPPER = "[ßŉǰΐΰև\u1e96-\u1e9a\u1f50-\u1f56\u1f80-\u1fff\ufb00-\ufb17]"
@@ -46,12 +53,12 @@ def _change_case(kernel: Compute, odd: str, python: Callable[[str], str]) -> Com
     return on_arrays(compute)
 
 
-TABLE.row(_change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[text])
-TABLE.row(_change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[text])
-TABLE.row(pc.utf8_reverse, "reverse", takes=[text])
+row_function(_change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[text])
+row_function(_change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[text])
+row_function(pc.utf8_reverse, "reverse", takes=[text])
 
 
-@TABLE.function("length", "len", "char_length", "character_length", takes=[same])
+@function("length", "len", "char_length", "character_length", takes=[same])
 def length(value: Node) -> Node:
     """Count the characters, or the bytes of a binary value."""
     if value.type == BINARY:
@@ -66,7 +73,7 @@ def _slice_text(text: Node, start: int, stop: int | None) -> Node:
 _POSITION, _LENGTH = whole("the position of substring"), whole("the length of substring")
 
 
-@TABLE.function("substring", "substr", takes=[text, _POSITION, _LENGTH], least=2)
+@function("substring", "substr", takes=[text, _POSITION, _LENGTH], least=2)
 def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
     """Cut out from a position, counted from 1 (from the end if negative), even before the start."""
     if length <= 0:
@@ -77,19 +84,19 @@ def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
     return _slice_text(text, start, start + length if start + length < 0 else None)
 
 
-@TABLE.function("left", takes=[text, whole("the length of left")])
+@function("left", takes=[text, whole("the length of left")])
 def left(text: Node, size: int) -> Node:
     """Return the first characters."""
     return _slice_text(text, 0, max(size, 0))
 
 
-@TABLE.function("right", takes=[text, whole("the length of right")])
+@function("right", takes=[text, whole("the length of right")])
 def right(text: Node, size: int) -> Node:
     """Return the last characters."""
     return _slice_text(text, -size, None) if size > 0 else _slice_text(text, 0, 0)
 
 
-@TABLE.function("repeat", takes=[text, whole("the count of repeat")])
+@function("repeat", takes=[text, whole("the count of repeat")])
 def repeat(text: Node, times: int) -> Node:
     """Repeat a text; "" for less than once."""
     times = max(times, 0)
@@ -104,7 +111,7 @@ def repeat(text: Node, times: int) -> Node:
 def _register_padding(kernel: Callable[..., Datum], name: str) -> None:
     takes = [text, whole(f"the width of {name}"), literal(f"the padding of {name}")]
 
-    @TABLE.function(name, takes=takes, least=2)
+    @function(name, takes=takes, least=2)
     def build(text: Node, size: int, fill: str = " ") -> Node:
         most = size * len(fill.encode())
         if len(fill) > 1:
@@ -134,22 +141,22 @@ def trim(text: Node, side: str, characters: Node | None) -> Node:
     return apply(lambda value: kernel(value, characters=letters), text) if letters else text
 
 
-@TABLE.function("ltrim", takes=[same, same], least=1)
+@function("ltrim", takes=[same, same], least=1)
 def ltrim(first: Node, second: Node | None = None) -> Node:
     return trim(first, "LEADING", None) if second is None else trim(second, "LEADING", first)
 
 
-@TABLE.function("rtrim", takes=[same, same], least=1)
+@function("rtrim", takes=[same, same], least=1)
 def rtrim(first: Node, second: Node | None = None) -> Node:
     return trim(first, "TRAILING", None) if second is None else trim(second, "TRAILING", first)
 
 
-@TABLE.function("btrim", takes=[same, same], least=1)
+@function("btrim", takes=[same, same], least=1)
 def btrim(text: Node, characters: Node | None = None) -> Node:
     return trim(text, "BOTH", characters)
 
 
-@TABLE.function("concat", takes=[same], more=True)
+@function("concat", takes=[same], more=True)
 def concat(*texts: Node) -> Node:
     """Concatenate the texts; null if any is null."""
     if any(text.type == BINARY for text in texts):
@@ -174,11 +181,11 @@ def _join(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(first, *others, separator, null_handling="skip")
 
 
-TABLE.row(on_arrays(_join), "concat_ws", takes=[text, text], more=True)
+row_function(on_arrays(_join), "concat_ws", takes=[text, text], more=True)
 
 
 def _search(kernel: Compute, *names: str, looks_for: Take) -> None:
-    @TABLE.function(*names, takes=[text, looks_for], of_null=BOOL)
+    @function(*names, takes=[text, looks_for], of_null=BOOL)
     def build(text: Node, needle: str) -> Node:
         return apply(lambda value: kernel(value, needle), text)
 
@@ -189,7 +196,7 @@ _search(pc.match_substring, "contains", looks_for=literal("what contains looks f
 _search(pc.match_substring_regex, "regexp_like", "rlike", "regexp", looks_for=regex("the pattern of regexp_like"))
 
 
-@TABLE.function("replace", takes=[text, literal("what replace looks for"), literal("what replace puts in")], least=2)
+@function("replace", takes=[text, literal("what replace looks for"), literal("what replace puts in")], least=2)
 def replace(text: Node, old: str, by: str = "") -> Node:
     """Replace every match, left to right; unchanged if the old text is ""."""
     more = len(by.encode()) - len(old.encode())
@@ -204,7 +211,7 @@ def replace(text: Node, old: str, by: str = "") -> Node:
     return apply(compute, text) if old else text
 
 
-@TABLE.function(
+@function(
     "regexp_replace",
     takes=[text, regex("the pattern of regexp_replace"), literal("what regexp_replace puts in")],
 )
@@ -245,7 +252,7 @@ def _rewrite(java: str) -> str:
     return "".join(turned)
 
 
-@TABLE.function(
+@function(
     "regexp_extract",
     takes=[text, regex("the pattern of regexp_extract"), whole("the group of regexp_extract")],
     least=2,

@@ -7,9 +7,9 @@ always give the same result.
 
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import constant
->>> TABLE.entries["round"].call([constant(pa.scalar(2.675)), constant(pa.scalar(2))]).constant
+>>> FUNCTIONS["round"].call([constant(pa.scalar(2.675)), constant(pa.scalar(2))]).constant
 <pyarrow.DoubleScalar: 2.68>
->>> TABLE.entries["ln"].call([constant(pa.scalar(0))]).constant
+>>> FUNCTIONS["ln"].call([constant(pa.scalar(0))]).constant
 <pyarrow.DoubleScalar: None>
 """
 
@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 from ddflow.expressions.arithmetic import arithmetic
 from ddflow.expressions.casts import convert
 from ddflow.expressions.digits import round_decimal, round_double, with_numpy
+from ddflow.expressions.functions.table import FUNCTIONS, double, function, number, row_function, same, whole_of
 from ddflow.expressions.logic import first_valid, meet
 from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, constant, null, on_arrays
-from ddflow.expressions.table import Table, double, number, same, whole_of
 from ddflow.expressions.types import (
     BOOL,
     DOUBLE,
@@ -40,10 +40,8 @@ from ddflow.expressions.types import (
     is_integer,
 )
 
-TABLE = Table()
 
-
-@TABLE.function("abs", takes=[number])
+@function("abs", takes=[number])
 def absolute(value: Node) -> Node:
     """Remove the sign; the least integer of a type overflows."""
     return apply(pc.abs_checked, value, fallible=is_integer(value.type))
@@ -53,10 +51,10 @@ def _sign(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.where(values == 0, values, np.sign(values))  # the sign of -0.0 is -0.0
 
 
-TABLE.row(on_arrays(partial(with_numpy, _sign)), "sign", "signum", takes=[double])
+row_function(on_arrays(partial(with_numpy, _sign)), "sign", "signum", takes=[double])
 
 
-@TABLE.function("round", takes=[number, same], least=1)
+@function("round", takes=[number, same], least=1)
 def rounded(value: Node, places: Node | None = None) -> Node:
     """Round half up to ``places`` digits after the point, before it if negative."""
     count = 0 if places is None else whole_of(places, "the number of places of round")
@@ -106,25 +104,25 @@ def _logarithm(kernel: Compute, values: Datum) -> Datum:
     return pc.if_else(pc.less_equal(values, 0.0), pa.scalar(None, DOUBLE), kernel(values))
 
 
-TABLE.function("floor", takes=[number])(partial(_whole, pc.floor))
-TABLE.function("ceil", "ceiling", takes=[number])(partial(_whole, pc.ceil))
-TABLE.row(pc.sqrt, "sqrt", takes=[double])
-TABLE.row(pc.exp, "exp", takes=[double])
-TABLE.row(partial(_logarithm, pc.ln), "ln", takes=[double])
-TABLE.row(partial(_logarithm, pc.log2), "log2", takes=[double])
-TABLE.row(partial(_logarithm, pc.log10), "log10", takes=[double])
-TABLE.row(pc.power, "power", "pow", takes=[double, double])
-TABLE.row(lambda values: pc.fill_null(pc.is_nan(values), False), "isnan", takes=[double])  # false for a null
-TABLE.row(lambda a, b: pc.if_else(pc.is_nan(a), b, a), "nanvl", takes=[double, double])
-TABLE.function("mod", takes=[same, same])(partial(arithmetic, "%"))
-TABLE.function("pmod", takes=[same, same])(partial(arithmetic, "pmod"))
+function("floor", takes=[number])(partial(_whole, pc.floor))
+function("ceil", "ceiling", takes=[number])(partial(_whole, pc.ceil))
+row_function(pc.sqrt, "sqrt", takes=[double])
+row_function(pc.exp, "exp", takes=[double])
+row_function(partial(_logarithm, pc.ln), "ln", takes=[double])
+row_function(partial(_logarithm, pc.log2), "log2", takes=[double])
+row_function(partial(_logarithm, pc.log10), "log10", takes=[double])
+row_function(pc.power, "power", "pow", takes=[double, double])
+row_function(lambda values: pc.fill_null(pc.is_nan(values), False), "isnan", takes=[double])  # false for a null
+row_function(lambda a, b: pc.if_else(pc.is_nan(a), b, a), "nanvl", takes=[double, double])
+function("mod", takes=[same, same])(partial(arithmetic, "%"))
+function("pmod", takes=[same, same])(partial(arithmetic, "pmod"))
 
 
-@TABLE.function("log", takes=[double, double], least=1)
+@function("log", takes=[double, double], least=1)
 def log(first: Node, second: Node | None = None) -> Node:
     """Compute a logarithm: log(x) is natural; log(base, x)."""
     if second is None:
-        return TABLE.entries["ln"].call([first])
+        return FUNCTIONS["ln"].call([first])
 
     def compute(base: Datum, values: Datum) -> Datum:
         bad = pc.or_(pc.less_equal(values, 0.0), pc.less_equal(base, 0.0))
@@ -156,10 +154,10 @@ def _greatest_float(*values: Datum) -> Datum:
 
 _GREATEST = partial(_extreme, "greatest", pc.max_element_wise, _greatest_float)
 _LEAST = partial(_extreme, "least", pc.min_element_wise, pc.min_element_wise)
-TABLE.function("greatest", takes=[same, same], more=True)(_GREATEST)
-TABLE.function("least", takes=[same, same], more=True)(_LEAST)
+function("greatest", takes=[same, same], more=True)(_GREATEST)
+function("least", takes=[same, same], more=True)(_LEAST)
 
 
-@TABLE.function("zeroifnull", takes=[same])
+@function("zeroifnull", takes=[same])
 def zeroifnull(value: Node) -> Node:
     return first_valid([value, constant(pa.scalar(0, INT32))], "zeroifnull")

@@ -5,8 +5,9 @@ of a list fails with ``x[i]`` and ``element_at`` (ANSI mode) and is null with ``
 Patterns of ``split`` are RE2's and must match a character at least: where Java splits between characters, libraries
 disagree.
 
+>>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
->>> parts = TABLE.entries["split"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
+>>> parts = FUNCTIONS["split"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
 >>> parts.constant.as_py(), element(parts, constant(pa.scalar(1))).constant.as_py()
 (['a', 'b', '', 'c'], 'b')
 """
@@ -19,18 +20,15 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.expressions.casts import convert
+from ddflow.expressions.functions.table import function, regex, same, text, whole
 from ddflow.expressions.logic import meet
 from ddflow.expressions.node import Node, Refusal, apply, constant, on_arrays
-from ddflow.expressions.table import Table, regex, same, text, whole
 from ddflow.expressions.types import INT64, NULL, STRING, is_integer, sql_name, working
 
-TABLE = Table()
 LIST = pa.list_(STRING)
 
 
-@TABLE.function(
-    "split", takes=[text, regex("the pattern of split"), whole("the limit of split")], least=2, of_null=LIST
-)
+@function("split", takes=[text, regex("the pattern of split"), whole("the limit of split")], least=2, of_null=LIST)
 def split(text: Node, pattern: str, limit: int = -1) -> Node:
     """Split a text at each match; empty ends count. A ``limit`` above 0 is the largest number of parts."""
     if pc.any(pc.match_substring_regex(pa.array([""]), pattern)).as_py():
@@ -47,7 +45,7 @@ def split(text: Node, pattern: str, limit: int = -1) -> Node:
     return apply(on_arrays(compute), text)
 
 
-@TABLE.function("array", takes=[same], least=0, more=True)
+@function("array", takes=[same], least=0, more=True)
 def array(*nodes: Node) -> Node:
     """Build a list of values in their common type; an empty one takes the type of the list that it meets."""
     if not nodes:
@@ -62,13 +60,13 @@ def array(*nodes: Node) -> Node:
     return apply(on_arrays(compute), *meet(nodes, "array"))
 
 
-@TABLE.function("get", takes=[same, same])
+@function("get", takes=[same, same])
 def get(node: Node, index: Node) -> Node:
     """Return the element at an index counted from 0; null outside of the list."""
     return _element("get", node, index, 0, False)
 
 
-@TABLE.function("element_at", takes=[same, same])
+@function("element_at", takes=[same, same])
 def element_at(node: Node, index: Node) -> Node:
     """Return the element at an index counted from 1, or from the end if negative. Fails outside of the list."""
     return _element("element_at", node, index, 1, True)

@@ -1,10 +1,10 @@
-"""Looking functions up by name, and saying what is wrong with a name that cannot be one.
+"""The catalog of functions: find one by name, or say why a name cannot be one.
 
-Invariant: every name gives a function or a Refusal that says why it is none: it sums over rows, it differs from call to
-call, it makes several rows, or there is none of that name, and then what to write instead (``elsewhere``), or which
-name is nearly the same.  A misspelt name and a name that can never be row-wise ask for different remedies.  The
-functions themselves are in ``strings``, ``numbers``, ``dates``, ``date_text``, ``zones``, ``lists`` and
-``json_functions``; those of choice (``coalesce``, ``if``) are entered here, and casts by name.
+Each file in this folder enters its functions in ``table.FUNCTIONS`` when it is loaded, and this file loads them all.
+Functions of choice (``coalesce``, ``if``) are entered here, and casts by name.
+
+Guarantees: every name gives a function or a Refusal with the reason: it aggregates rows, it differs from call to call,
+it makes several rows, or there is none of that name, with the name that was probably meant or what to write instead.
 
 >>> find("Upper").name
 'upper'
@@ -17,16 +17,16 @@ did you mean upper?
 
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pyarrow as pa
 
-from ddflow.expressions import date_text, dates, json_functions, lists, numbers, strings, zones
+from ddflow.expressions import functions
 from ddflow.expressions.casts import convert
-from ddflow.expressions.compare import compare
-from ddflow.expressions.elsewhere import instead, is_known_elsewhere
-from ddflow.expressions.logic import choice, condition, first_valid, is_null, negation
+from ddflow.expressions.functions.table import FUNCTIONS, Function, function, instead, is_known_elsewhere, same
+from ddflow.expressions.logic import choice, compare, condition, first_valid, is_null, negation
 from ddflow.expressions.node import Node, Refusal, constant, null
-from ddflow.expressions.table import Function, Table, same
 from ddflow.expressions.types import (
     BINARY,
     BOOL,
@@ -41,6 +41,9 @@ from ddflow.expressions.types import (
     STRING,
     WALL,
 )
+
+for _each in iter_modules(functions.__path__):
+    import_module(f"{functions.__name__}.{_each.name}")
 
 
 def _names(text: str) -> frozenset[str]:
@@ -88,8 +91,6 @@ TYPES: dict[str, pa.DataType] = {
 ALIKE = 0.8
 """How alike a name must be to be meant; from 0 to 1."""
 
-TABLE = Table()
-
 
 def find(name: str) -> Function:
     """Find the function called ``name``, in any case. Raises Refusal if there is none."""
@@ -118,35 +119,24 @@ def find(name: str) -> Function:
     raise Refusal(found, f"{hint}known are {', '.join(sorted(FUNCTIONS))}")
 
 
-@TABLE.function("nullif", takes=[same, same])
+@function("nullif", takes=[same, same])
 def nullif(value: Node, other: Node) -> Node:
     return choice([compare("=", value, other)], [null(value.type), value], "nullif")
 
 
-TABLE.function("coalesce", takes=[same], more=True)(lambda *values: first_valid(values, "coalesce"))
-TABLE.function("nvl", "ifnull", takes=[same, same])(lambda *values: first_valid(values, "nvl"))
-TABLE.function("nvl2", takes=[same, same, same])(
+function("coalesce", takes=[same], more=True)(lambda *values: first_valid(values, "coalesce"))
+function("nvl", "ifnull", takes=[same, same])(lambda *values: first_valid(values, "nvl"))
+function("nvl2", takes=[same, same, same])(
     lambda value, valid, other: choice([negation(is_null(value))], [valid, other], "nvl2")
 )
-TABLE.function("nullifzero", takes=[same])(lambda value: nullif(value, constant(pa.scalar(0, INT32), literal=True)))
-TABLE.function("if", takes=[same, same, same])(
+function("nullifzero", takes=[same])(lambda value: nullif(value, constant(pa.scalar(0, INT32), literal=True)))
+function("if", takes=[same, same, same])(
     lambda test, yes, no: choice([condition(test, "the condition of if")], [yes, no], "if")
 )
-TABLE.function("isnull", takes=[same])(is_null)
-TABLE.function("isnotnull", takes=[same])(lambda value: negation(is_null(value)))
+function("isnull", takes=[same])(is_null)
+function("isnotnull", takes=[same])(lambda value: negation(is_null(value)))
 
 
 for _name, _kind in TYPES.items():
     if _name != "timestamp_ntz":
-        TABLE.function(_name, takes=[same])(partial(convert, kind=_kind))
-
-FUNCTIONS: dict[str, Function] = {
-    **strings.TABLE.entries,
-    **numbers.TABLE.entries,
-    **dates.TABLE.entries,
-    **date_text.TABLE.entries,
-    **zones.TABLE.entries,
-    **lists.TABLE.entries,
-    **json_functions.TABLE.entries,
-    **TABLE.entries,
-}
+        function(_name, takes=[same])(partial(convert, kind=_kind))

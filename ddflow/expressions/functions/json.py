@@ -1,19 +1,15 @@
-"""``get_json_object`` and ``from_json``: what stands at a path of a JSON text, and a text as a struct of fixed shape.
+"""``get_json_object`` and ``from_json``: the value at a path of a JSON text, and a text as a struct of a fixed shape.
 
-Invariant: text that is no JSON gives null, or a struct of nulls, and never an error, as in Spark. So does a value that
-is not of the type that the shape says: no text is read as a number, and no number as a text but by ``string``. The path
-and the shape are literals, compiled once. The parser is `json_read`'s, with its limits.
+Guarantees: text that is no JSON gives null, or a struct of nulls, and never an error, as in Spark; so does a value that
+is not of the shape's type. The path and the shape are literals, compiled once. ``json_text`` parses, with its limits.
 
-A path is ``$``, then ``.name``, ``['name']`` and ``[n]``. A shape is ``a INT, b STRING``, or ``struct<a: int>``: of
-``int bigint double decimal(p,s) string boolean date timestamp timestamp_ntz``, ``array<...>`` of these, and
-``struct<...>``.
-
+>>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
 >>> order = constant(pa.scalar('{"id": 7, "city": {"name": "Bern"}, "tags": ["x", "y"]}'))
->>> TABLE.entries["get_json_object"].call([order, constant(pa.scalar("$.city.name"))]).constant.as_py()
+>>> FUNCTIONS["get_json_object"].call([order, constant(pa.scalar("$.city.name"))]).constant.as_py()
 'Bern'
 >>> shape = constant(pa.scalar("id INT, tags ARRAY<STRING>"))
->>> TABLE.entries["from_json"].call([order, shape]).constant.as_py()
+>>> FUNCTIONS["from_json"].call([order, shape]).constant.as_py()
 {'id': 7, 'tags': ['x', 'y']}
 """
 
@@ -27,14 +23,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.expressions.json_read import BAD, NOTHING, JsonNumber, JsonObject, number_text, read, written
-from ddflow.expressions.node import Node, Refusal, apply, on_arrays
-from ddflow.expressions.reading import read_date, read_decimal, read_timestamp
-from ddflow.expressions.room import COLUMN, TooBig
-from ddflow.expressions.table import Table, literal, text
+from ddflow.expressions.digits import read_date, read_decimal, read_timestamp
+from ddflow.expressions.functions.json_text import BAD, NOTHING, JsonNumber, JsonObject, number_text, read, written
+from ddflow.expressions.functions.table import function, literal, text
+from ddflow.expressions.node import COLUMN, Node, Refusal, TooBig, apply, on_arrays
 from ddflow.expressions.types import BOOL, DATE, DOUBLE, INSTANT, INT32, INT64, MOST_DIGITS, STRING, WALL
 
-TABLE = Table()
 MOST_LEVELS: Final = 16
 """Levels of a shape."""
 _STEP: Final = re.compile(r"\.([^.\[\]'\s](?:[^.\[\]]*[^.\[\]\s])?)|\['([^'?]+)'\]|\[([0-9]{1,9})\]")
@@ -61,9 +55,12 @@ def _texts(name: str, values: Sequence[str | None]) -> pa.Array:
     return pa.array(encoded, pa.binary()).cast(STRING)
 
 
-@TABLE.function("get_json_object", takes=[text, literal("the path of get_json_object")])
+@function("get_json_object", takes=[text, literal("the path of get_json_object")])
 def get_json_object(node: Node, path: str) -> Node:
-    """Read the value at a path: a text unchanged, everything else as JSON; null if there is none."""
+    """Read the value at a path: a text unchanged, everything else as JSON; null if there is none.
+
+    A path is ``$``, then ``.name``, ``['name']`` and ``[n]``.
+    """
     steps = _steps(path)
 
     def find_text(text: str | None) -> str | None:
@@ -113,9 +110,14 @@ def _at(value: Any, steps: Sequence[str | int]) -> Any:
     return BAD if value is None else value
 
 
-@TABLE.function("from_json", takes=[text, literal("the shape of from_json")])
+@function("from_json", takes=[text, literal("the shape of from_json")])
 def from_json(node: Node, shape: str) -> Node:
-    """Parse a text into a struct of a shape: nulls if it is not an object, null if it is null or empty."""
+    """Parse a text into a struct of a shape: nulls if it is not an object, null if it is null or empty.
+
+    A shape is ``a INT, b STRING``, or ``struct<a: int>``: of ``int bigint double decimal(p,s) string boolean date
+    timestamp timestamp_ntz``, ``array<...>`` of these, and ``struct<...>``. No text is read as a number, and no number
+    as a text but by ``string``.
+    """
     kind = _Shape(shape).read()
 
     def compute(values: pa.Array) -> pa.Array:

@@ -1,0 +1,226 @@
+"""The tables of functions: what a function takes and builds, and what to write instead of one that other systems have.
+
+Guarantees: arguments are checked and converted before a builder sees them; a function with a null literal is null. Each
+expression in the list of other systems' functions compiles over `COLUMNS`, and tests see to that.
+Limits: what has no counterpart is not listed; docs/expressions.md says what there is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, repeat
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from ddflow.expressions.casts import as_text, convert
+from ddflow.expressions.logic import checked_regex, literal_text
+from ddflow.expressions.node import Compute, Node, Refusal, apply, null
+from ddflow.expressions.types import DATE, DOUBLE, INSTANT, NULL, STRING, is_number, is_time, sql_name
+
+COLUMNS: Final = pa.schema(
+    {
+        "text": pa.string(),
+        "other": pa.string(),
+        "document": pa.string(),
+        "at": pa.timestamp("us"),
+        "day": pa.date32(),
+        "n": pa.int64(),
+    }
+)
+"""What the expressions speak of."""
+_INSTEAD: Final = {
+    "strftime to_char format_datetime date_to_char": "date_format(at, 'yyyy-MM-dd')",
+    "strptime parse_timestamp": "to_timestamp(text)",
+    "str_to_date parse_date": "to_date(text)",
+    "try_to_timestamp": "try_cast(text as timestamp)",
+    "try_to_date": "try_cast(text as date)",
+    "date_part datepart": "extract(year from at)",
+    "monthname": "date_format(at, 'MMMM')",
+    "dayname": "date_format(at, 'EEEE')",
+    "epoch unix_timestamp to_unix_timestamp unix_seconds": "cast(cast(at as timestamp) as bigint)",
+    "from_unixtime timestamp_seconds": "cast(n as timestamp)",
+    "add_months": "day + interval 1 month",
+    "json_extract json_extract_string json_extract_scalar json_extract_path_text json_value json_tuple": (
+        "get_json_object(document, '$.name')"
+    ),
+    "string_split str_split string_to_array": "split(text, ',')",
+    "split_part substring_index": "element_at(split(text, ','), 1)",
+    "regexp_matches regexp_full_match": "regexp_like(text, 'a.*')",
+    "starts_with prefix": "startswith(text, 'a')",
+    "ends_with suffix": "endswith(text, 'a')",
+    "strlen": "length(text)",
+    "mid": "substring(text, 1, 2)",
+    "strcmp": "text < other",
+    "to_number to_double": "cast(text as double)",
+    "to_varchar to_string str": "cast(n as string)",
+    "toint to_int to_integer": "cast(text as int)",
+    "iff": "if(n > 0, text, other)",
+    "decode": "case n when 1 then text else other end",
+    "div": "n div 2",
+}
+_BY_NAME: Final = {name: made for names, made in _INSTEAD.items() for name in names.split()}
+
+
+_FORMATTED: Final = (
+    "it reads 2024-02-29; for 29.02.2024 give dates='%d.%m.%Y' where the file is read, or write "
+    "{}(concat(substr(text, 7, 4), '-', substr(text, 4, 2), '-', substr(text, 1, 2)))"
+)
+
+
+def fewer(name: str) -> str:
+    """Say how to call a function that takes more arguments in other systems.
+
+    >>> fewer("upper")
+    'give as many as it takes'
+    """
+    return _FORMATTED.format(name) if name in ("to_date", "to_timestamp") else "give as many as it takes"
+
+
+def instead(name: str) -> str | None:
+    """Return an expression that replaces another system's function, or None.  ``name``: in lower case.  O(1).
+
+    >>> instead("strftime"), instead("sin")
+    ("date_format(at, 'yyyy-MM-dd')", None)
+    >>> is_known_elsewhere("sin"), is_known_elsewhere("uper")
+    (True, False)
+    """
+    return _BY_NAME.get(name)
+
+
+def is_known_elsewhere(name: str) -> bool:
+    """Whether a dialect of SQL has a function of that name.  O(1)."""
+    from sqlglot import exp  # which takes long to import
+
+    return name.upper() in exp.FUNCTION_BY_NAME
+
+
+Build: TypeAlias = Callable[..., Node]
+Take: TypeAlias = Callable[[Node, str], Any]
+"""Makes of an argument what a builder wants, of a function by its name; None where the call is null with it.
+
+Raises Refusal for an argument that does not fit.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function: ``build`` gets the arguments as ``takes`` converts them.
+
+    ``least``: the least number of arguments.  ``more``: whether any number may follow, converted like the last.
+    ``of_null``: the type of a call that is null because a literal is null.
+    """
+
+    name: str
+    build: Build
+    takes: Sequence[Take]
+    least: int
+    more: bool
+    of_null: pa.DataType
+
+    def arity(self) -> str:
+        """Describe the number of its arguments, in words."""
+        if self.more:
+            return f"{self.least} or more arguments"
+        if self.least != len(self.takes):
+            return f"{self.least} to {len(self.takes)} arguments"
+        return f"{self.least} argument{'' if self.least == 1 else 's'}"
+
+    def call(self, arguments: list[Node]) -> Node:
+        """Build the node of a call. Raises Refusal for a wrong number of arguments and for one that does not fit."""
+        count = len(arguments)
+        if count < self.least or (count > len(self.takes) and not self.more):
+            raise Refusal(f"{self.name} takes {self.arity()}, and this gives {count}", fewer(self.name))
+        takes = chain(self.takes, repeat(self.takes[-1]))
+        given = [take(node, self.name) for take, node in zip(takes, arguments, strict=False)]
+        return null(self.of_null) if any(each is None for each in given) else self.build(*given)
+
+
+FUNCTIONS: Final[dict[str, Function]] = {}
+"""All functions, by lower-case name; each family enters its own when its file is loaded."""
+
+
+def function(
+    *names: str,
+    takes: Sequence[Take],
+    least: int | None = None,
+    more: bool = False,
+    of_null: pa.DataType = STRING,
+) -> Callable[[Build], Build]:
+    """Enter the decorated builder under all ``names``.  The rest: see `Function`."""
+
+    def enter(build: Build) -> Build:
+        for name in names:
+            FUNCTIONS[name] = Function(name, build, takes, len(takes) if least is None else least, more, of_null)
+        return build
+
+    return enter
+
+
+def row_function(compute: Compute, *names: str, takes: Sequence[Take], more: bool = False) -> None:
+    """Enter a function that is one computation over what it takes."""
+    function(*names, takes=takes, more=more)(partial(apply, compute))
+
+
+def same(node: Node, _: str) -> Node:
+    """Return the argument unchanged."""
+    return node
+
+
+def text(node: Node, _: str) -> Node:
+    """Cast the argument to text."""
+    return as_text(node)
+
+
+def number(node: Node, name: str) -> Node:
+    """Take a number; cast text and null to double."""
+    if node.type in (STRING, NULL):
+        return convert(node, DOUBLE)
+    if not is_number(node.type):
+        raise Refusal(f"{name} takes a number, and this is {sql_name(node.type)}", "cast to a number first")
+    return node
+
+
+def double(node: Node, name: str) -> Node:
+    """Cast any number to double."""
+    return convert(number(node, name), DOUBLE)
+
+
+def date(node: Node, name: str) -> Node:
+    """Cast a timestamp or a text to a date."""
+    return convert(_of_time(node, name, "date"), DATE)
+
+
+def moment(node: Node, name: str) -> Node:
+    """Cast a date or a text to a timestamp."""
+    node = _of_time(node, name, "timestamp")
+    return node if is_time(node.type) else convert(node, INSTANT)
+
+
+def _of_time(node: Node, name: str, what: str) -> Node:
+    if node.type not in (DATE, STRING, NULL) and not is_time(node.type):
+        raise Refusal(f"{name} takes a {what}, and this is {sql_name(node.type)}", f"cast to {what} first")
+    return node
+
+
+def whole(place: str) -> Take:
+    """Take the value of an integer literal; ``place`` names the argument in errors."""
+    return lambda node, _: whole_of(node, place)
+
+
+def literal(place: str) -> Take:
+    """Take the value of a text literal."""
+    return lambda node, _: literal_text(node, place)
+
+
+def regex(place: str) -> Take:
+    """Take a text literal that is a regular expression."""
+    return lambda node, _: checked_regex(node, place)
+
+
+def whole_of(node: Node, place: str) -> int | None:
+    """Return the value of a constant integer, None for a null. Raises Refusal if it varies by row or is no integer."""
+    value = None if node.constant is None else node.constant.as_py()
+    if node.constant is None or not (value is None or type(value) is int):
+        raise Refusal(f"{place} is not an integer literal", "write it as a literal: it is the same for all rows")
+    return value
