@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ddflow.engine.read.readers import Reader
     from ddflow.engine.snapshot import Snapshot, read
     from ddflow.engine.stats import Stats
-    from ddflow.operators.upserting import ToUpserts, to_upserts
+    from ddflow.operators.upserts import ToUpserts, to_upserts
     from ddflow.partitions.evolve import evolve
     from ddflow.plan.aggregates import Aggregate
     from ddflow.plan.collection import Collection
@@ -98,7 +98,7 @@ _HOMES = {
     "engine.read.readers": "Reader",
     "engine.snapshot": "Snapshot read",
     "engine.stats": "Stats",
-    "operators.upserting": "ToUpserts to_upserts",
+    "operators.upserts": "ToUpserts to_upserts",
     "engine.flow": "Flow",
     "partitions.evolve": "evolve",
     "plan.collection": "Collection",

@@ -31,10 +31,8 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import Command, Option, Phrase, PlanChanged
 from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.inputs import opened_input
-from ddflow.operators.netting import compute_netted
-from ddflow.operators.updates import Updates, consolidated, few, ints
-from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.keyed import Seen
+from ddflow.operators.updates import Updates, compute_netted, consolidated, few, ints
+from ddflow.operators.upsert.events import Events, Seen
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement

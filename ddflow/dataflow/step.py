@@ -34,9 +34,8 @@ from ddflow.columns.schema import empty
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.operators.inputs import Outcome
-from ddflow.operators.netting import FAILURES
-from ddflow.operators.updates import Updates, concat, consolidated, few, ints
-from ddflow.operators.upsert.keyed import Seen
+from ddflow.operators.updates import FAILURES, Updates, concat, consolidated, few, ints
+from ddflow.operators.upsert.events import Seen
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change

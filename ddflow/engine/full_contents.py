@@ -32,8 +32,8 @@ from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, cut
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.living import living
 from ddflow.operators.upsert.orders import value_of
+from ddflow.operators.upsert.state import living
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.differences import Differences
 from ddflow.plan.inputs.spec import Upsert as Spec

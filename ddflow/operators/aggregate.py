@@ -35,9 +35,8 @@ from ddflow.errors import AggregateOverflow
 from ddflow.kernels import cells as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.aggregates.own import OwnAggregate
 from ddflow.operators.aggregates.parts import BYTES, Beyond, Folding, StatePart, Tally
-from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, aggregate_of
+from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, OwnAggregate, aggregate_of
 from ddflow.operators.base import Context, GroupOperator, Hashes, Running, once_each, register
 from ddflow.operators.ordered_rows import numbered
 from ddflow.operators.updates import Updates

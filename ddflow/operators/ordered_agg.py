@@ -36,9 +36,8 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.standing import standing
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, GroupOperator, Running, once_each, register
-from ddflow.operators.first_rows import FirstRows, first_rows
 from ddflow.operators.ordered_rows import Folded, OrderedGroups
-from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
+from ddflow.operators.row_order import FirstRows, RowOrder, first_rows, ordered_by, reordered, written
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, refuse_forgetting
 from ddflow.plan.text.formulas import Record

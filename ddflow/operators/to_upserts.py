@@ -33,8 +33,7 @@ from ddflow.operators.base import Context, Operator, Running, once_each, registe
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.ordered_rows import OrderedRows
 from ddflow.operators.updates import Updates
-from ddflow.operators.upserting import ToUpserts
-from ddflow.operators.upserts_schema import Conflicts
+from ddflow.operators.upserts import Conflicts, ToUpserts
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record
 from ddflow.trace.batch import Change

@@ -41,9 +41,8 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import move_windows
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
-from ddflow.operators.first_rows import first_rows
 from ddflow.operators.ordered_rows import Folded, OrderedGroups
-from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
+from ddflow.operators.row_order import RowOrder, first_rows, ordered_by, reordered, written
 from ddflow.operators.updates import Updates, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record

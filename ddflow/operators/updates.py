@@ -1,8 +1,8 @@
-"""Updates in flight: rows, the rank of each one's time, its diff.
+"""Updates in flight: rows, the rank of the time of each, and its diff.
 
-Invariant: updates are in the order of their times. ``times`` are the step's distinct times, ascending, the same list
-for all operators of a step, so a rank means the same time everywhere. With ranks, grouping by time is counting, and no
-kernel touches a timestamp's type. Rows may repeat and cancel until they are `consolidated`.
+Guarantees: updates are in the order of their times. ``times`` are the distinct times of the step, the same list for all
+operators, so a rank means the same time everywhere. Rows may repeat and cancel until they are `consolidated`. An
+expression may fail only for a row that is present at the end of a time, so it is evaluated again on net rows.
 
 >>> import pyarrow as pa
 >>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 1), ints(1, -1, 2), ints(5, 9))
@@ -12,8 +12,8 @@ kernel touches a timestamp's type. Rows may repeat and cancel until they are `co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import View, shown_row
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
-from ddflow.errors import CountOverflow
+from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NotSingle
 from ddflow.kernels.accumulate import net
 from ddflow.kernels.emit import look_up
 from ddflow.kernels.sort import order_by_rank
@@ -169,3 +169,51 @@ def concat(parts: Sequence[Updates]) -> Updates:
     rows = pa.concat_tables(tables).combine_chunks()
     order_by_rank(ranks, np.empty(0, np.int64), np.int64(times.size), order)
     return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).picked(order)
+
+
+Made = TypeVar("Made")
+FAILURES: Final = (ExpressionError, NotSingle, AggregateFailed, pa.ArrowException, ArithmeticError)
+"""Errors of expressions; the last two are those of a user's function."""
+
+
+def compute_netted(compute: Callable[[Sequence[Updates]], Made], inputs: Sequence[Updates], secret: Secret) -> Made:
+    """Compute something of updates; of net updates if an expression fails.  Raises what fails then.
+
+    >>> import pyarrow.compute as pc
+    >>> from ddflow.operators.updates import few, ints
+    >>> updates = Updates(pa.table({"v": [0, 0, 2]}), few(0, 0, 0), ints(1, -1, 1), ints(3))
+    >>> def tenth(of):
+    ...     return pc.divide_checked(10, of.rows.column("v")).to_pylist()
+    >>> compute_netted(lambda inputs: tenth(inputs[0]), [updates], Secret(1, 2))
+    [5]
+    """
+    try:
+        return compute(inputs)
+    except FAILURES:
+        pass
+    return compute([consolidated(each, secret) for each in inputs])
+
+
+def set_apart(
+    compute: Callable[[Updates], Updates], updates: Updates, by: Sequence[str], secret: Secret
+) -> tuple[Updates, Ints]:
+    """Compute a linear operator of all rows that it succeeds for.  Return its output and the places of other rows.
+
+    ``by``: the columns that decide whether it fails.  O(n), and O(log n) runs for each failing value of these.
+    """
+    high, low = identities(updates.rows.select(list(by)), secret, updates.diffs.size)
+    _, first, number = np.unique(np.stack([high, low]), axis=1, return_index=True, return_inverse=True)
+    one_each, fails = updates.picked(first), np.zeros(first.size, bool)
+    ahead = [(0, first.size)]
+    while ahead:
+        begin, end = ahead.pop()
+        try:
+            compute(one_each.between(begin, end))
+        except FAILURES:
+            middle = (begin + end) // 2
+            if end - begin < 2:
+                fails[begin] = True
+            else:
+                ahead += [(begin, middle), (middle, end)]
+    failing = fails[number.ravel()]
+    return compute(updates.picked(np.flatnonzero(~failing))), np.flatnonzero(failing)

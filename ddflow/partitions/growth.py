@@ -32,8 +32,7 @@ from ddflow.dataflow.graph import Graph, Stepped
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.verdicts import GONE
 from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, take
-from ddflow.operators.netting import compute_netted
-from ddflow.operators.updates import Updates, few, ints
+from ddflow.operators.updates import Updates, compute_netted, few, ints
 from ddflow.partitions.epoch_start import Growth
 from ddflow.partitions.rescale import Rescaler, moving
 from ddflow.partitions.rescale_task import task

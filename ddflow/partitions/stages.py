@@ -28,8 +28,7 @@ from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Released, Stepped, needed
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.operators.netting import set_apart
-from ddflow.operators.updates import Updates, consolidated, few, ints
+from ddflow.operators.updates import Updates, consolidated, few, ints, set_apart
 from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids

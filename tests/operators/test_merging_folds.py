@@ -21,7 +21,7 @@ from messages import raises
 from ddflow.columns.hashing import Secret
 from ddflow.errors import ListTooLong, MergeOverflow, TooLarge
 from ddflow.kernels.fold import BLANK, CLEAR, NOTHING, SKIP, TAKE, Walked
-from ddflow.operators.upsert import fold_lists
+from ddflow.operators.upsert import folds
 from ddflow.operators.upsert.folds import RULES, Cells, fold, ranked
 from ddflow.plan.merge.strategy import (
     MAKERS,
@@ -457,7 +457,7 @@ def test_long_lists_are_not_quadratic() -> None:
 
 
 def test_what_passes_two_gibibytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold_lists, "MOST", 5)
+    monkeypatch.setattr(folds, "MOST", 5)
     walk, texts = one(TAKE, TAKE), pa.array(["abc", "de"])
     with raises(TooLarge):
         fold(join_text(), pa.string(), *walk, texts, EVERY, of_nothing(), SECRET, str, "c")

@@ -1,7 +1,7 @@
-"""Aggregates as results of parts: what each keeps, of which type it is, and how it is made.
+"""Aggregates as results of parts: what each keeps, of which type it is, and how it is made; those of users, too.
 
-Invariant: a result is rounded once, from exact parts. Of no value but nulls it is null; a count is 0. Variances are
-(n * sum of squares - square of the sum) / (n * n), or / (n * (n - 1)).
+Guarantees: a result is rounded once, from exact parts. Of no value but nulls it is null; a count is 0. A group without
+rows leaves no state behind, if the functions of a user's aggregate keep their law.
 
 >>> call = written_aggregate("mean", "avg(x)")
 >>> aggregate = FUNCTIONS["avg"](call, pa.schema({"x": pa.int64()}))
@@ -17,13 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, view
+from ddflow.columns.hashing import Ints, validity, view
 from ddflow.columns.wider import widening
+from ddflow.errors import AggregateFailed
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels import exact_results as kernels
-from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, StatePart, Tally, spelt, whole
-from ddflow.plan.aggregates import AggregateCall, written_aggregate
+from ddflow.kernels.own_aggregate import Loops, objection
+from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, Folding, StatePart, Tally, spelt, whole
+from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, written_aggregate
 
 Key = tuple[str, str]
 """Of a part: what it keeps, and of which argument."""
@@ -303,3 +305,102 @@ def _root(over: int, under: int) -> float:
     scaled, rest = divmod(over << shift, under)
     root = math.isqrt(scaled)
     return _double(2 * root + (rest != 0 or root * root != scaled), 2 << shift // 2)
+
+
+class OwnPart(StatePart):
+    """The states of an aggregate of the user's own.  ``of``: the type of its values.
+
+    >>> from ddflow.plan.aggregates import Aggregate
+    >>> from ddflow.kernels.cells import GroupTimes
+    >>> from ddflow.operators.aggregates.parts import Folding
+    >>> total = Aggregate((0.0,), lambda s, x: (s[0] + x,), lambda s, x: (s[0] - x,), lambda s: s[0])
+    >>> part = OwnPart(total, pa.int32())
+    >>> ints = lambda *v: np.array(v, np.int64)
+    >>> folding = Folding(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, 2), ints(), 1, ints(0), None)
+    >>> states = part.fold(folding, pa.array([], part.kind), pa.array([7, 4], pa.int32()))
+    >>> part.numbers(states)[0].view(float).tolist(), part.something(states).tolist()
+    ([15.0], [True])
+    """
+
+    def __init__(self, aggregate: Aggregate, of: pa.DataType) -> None:
+        self.aggregate, self.double = aggregate, pat.is_floating(of)
+        kinds = tuple(isinstance(each, float) for each in aggregate.zero)
+        self.loops, self.width = Loops.of(*aggregate.functions, kinds), len(kinds)
+        self.kind = pa.binary(8 * self.width)
+        zero = [np.array([each]).view(np.int64) for each in aggregate.zero]
+        self.zero: Ints = np.concatenate(zero)
+
+    def numbers(self, states: pa.Array) -> Ints:
+        """int64[n, width]: the words of states."""
+        n, size = len(states), self.kind.byte_width
+        if not n:
+            return np.empty((0, self.width), np.int64)
+        found = np.frombuffer(states.buffers()[1], np.uint8, n * size, states.offset * size)
+        words: Ints = found.copy().view(np.int64).reshape(n, self.width)
+        return words
+
+    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
+        """See `StatePart.fold`.  As many calls as values come or go."""
+        rows, starts, firsts = folding.cells
+        before = np.tile(self.zero, (folding.groups, 1))
+        before[folding.lived] = self.numbers(held)
+        out = np.empty((starts.size - 1, self.width), np.int64)
+        kind = (pa.float64(), np.dtype(np.float64)) if self.double else (pa.int64(), INT64)
+        words = view(values.cast(kind[0]), kind[1])
+        states = before, before.view(np.float64), out, out.view(np.float64)
+        self._run_loop(self.loops.fold, rows, starts, firsts, validity(values), words, folding.diffs, *states)
+        return pa.Array.from_buffers(self.kind, starts.size - 1, [None, pa.py_buffer(out)])
+
+    def results(self, states: pa.Array, wanted: Any) -> Any:
+        """Compute the results of the states that `wanted` marks."""
+        words, kind = self.numbers(states), self.aggregate.type
+        out = np.zeros(wanted.size, np.float64 if pat.is_floating(kind) else np.int64)
+        self._run_loop(self.loops.results, words, words.view(np.float64), wanted.view(np.uint8), out)
+        return out
+
+    def something(self, states: pa.Array) -> Any:
+        """See `StatePart.something`."""
+        return (self.numbers(states) != self.zero).any(axis=1)
+
+    def _run_loop(self, loop: Any, *given: Any) -> None:
+        try:
+            loop(*given)
+        except Exception as error:
+            names = ", ".join(getattr(each, "__name__", "?") for each in self.aggregate.functions)
+            found = f"one of {names} raised {type(error).__name__}: {error}"
+            raise AggregateFailed("dd.Aggregate", found, "mend it; nothing of this step was kept") from error
+
+
+class OwnAggregate(FoldedAggregate):
+    """An aggregate of the user's own, of a plan."""
+
+    def __init__(self, name: str, given: AppliedAggregate, schema: pa.Schema) -> None:
+        call = AggregateCall(name, given.sql, "own", [given.sql], False, [], False, "")
+        super().__init__(call, schema)
+        self.given, self.type = given, given.of.type
+        kind = self.argument(given.sql)
+        if not (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)):
+            raise call.refused(f"its argument is {kind}, not a number", "cast it, as in cast(x as double)")
+        self.part = OwnPart(given.of, kind)
+        value = 0.5 if self.part.double else 1
+        kinds = tuple(isinstance(each, float) for each in given.of.zero)
+        if found := objection(given.of.functions, kinds, value, not pat.is_floating(self.type)):
+            raise call.refused(found, "see dd.Aggregate for what the functions take and give")
+        self.tallied(given.sql)
+        self.parts[f"own {id(given.of)}", given.sql] = self.part
+
+    def told(self, formulas: Any) -> dict[str, Any]:
+        """Write the functions by name, then the type and the text of ``zero``."""
+        of = self.given.of
+        return {**formulas.functions(of.functions), "type": str(of.type), "zero": repr(of.zero)}
+
+    def unlike(self, narrow: Any) -> Iterator[str]:
+        """See `FoldedAggregate.unlike`."""
+        if self.part.double != narrow.part.double:
+            yield f"{self.call.text!r} is folded by functions of its own, which were given whole numbers"
+
+    def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
+        """See `FoldedAggregate.results`."""
+        none = view(states[0], INT64) == 0
+        out = self.part.results(states[1], there & ~none)
+        return pa.array(out if not pat.is_boolean(self.type) else out != 0, mask=none)

@@ -1,10 +1,8 @@
-"""Events: rows of one input with the bookkeeping of each, in the order of their times.
+"""Events: rows of one input with the bookkeeping of each, in the order of their times, and the same by key.
 
-Invariant: `joined` gives the events of all its parts in the order of times and, within a time, of arrival. Each part is
-sorted, but the parts interleave in both, depending on how pushes were cut and merged. A sort by two columns costs
-twenty times a sort of plain words. So times are sorted with the place of each event in the lower bits of a word. That
-is right if parts arrived one after the other. The result is checked, and sorted once more by arrival where it is not
-right. Where the columns live is not known here.
+Guarantees: events of several parts are joined in the order of times and, within a time, of arrival. An event that
+nobody
+gave (a key that full contents do not name, or that is forgotten) deletes its key and is among the others.
 
 >>> import pyarrow as pa
 >>> late, early = (Events(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))
@@ -20,7 +18,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints
+from ddflow.columns.hashing import Flags, Ints, Narrow
+from ddflow.columns.sorting import Sorted
+from ddflow.kernels.resolve import Prior
 
 FEW: Final = 512
 """Below so many events one sort of two columns is cheaper than the setting up of another."""
@@ -110,3 +110,62 @@ def _in_sequence(events: Events, order: Ints | None) -> bool:
     """Whether events that are in the order of times are also in that of arrival within a time."""
     times, arrival = (a if order is None else a[order] for a in (events.times, events.arrival))
     return bool(((arrival[1:] > arrival[:-1]) | (times[1:] > times[:-1])).all())
+
+
+class Seen(NamedTuple):
+    """What a step brings for the next one, where keys expire.
+
+    >>> Seen(3, 1).plus(Seen(None, 2))
+    Seen(greatest=3, forgotten=3, useless=0)
+    """
+
+    greatest: int | None = None
+    """The word of the greatest order among its events, None where there is none."""
+    forgotten: int = 0
+    """How many live keys it forgot."""
+    useless: int = 0
+    """How many more deletions than before need not be known."""
+
+    def plus(self, other: Seen) -> Seen:
+        """Of two pieces of a step."""
+        both = [each for each in (self.greatest, other.greatest) if each is not None]
+        return Seen(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
+
+
+class Keyed(NamedTuple):
+    """n events of g keys."""
+
+    events: Events
+    columns: dict[str, pa.Array]
+    """Those of the events, by name."""
+    times: Ints
+    """int64: the step's distinct times, ascending."""
+    settled: bool
+    """Whether all of them are at or before ``since``, where one time does for all versions."""
+    by: Sorted
+    prior: Prior
+    """What each of the g keys holds."""
+    built: int
+    """The number of the index's table in which they were looked up."""
+    gone: Flags
+    """uint8[n]: which events delete."""
+    absent: Ints
+    """The events that nobody gave."""
+    mark: Narrow
+    """int32[n]: twice the rank of the event's time, and 1 more where it deletes."""
+    full: int | None = None
+    """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
+    left: Ints = np.empty(0, np.int64)
+    """The events that decide nothing: their keys are forgotten, and they come too late."""
+    seen: Seen = Seen()
+
+    def without(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Keyed:
+        """Without the events for which ``stays`` is false, and the keys that have no others.  O(n)."""
+        by, prior = self.by, self.prior
+        here = stays[by.permutation]
+        counts = np.add.reduceat(here, by.starts[:-1], dtype=np.int64)
+        groups = counts > 0
+        starts = np.concatenate([[0], np.cumsum(counts[groups])]).astype(np.int32)
+        low = by.low[here] if by.low.size else by.low
+        kept = Prior(prior.place[groups], prior.reference[groups], prior.value[groups], prior.order[groups])
+        return self._replace(by=Sorted(by.permutation[here], by.high[here], low, starts), prior=kept)

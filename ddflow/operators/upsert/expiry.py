@@ -26,8 +26,7 @@ from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
 from ddflow.columns.rows import gathered
 from ddflow.columns.sorting import sort
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Prior
-from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.keyed import Keyed, Seen
+from ddflow.operators.upsert.events import Events, Keyed, Seen
 from ddflow.operators.upsert.orders import LEAST, MergeOrders, Order, column_words, needs_flag, value_of
 from ddflow.plan.inputs.bind import Bound
 from ddflow.trace.arrangement import Arrangement

@@ -40,7 +40,7 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LAST, OUTCOME, Outcomes, Rules
 from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
 from ddflow.operators.upsert import user_functions
-from ddflow.operators.upsert.keyed import Keyed
+from ddflow.operators.upsert.events import Keyed
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.operators.upsert.walking import Walking
 

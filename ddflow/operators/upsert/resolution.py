@@ -6,7 +6,7 @@ touching payload; `emit` writes the updates, in the order of rows; columns are g
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import ints
 >>> from ddflow.operators.upsert.events import Events
->>> from ddflow.operators.upsert.full_rows import FullRows
+>>> from ddflow.operators.upsert.upsert import FullRows
 >>> from ddflow.plan.inputs.bind import bind
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
@@ -36,7 +36,7 @@ from ddflow.kernels.emit import emit_values, tally
 from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules, SortedEvents, outcomes, resolve_keys
 from ddflow.operators.updates import Updates
-from ddflow.operators.upsert.keyed import Keyed, Seen
+from ddflow.operators.upsert.events import Keyed, Seen
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.trace.batch import Batch, Change, same
 

@@ -1,29 +1,16 @@
-"""The state of the upsert operator: one live row a key, with the order that it was won by; and what is known when a
-plan is opened.
+"""The state of the upsert operator: one live row a key, with the order that it was won by.
 
-Invariant: the arrangement is the collection that the updates of all steps add up to. It does not change in a step until
-all of the step is computed.
-
->>> from ddflow.columns.hashing import Secret
->>> from ddflow.operators.updates import ints
->>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.inputs.bind import bind
->>> from ddflow.plan.inputs.spec import Upsert
->>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
->>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
->>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
->>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
->>> keyed.by.starts.tolist(), keyed.prior.reference.tolist()  # two keys, of which nothing is held
-([0, 2, 3], [0, 0])
+Guarantees: the arrangement is the collection that the updates of all steps add up to. It does not change in a step
+until all of the step is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, is_wide, value_hashes
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words, is_wide, value_hashes
 from ddflow.columns.layout import Arena, plainly, width
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
@@ -31,19 +18,34 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.emit import marks
 from ddflow.kernels.resolve import NOBODY
 from ddflow.operators.base import Hashes, Readable
-from ddflow.operators.upsert.events import Events
+from ddflow.operators.upsert.events import Events, Keyed
 from ddflow.operators.upsert.expiry import Expiring
-from ddflow.operators.upsert.keyed import Keyed
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.inputs.bind import Bound
+from ddflow.time import NEVER
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import ends
+from ddflow.trace.merge import by_sorting
 
 NOBODY_ELSE: Ints = np.empty(0, np.int64)
 """No events that nobody gave."""
 
 
 class UpsertState(Readable):
-    """``bound``: the input's spec and schema."""
+    """``bound``: the input's spec and schema.
+
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.updates import ints
+    >>> from ddflow.operators.upsert.events import Events
+    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+    >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+    >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+    >>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+    >>> keyed.by.starts.tolist(), keyed.prior.reference.tolist()  # two keys, of which nothing is held
+    ([0, 2, 3], [0, 0])
+    """
 
     unfed = True
     """Whether no event ever came, as far as a state tells."""
@@ -108,3 +110,28 @@ class UpsertState(Readable):
         settled = bool(times.size) and int(times[-1]) <= since
         keyed = Keyed(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
         return keyed if self.expiring is None else self.expiring.look(keyed)
+
+
+def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
+    """Yield the identities of all live keys (high, low) and references to their rows, range by range, ascending.
+
+    O(keys) in memory, O(versions) on disk; it must not change meanwhile.
+
+    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> import pyarrow as pa
+    >>> from ddflow.operators.upsert.upsert import RunningUpsert
+    >>> from ddflow.columns.hashing import Secret
+    >>> upsert = RunningUpsert(bind("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))
+    >>> [references.size for _, _, references in living(upsert.arranged)]
+    [0]
+    """
+    if not arranged.lower:
+        references, places = arranged.index.walk(live=True)
+        high, low, _, _ = arranged.index.entries(places)
+        yield high, low, references
+        return
+    for parts in arranged.ranges():
+        picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
+        now = ends(picked.high, picked.low) & (picked.live != 0)
+        yield picked.high[now], picked.low[now] if picked.low.size else NONE, picked.references[now]

@@ -24,9 +24,9 @@ from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells
 from ddflow.kernels.walk_cells_plain import walk_cells_plain
 from ddflow.kernels.walk_row import walk_row
-from ddflow.operators.upsert.fold_lists import present as present_of
+from ddflow.operators.upsert.events import Keyed
 from ddflow.operators.upsert.folds import Cells, fold, ranked
-from ddflow.operators.upsert.keyed import Keyed
+from ddflow.operators.upsert.folds import present as present_of
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.plan.merge.bound import Column
