@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from ddflow.plan.aggregates import Aggregate
     from ddflow.plan.collection import Collection
     from ddflow.plan.inputs.differences import delta_cdf
-    from ddflow.plan.inputs.spec import Tombstone, Upsert, tombstone
-    from ddflow.plan.keyed_frame import KeyedFrame, keyed
+    from ddflow.plan.inputs.spec import KeyedFrame, Tombstone, Upsert, keyed, tombstone
     from ddflow.plan.merge.expiry import Expiry
     from ddflow.plan.merge.machine import Machine
     from ddflow.plan.merge.merge import Merge
@@ -103,14 +102,13 @@ _HOMES = {
     "partitions.evolve": "evolve",
     "plan.collection": "Collection",
     "plan.inputs.differences": "delta_cdf",
-    "plan.keyed_frame": "KeyedFrame keyed",
     "plan.merge.expiry": "Expiry",
     "plan.merge.machine": "Machine",
     "plan.merge.merge": "Merge",
     "plan.merge.strategy": "append bool_and bool_or collect fields first first_non_null join_text last last_non_null"
     " max min sum union",
     "plan.aggregates": "Aggregate",
-    "plan.inputs.spec": "Tombstone Upsert tombstone",
+    "plan.inputs.spec": "KeyedFrame Tombstone Upsert keyed tombstone",
     "engine.garbage": "gc",
     "time": "CLOSED NEVER",
     "tools.compare": "compare",

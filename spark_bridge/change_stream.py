@@ -34,7 +34,7 @@ from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.partitions.driver_epochs import read_updates, stamped
 from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
-from ddflow.plan.inputs.past import PastSchemas, at
+from ddflow.plan.evolve import PastSchemas, at
 from ddflow.plan.plan import Plan
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Epoch, Manifest

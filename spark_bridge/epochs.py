@@ -26,7 +26,7 @@ from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.inputs.past import PastSchemas
+from ddflow.plan.evolve import PastSchemas
 from ddflow.plan.plan import Plan
 from spark_bridge.delivery import Outlets, SinkOptions
 from spark_bridge.job import ROWS, SHUFFLES, Job, checked, joined, mapped, routed, router

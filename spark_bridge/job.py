@@ -43,10 +43,9 @@ from ddflow.partitions.live_files import PastDigests
 from ddflow.partitions.messages import Heard
 from ddflow.partitions.partitioner import Partitioner, carried_only, columns_there
 from ddflow.partitions.receipt import Committed, Receipt
-from ddflow.plan.inputs.past import PastSchemas
+from ddflow.plan.evolve import PastSchemas
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, fingerprint
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, fingerprint, rebuild
 from ddflow.storage.manifest import Epoch
 from spark_bridge.errors import translated
 from spark_bridge.monitoring import LOG, watching

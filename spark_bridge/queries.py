@@ -32,7 +32,7 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.stages import cut
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.keyed_frame import KeyedFrame
+from ddflow.plan.inputs.spec import KeyedFrame
 from ddflow.plan.text.explain import Explained
 from spark_bridge.epochs import run
 from spark_bridge.state_options import KEEP

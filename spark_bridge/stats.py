@@ -31,7 +31,7 @@ from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.verdicts import SHOWN, Verdicts
 from ddflow.metrics import CallMetrics, SinkLag
 from ddflow.partitions.receipt import ROWS, Committed
-from ddflow.plan.text.rebuild import time_type
+from ddflow.plan.text.codec import time_type
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
 from ddflow.terminal import counted, html_table, printable, text_table

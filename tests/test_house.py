@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from ddflow.plan.registry import operators
+from ddflow.plan.verbs.family import operators
 
 pytestmark = pytest.mark.together("house")  # one process parses all files
 

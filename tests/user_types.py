@@ -14,8 +14,7 @@ from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.run.kept_epochs import Synced
 from ddflow.engine.run.report import RunDone
 from ddflow.plan.inputs.input import Input
-from ddflow.plan.text.explain import Explained
-from ddflow.plan.text.picture import Picture
+from ddflow.plan.text.explain import Explained, Picture
 
 flow = dd.Flow()
 orders = flow.upserts("orders", {"id": int, "city": str, "amount": int}, dd.Upsert(key="id", order_by="id"))

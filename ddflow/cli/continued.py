@@ -31,8 +31,8 @@ from ddflow.engine.run.signals import waiting
 from ddflow.errors import DdflowError, OutputExists, SpecError, StateRefused, UnwritableOutput
 from ddflow.errors.base import replace_texts
 from ddflow.plan.evolve import timed
-from ddflow.plan.inputs.binding import Binding
-from ddflow.plan.text.rebuild import bounds
+from ddflow.plan.inputs.input import Binding
+from ddflow.plan.text.codec import bounds
 from ddflow.storage.address import public
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store

@@ -85,7 +85,7 @@ def _forget(state: str, trust: str) -> None:
     from ddflow.engine.compact import compact
     from ddflow.engine.flow import Flow
     from ddflow.engine.snapshot import found
-    from ddflow.plan.text.rebuild import rebuild
+    from ddflow.plan.text.codec import rebuild
     from ddflow.storage.opening import opened_store
 
     with opened_store(state, trust=trust, readonly=False) as store:

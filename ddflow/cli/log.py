@@ -34,7 +34,7 @@ from ddflow.engine.lineage.log_parts import Full
 from ddflow.engine.snapshot import found
 from ddflow.errors import NotReadable, SchemaMismatch
 from ddflow.plan.inputs.bind import Bound, bind
-from ddflow.plan.text.rebuild import bounds
+from ddflow.plan.text.codec import bounds
 from ddflow.storage.opening import opened_store
 
 

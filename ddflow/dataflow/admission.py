@@ -34,7 +34,7 @@ from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, cut
 from ddflow.kernels.sort import extent
 from ddflow.operators.upsert.events import Events
-from ddflow.plan.inputs.binding import Binding
+from ddflow.plan.inputs.input import Binding
 from ddflow.time import CLOSED, NEVER, shown
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")

@@ -33,8 +33,7 @@ from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.inputs import Outcome
 from ddflow.operators.updates import time_column
-from ddflow.plan.inputs.binding import Binding
-from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.input import Binding, Input
 
 ARRIVAL: Final = "_arrival"
 """The column of event numbers in verdict rows."""

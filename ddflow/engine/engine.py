@@ -43,7 +43,7 @@ from ddflow.engine.run.report import RunDone
 from ddflow.engine.run.run import RunLoop
 from ddflow.errors import SpecError
 from ddflow.metrics import LOG, Look
-from ddflow.plan.join_sides import with_shared_sides
+from ddflow.plan.evolve import with_shared_sides
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing

@@ -47,12 +47,9 @@ from ddflow.errors import (
     StorageFull,
 )
 from ddflow.plan.compatibility import PlanChange, caught_up, compare, offsets_kept, unsure
-from ddflow.plan.evolve import timed
-from ddflow.plan.inputs.past import PastSchemas, at, carried
-from ddflow.plan.join_sides import with_shared_sides
+from ddflow.plan.evolve import PastSchemas, at, carried, timed, with_shared_sides
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, fingerprint
-from ddflow.plan.text.rebuild import step_times
+from ddflow.plan.text.codec import describe, fingerprint, step_times
 from ddflow.storage.backlog import BacklogFile
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch, Output

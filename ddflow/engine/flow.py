@@ -15,9 +15,7 @@ from __future__ import annotations
 from ddflow.engine.engine import Engine
 from ddflow.plan.options import EngineOptions, opened_with
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explained
-from ddflow.plan.text.explaining import Explaining
-from ddflow.plan.text.picture import Picture, html, shown_as
+from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, shown_as
 from ddflow.plan.verbs.family import NamesElsewhere
 
 
@@ -65,7 +63,7 @@ class Flow(Plan, Explaining, NamesElsewhere):
 
     def _repr_html_(self) -> str:
         """Render the plan for a notebook."""
-        return html(self)
+        return render_html(self)
 
     @opened_with(EngineOptions)
     def open(self, options: EngineOptions) -> Engine:

@@ -18,9 +18,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explained
-from ddflow.plan.text.explaining import Explaining
-from ddflow.plan.text.picture import Picture, html, shown_as
+from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, shown_as
 from ddflow.terminal import counted, html_table, printable, text_table
 from ddflow.time import INT64, shown
 from ddflow.trace.arrangement import Arrangement
@@ -372,7 +370,7 @@ class Looking(Explaining):
     def _repr_html_(self) -> str:
         """Render the plan with its figures and the sizes for a notebook; after `close` only the plan."""
         if self.dataflow.guard.state != "open":
-            return html(self.flow)
+            return render_html(self.flow)
         with self.dataflow.guard.look("show"):
             figures = plan_figures(self.dataflow.graph)
-        return html(self.flow, figures) + self.stats()._repr_html_()
+        return render_html(self.flow, figures) + self.stats()._repr_html_()

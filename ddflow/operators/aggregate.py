@@ -40,10 +40,10 @@ from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, OwnA
 from ddflow.operators.base import Context, GroupOperator, Hashes, Running, once_each, register
 from ddflow.operators.ordered_rows import numbered
 from ddflow.operators.updates import Updates
-from ddflow.plan.aggregate_parts import checked_groups
 from ddflow.plan.aggregates import AppliedAggregate
 from ddflow.plan.collection import Collection
 from ddflow.plan.text.formulas import Record, changed_by
+from ddflow.plan.verbs.groups import checked_groups
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
 

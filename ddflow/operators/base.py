@@ -32,7 +32,7 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, consolidated, few, ints
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.registry import register
+from ddflow.plan.verbs.family import register
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
 from ddflow.trace.ordered_index import ALL, RowsByGroup

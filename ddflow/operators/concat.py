@@ -5,7 +5,7 @@ import pyarrow as pa
 from ddflow.operators.base import Context, Linear, Running, SameRows, register
 from ddflow.operators.updates import Updates, concat
 from ddflow.plan.collection import Collection
-from ddflow.plan.verbs.sets import check_sides
+from ddflow.plan.verbs.rows import check_sides
 
 
 @register

@@ -3,7 +3,7 @@
 Invariant: a group is there while it has rows. Its state is its rows in an order, beside their multiplicities, and
 nothing else: a step reads one or two rows from an end of a group, and more where it touches these, so the row after an
 extreme that leaves is found in O(log rows). A list reads its group. Of the rows that are skipped, those in which one
-column is null, a group holds one at most (`ddflow.plan.aggregate_parts` sees to that), so few are passed by.
+column is null, a group holds one at most (`ddflow.plan.verbs.groups` sees to that), so few are passed by.
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import few, ints

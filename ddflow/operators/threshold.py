@@ -32,8 +32,7 @@ from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates, consolidated, overflow
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record, shown_formula
-from ddflow.plan.verbs.rows import Formula
-from ddflow.plan.verbs.sets import POSITIVE
+from ddflow.plan.verbs.rows import POSITIVE, Formula
 from ddflow.trace.batch import Change
 
 GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])

@@ -68,7 +68,7 @@ from ddflow.partitions.receipt import (
 )
 from ddflow.partitions.stages import cut, regrouped
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.rebuild import step_times
+from ddflow.plan.text.codec import step_times
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import QUERY, Epoch, Feed, Kind
 from ddflow.storage.feeding import EVENTS, fed_by

@@ -44,11 +44,9 @@ from ddflow.partitions.rescale_task import task
 from ddflow.partitions.stages import cut, uncut
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import evolved, evolved_to, refuse_slips, timed
-from ddflow.plan.join_sides import with_shared_sides
+from ddflow.plan.evolve import evolved, evolved_to, refuse_slips, timed, with_shared_sides
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, fingerprint
-from ddflow.plan.text.rebuild import rebuild, step_times
+from ddflow.plan.text.codec import describe, fingerprint, rebuild, step_times
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import Attached, Epoch
 from ddflow.storage.fields import encoded

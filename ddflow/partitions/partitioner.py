@@ -33,7 +33,7 @@ from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.errors.base import name_input
 from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
 from ddflow.partitions.messages import Heard, Said
-from ddflow.plan.inputs.binding import Binding
+from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
 
 Restore = Callable[[pa.Table], pa.Table]

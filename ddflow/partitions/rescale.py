@@ -24,7 +24,7 @@ from ddflow.partitions.rescale_rows import Move
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.stages import Stages, cut, uncut
 from ddflow.plan.compatibility import plan_of
-from ddflow.plan.inputs.past import carried
+from ddflow.plan.evolve import carried
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint
 from ddflow.storage.fields import encoded

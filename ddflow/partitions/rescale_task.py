@@ -49,8 +49,7 @@ from ddflow.partitions.receipt import AGAIN, STAGES
 from ddflow.partitions.rescale_rows import Move, MovedRows, Opened, grouped, without_versions
 from ddflow.partitions.stages import Stages, placed, told_by
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.inputs.binding import Binding
-from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.input import Binding, Input
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.fields import MEND, Natural, Strict, decoded, encoded
 from ddflow.storage.files.batch_store import BatchStore

@@ -25,8 +25,7 @@ from ddflow.plan.text.formulas import Formulas, Record
 from ddflow.plan.verbs.family import NamesElsewhere
 from ddflow.plan.verbs.groups import GroupVerbs
 from ddflow.plan.verbs.joins import JoinVerbs
-from ddflow.plan.verbs.rows import RowVerbs
-from ddflow.plan.verbs.sets import SetVerbs
+from ddflow.plan.verbs.rows import RowVerbs, SetVerbs
 
 Columns = tuple[str, ...]
 

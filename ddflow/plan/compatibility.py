@@ -34,17 +34,14 @@ from ddflow.columns.schema import usual_type
 from ddflow.columns.wider import widening
 from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, cut
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.evolve import evolved, timed, unlike
+from ddflow.plan.evolve import evolved, timed, unlike, with_shared_sides
 from ddflow.plan.inputs.bind import own_columns
-from ddflow.plan.inputs.binding import Spec
-from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.input import Input, Spec
 from ddflow.plan.inputs.spec import Upsert
-from ddflow.plan.join_sides import with_shared_sides
 from ddflow.plan.merge.absent import same_function
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import apart, describe, shown
+from ddflow.plan.text.codec import apart, describe, inputs, rebuild, shown, step_times
 from ddflow.plan.text.formulas import Record
-from ddflow.plan.text.rebuild import inputs, rebuild, step_times
 
 FREE: Final = ("lateness",)
 """The options of a spec that may change: they say nothing of what is kept."""

@@ -1,25 +1,18 @@
-"""Evolving: a plan whose inputs have wider or more columns, and whether it means what the plan before it meant.
+"""Plans that change: inputs with wider or more columns, joins that share their sides, and the columns of past epochs.
 
-Invariant: where `unlike` finds nothing, the rows of every collection of the wider plan are those of the narrower one,
-cast; so state can be cast, too. An input grows at its end, by columns that may be null. Keys, what decides who wins,
-and times never change, because they are in what was decided already. Which types are wider is known to
-``columns.widening``; what is on disk, to nobody here.
-
->>> from ddflow.plan.inputs.spec import Upsert
->>> plan = Plan()
->>> people = plan.upserts("people", {"id": pa.int64(), "n": pa.int32()}, Upsert(key="id"))
->>> _ = plan.output("many", people.filter("n > 9"))
->>> _ = plan.output("by_n", people.count("n"))
->>> wide, nodes = evolved(plan, {"people": grown(people.bound, {"n": pa.int64(), "city": pa.string()}, "people")})
->>> wide.outputs
-{'many': Filter(id int64, n int64, city string), 'by_n': Count(n int64, count int64)}
->>> list(unlike(plan, wide, nodes))
-[]
+Guarantees: if `unlike` finds nothing, the rows of every collection of the wider plan are those of the narrower one,
+cast; so state can be cast, too. Keys, times and the columns that decide who wins never change. An epoch is compared,
+and its files are read, by the columns that it was given with.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -28,15 +21,17 @@ from ddflow.columns.declared import to_schema
 from ddflow.columns.names import did_you_mean, near
 from ddflow.columns.schema import is_text, normal_type, usual_type
 from ddflow.columns.wider import differing, keeps_order, widening
-from ddflow.errors import Command, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, cut
+from ddflow.errors import Command, CorruptState, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, cut
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.bind import Bound
-from ddflow.plan.inputs.binding import Binding, bound_to
-from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.input import Binding, Input, bound_to
 from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.merge.strategy import Strategy, last_non_null
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import node_ids
 from ddflow.plan.text.formulas import changed_by
+from ddflow.storage.epochs import PastColumns
+from ddflow.storage.fields import MEND
 
 Nodes = dict[Collection, Collection]
 """By collection of a plan, the same one of the evolved plan."""
@@ -110,6 +105,17 @@ def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Sc
     """Widen an input's columns and append new ones, which may be null.
 
     Other columns stay.  O(columns).  Raises `SpecError` for a type that a column cannot be widened to.
+
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> plan = Plan()
+    >>> people = plan.upserts("people", {"id": pa.int64(), "n": pa.int32()}, Upsert(key="id"))
+    >>> _ = plan.output("many", people.filter("n > 9"))
+    >>> _ = plan.output("by_n", people.count("n"))
+    >>> wide, nodes = evolved(plan, {"people": grown(people.bound, {"n": pa.int64(), "city": pa.string()}, "people")})
+    >>> wide.outputs
+    {'many': Filter(id int64, n int64, city string), 'by_n': Count(n int64, count int64)}
+    >>> list(unlike(plan, wide, nodes))
+    []
     """
     fields = []
     for field in bound.schema:
@@ -256,3 +262,151 @@ def _goes_on(strategy: Strategy, old: pa.DataType, new: pa.DataType) -> bool:
         pairs = ((old.field(i), new.field(i)) for i in range(old.num_fields))
         return all(a.type == b.type or _goes_on(parts.get(a.name, default), a.type, b.type) for a, b in pairs)
     return True
+
+
+def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:
+    """Build the plan whose joins share their sides, or return the same plan if none can.  O(nodes).
+
+    ``recorded``: the description of the state that is opened with it.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.upserts("o", {"id": int, "c": int, "n": int, "m": int}, dd.Upsert(key="id"))
+    >>> _ = flow.upserts("c", {"id": int, "city": str}, dd.Upsert(key="id"))
+    >>> _ = flow.output("one", flow.sql("select city, n from o join c on o.c = c.id"))
+    >>> _ = flow.output("two", flow.sql("select city, m from o join c on o.c = c.id"))
+    >>> [node.schema.names for node in flow.nodes if node.verb == "arrange"]
+    [['c', 'n'], ['c', 'm']]
+    >>> [node.schema.names for node in with_shared_sides(flow).nodes if node.verb == "arrange"]
+    [['c', 'n', 'm']]
+    """
+    if not any(side_of(node) is not None for node in plan.nodes):
+        return plan
+    ids, held = node_ids(plan, written=False), {} if recorded is None else dict(_find_held_sides(plan, recorded))
+    groups, wider = defaultdict[Any, list[Any]](list), dict[Collection, list[str]]()
+    free = _free(plan)
+    for node in plan.nodes:
+        if node in ids and (under := side_of(node)) is not None:
+            groups[ids[under], node.by, node.refuses].append(node)  # type: ignore[attr-defined]
+    for nodes in groups.values():
+        kept = [held.get(each, each.schema.names) for each in nodes if each in held or each not in free]
+        kept.sort(key=lambda names: (len(names), names))
+        movable = [each for each in nodes if each in free]
+        for node in movable:
+            found = [held[node]] if node in held else [each for each in kept if set(node.schema.names) <= set(each)]
+            if found:
+                wider[node] = found[0]
+        rest = [each for each in movable if each not in wider]
+        union = set[str]().union(*(each.schema.names for each in rest))
+        wider |= {each: [name for name in side_of(each).schema.names if name in union] for each in rest}
+    sides = {node: (side_of(node), names) for node, names in wider.items() if names != node.schema.names}
+    return evolved(plan, {}, sides=sides)[0] if sides else plan
+
+
+def side_of(node: Collection) -> Any:
+    """Return the collection whose columns an arrangement holds under their own names; None for another collection."""
+    if node.verb != "arrange":
+        return None
+    below = node.inputs[0]
+    names = below.renames()
+    return below.inputs[0] if names is not None and all(name == of for name, of in names.items()) else below
+
+
+def _free(plan: Plan) -> set[Collection]:
+    """Return the arrangements that may get more columns: only joins read them, and joins show columns by name."""
+    needed, out = walk_inputs(plan.outputs.values()), set[Collection]()
+    bound = set(plan.outputs.values())
+    for node in needed:
+        whole: Sequence[int] = getattr(node, "whole", ())
+        bound |= {each for at, each in enumerate(node.inputs) if node.verb != "join" or at in whole}
+        out |= {node} if side_of(node) is not None else set()
+    return out - bound
+
+
+def _find_held_sides(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[Collection, list[str]]]:
+    """Yield the columns of the arrangements that a state has for a plan's outputs.  O(nodes)."""
+    nodes, seen = recorded["collections"], set[tuple[Collection, str]]()
+    ahead = [(node, str(recorded["outputs"].get(name))) for name, node in plan.outputs.items()]
+    while ahead:
+        node, of = ahead.pop()
+        while node.transparent:
+            node = node.inputs[0]
+        if (node, of) in seen or nodes.get(of, {}).get("op") != node.verb:
+            continue
+        seen.add((node, of))
+        inputs, under = [*nodes[of]["of"]], side_of(node)
+        if under is None:
+            ahead += zip(node.inputs, inputs, strict=False)
+            continue
+        below, names = nodes.get(inputs[0], {}), under.schema.names
+        if below.get("op") == "project" and all(each.get("column") == each["name"] for each in below["columns"]):
+            inputs, names = below["of"], [each["name"] for each in below["columns"]]
+        if set(node.schema.names) <= set(names) <= set(under.schema.names):
+            yield node, names
+        ahead.append((under, inputs[0]))
+
+
+class PastSchemas(NamedTuple):
+    """Past columns.  ``epoch``: the last one with these columns of ``inputs`` and ``outputs``, side ones included.
+
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> plan = Plan()
+    >>> _ = plan.output("people", plan.upserts("people", {"id": pa.int64()}, Upsert(key="id")))
+    >>> past = PastSchemas.of(past_columns(plan, 7), "an example")
+    >>> past.epoch, past.inputs["people"].names, past.outputs["people"].names
+    (7, ['id'], ['id', '_time', '_diff'])
+    >>> at([past], 7) is past, at([past], 8)
+    (True, None)
+    """
+
+    epoch: int
+    inputs: Mapping[str, pa.Schema]
+    outputs: Mapping[str, pa.Schema]
+
+    @classmethod
+    def of(cls, record: PastColumns, what: str) -> PastSchemas:
+        """Read the past columns of a manifest.  ``what``: names it in errors.  O(columns).  Raises `CorruptState`."""
+        given = record.inputs, record.outputs
+        return cls(record.epoch, *({name: schema_of(text, what) for name, text in each.items()} for each in given))
+
+
+def past_columns(plan: Plan, epoch: int) -> PastColumns:
+    """Record the columns of a plan for a manifest.  O(columns)."""
+    names = [*plan.outputs, *plan.side_outputs()]
+    outputs = {name: plan.updates_schema(name) for name in names}
+    return PastColumns(
+        epoch,
+        {name: text_of(input.bound.schema) for name, input in plan.inputs.items()},
+        {name: text_of(schema) for name, schema in outputs.items() if schema is not None},
+    )
+
+
+def carried(
+    known: tuple[PastColumns, ...], before: Plan | None, last: int, oldest: int | None
+) -> tuple[PastColumns, ...]:
+    """Keep the past columns of epochs from ``oldest`` on; none if that is None.  O(columns).
+
+    ``known``: those of the previous version.  ``before``: its plan, if the next one has other columns; ``last``: its
+    epoch.
+    """
+    if before is not None and [each.epoch for each in known[-1:]] != [last]:
+        known = (*known, past_columns(before, last))
+    return tuple(each for each in known if oldest is not None and oldest <= each.epoch)
+
+
+def at(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:
+    """Find the past columns of an epoch; None if the plan still has them.  ``past``: ascending.  O(``past``)."""
+    return next((each for each in past if epoch <= each.epoch), None)
+
+
+def text_of(schema: pa.Schema) -> str:
+    """Write a schema as text."""
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def schema_of(text: str, what: str) -> pa.Schema:
+    """Read the schema of a text.  Raises `CorruptState` for an invalid one."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+    except (binascii.Error, OSError, pa.ArrowException, ValueError) as error:
+        raise CorruptState(what, f"its past columns are no schema ({error})", MEND) from None

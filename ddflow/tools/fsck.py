@@ -25,10 +25,9 @@ from ddflow.operators.inputs import opened_input
 from ddflow.partitions.stages import placed, told_by
 from ddflow.plan.collection import Columns
 from ddflow.plan.compatibility import plan_of
-from ddflow.plan.inputs.past import PastSchemas, at
+from ddflow.plan.evolve import PastSchemas, at
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import fingerprint, node_ids
-from ddflow.plan.text.rebuild import bounds
+from ddflow.plan.text.codec import bounds, fingerprint, node_ids
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.files.arrow_file import read_batches
 from ddflow.storage.folder.local import LocalStore

@@ -30,9 +30,8 @@ from ddflow.dataflow.verdicts import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError
-from ddflow.plan.text.codec import columns, shown
+from ddflow.plan.text.codec import columns, inputs, shown, time_type
 from ddflow.plan.text.formulas import Record
-from ddflow.plan.text.rebuild import inputs, time_type
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed

@@ -35,7 +35,7 @@ from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, batches, part
 from ddflow.engine.replace import Allowed
 from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
-from ddflow.plan.inputs.binding import Binding, Spec, bound_to
+from ddflow.plan.inputs.input import Binding, Spec, bound_to
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.time import CLOSED, Time
 

@@ -41,7 +41,7 @@ from ddflow.metrics import Look
 from ddflow.operators.base import Context, Running
 from ddflow.operators.updates import ints
 from ddflow.plan.collection import Collection
-from ddflow.plan.inputs.binding import Binding
+from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, node_ids, shown
 from ddflow.storage.feeding import Fed

@@ -24,8 +24,7 @@ from test_kafka import produced
 
 import ddflow as dd
 from ddflow.errors import BadMessage, NullKey, SpecError
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 
 COLUMNS = {"id": int, "city": str, "updated_at": int}
 CITIES = {"id": int, "v": str}

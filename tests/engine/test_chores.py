@@ -26,8 +26,8 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.registry import operators
 from ddflow.plan.text.codec import describe, node_ids, shown
+from ddflow.plan.verbs.family import operators
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore

@@ -17,8 +17,7 @@ import ddflow as dd
 from ddflow import errors
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 
 DAY = dt.date(2026, 11, 26)
 MOMENT = dt.datetime(2026, 11, 26, 12)

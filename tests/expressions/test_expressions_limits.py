@@ -25,8 +25,7 @@ from ddflow.errors import CorruptState, DdflowError, ExpressionError, PlanChange
 from ddflow.expressions import compile
 from ddflow.expressions.lower import Columns, Lowering
 from ddflow.expressions.parse import MOST_NESTED, MOST_TEXT, MOST_TOKENS, MOST_WORDS, parse
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 
 T = TypeVar("T")
 BATCH = pa.record_batch(

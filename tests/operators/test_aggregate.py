@@ -22,8 +22,7 @@ from rules import Input, canonical
 
 import ddflow as dd
 from ddflow.errors import AggregateOverflow, ExpressionError, PlanChanged, SpecError
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 from ddflow.storage.memory import MemoryStore
 
 COLUMNS = {

@@ -25,7 +25,7 @@ from ddflow.columns.row_match import Alike
 from ddflow.operators.base import Context
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.plan.collection import Collection
-from ddflow.plan.registry import operators
+from ddflow.plan.verbs.family import operators
 
 UNDER = {"input", "constant"}
 """What is made of no rows."""

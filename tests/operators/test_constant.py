@@ -10,7 +10,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.errors import NotSingle, SpecError
-from ddflow.plan.registry import operator
+from ddflow.plan.verbs.family import operator
 
 ROWS = [(1, "a"), (2, None)]
 QUERY = "select col1 as n, col2 as s from values (1, 'a'), (2, null)"

@@ -21,8 +21,7 @@ from tight import tighten
 import ddflow as dd
 from ddflow.errors import CountOverflow, ExpressionError, LateEvent, NotReadable, PlanChanged, SchemaMismatch, SpecError
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 from ddflow.storage.memory import MemoryStore
 
 SCHEMA = pa.schema({"city": pa.string(), "n": pa.int64(), "d": pa.int32(), "at": pa.int64()})

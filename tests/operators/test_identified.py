@@ -15,8 +15,7 @@ from every_operator import NARROW, plan
 
 import ddflow as dd
 from ddflow.plan.evolve import evolved_to
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 
 ORDERS = {"id": int, "customer": int, "amount": int}
 CUSTOMERS = {"customer": int, "city": str}

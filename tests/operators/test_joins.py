@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 
 KINDS = ("inner", "left", "right", "full", "semi", "anti")
 LEFT = {"id": pa.int64(), "k": pa.int32(), "city": pa.string()}

@@ -24,8 +24,7 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, NotUnique
-from ddflow.plan.text.codec import describe, node_id, shown
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, node_id, rebuild, shown
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recounted
 

@@ -31,8 +31,7 @@ from ddflow.errors import (
     PlanChanged,
     SpecError,
 )
-from ddflow.plan.text.codec import describe, fingerprint
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, fingerprint, rebuild
 from ddflow.storage.memory import MemoryStore
 
 EVENTS = pa.schema({"k": pa.int64(), "at": pa.int64(), "t": pa.int64(), "symbol": pa.string(), "gone": pa.bool_()})

@@ -20,8 +20,7 @@ from pair import Pair
 
 import ddflow as dd
 from ddflow.errors import CorruptState, MergerFailed, PlanChanged, SpecError
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 from ddflow.storage.memory import MemoryStore
 
 COLUMNS = {

@@ -23,9 +23,8 @@ from parts_by_hand import Hands
 import ddflow as dd
 from ddflow.operators.base import Linear
 from ddflow.operators.updates import Updates, concat, consolidated, few, ints
-from ddflow.plan.registry import operators
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.verbs.family import operators
 from ddflow.storage.memory import MemoryStore
 
 Step = list[tuple[int, Row | None]]

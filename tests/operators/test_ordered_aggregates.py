@@ -24,8 +24,7 @@ from rules import Input
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, NegativeMultiplicity, PlanChanged, SpecError
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 from ddflow.storage.memory import MemoryStore
 
 COLUMNS = {

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.text.codec import describe
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, rebuild
 
 COLUMNS = {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}
 ROW = st.tuples(st.sampled_from(["Bern", "Basel", None]), st.sampled_from([0, 1, None]))

@@ -40,8 +40,7 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
 )
-from ddflow.plan.text.codec import describe, node_id, shown
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, node_id, rebuild, shown
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import contents
 

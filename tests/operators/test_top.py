@@ -29,8 +29,7 @@ from tight import MEMORY, tighten, tiny
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, PlanChanged
 from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
-from ddflow.plan.text.codec import describe, node_id, shown
-from ddflow.plan.text.rebuild import rebuild
+from ddflow.plan.text.codec import describe, node_id, rebuild, shown
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.ordered_index import OrderedIndex
 

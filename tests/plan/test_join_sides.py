@@ -15,7 +15,7 @@ from sql_witness import Held, answer, duck, flow_of, rows_of, step
 
 import ddflow as dd
 from ddflow.errors import PlanChanged
-from ddflow.plan.join_sides import with_shared_sides
+from ddflow.plan.evolve import with_shared_sides
 
 QUERIES = {
     "amounts": "select c.city, o.amount from o join c on o.c = c.id",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.text.picture import MOST, Size, laid_out, picture
+from ddflow.plan.text.explain import MOST_BOXES, Size, laid_out, picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -64,7 +64,7 @@ def test_names_and_formats_that_are_none_are_refused_and_large_plans_are_text() 
     with raises(dd.errors.SpecError):
         made.explain(format="png")  # type: ignore[call-overload]
     node = made.inputs["orders"]
-    for n in range(MOST):
+    for n in range(MOST_BOXES):
         node = node.filter(f"id > {n}")
     assert "<pre" in made._repr_html_()
 

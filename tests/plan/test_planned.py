@@ -27,9 +27,8 @@ from strategies import events, scenarios
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, SpecError
-from ddflow.plan.text.codec import describe, fingerprint, node_id, node_ids, shown
+from ddflow.plan.text.codec import describe, fingerprint, node_id, node_ids, rebuild, shown
 from ddflow.plan.text.formulas import digest_of
-from ddflow.plan.text.rebuild import rebuild
 
 COLUMNS = {"id": pa.int64(), "n": pa.int64(), "s": pa.string()}
 

@@ -12,7 +12,7 @@ from operator_table import TABLE
 
 import ddflow as dd
 from ddflow.columns.widening import filled
-from ddflow.plan.registry import operators
+from ddflow.plan.verbs.family import operators
 
 NARROW: dict[str, Any] = {"city": pa.string(), "n": pa.int32(), "tags": pa.list_(pa.string()), "day": pa.date32()}
 """Of the input, beside its key: those of the operator table, one narrower, and a date."""

@@ -15,7 +15,7 @@ import aggregate_rules as rules
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.plan.registry import operator
+from ddflow.plan.verbs.family import operator
 
 Row = tuple[Any, ...]
 Rows = Counter[Row]

@@ -35,7 +35,7 @@ from ddflow.connectors.to_arrow import arrow, is_rows, to_table
 from ddflow.dataflow.admission import Admission, MessagesRead
 from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
-from ddflow.plan.inputs.binding import Binding
+from ddflow.plan.inputs.input import Binding
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
 
 

@@ -24,7 +24,7 @@ from ddflow.connectors.sources import placed, said
 from ddflow.engine.run.retry import Trying
 from ddflow.errors import Evolve, Phrase, SchemaMismatch, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
-from ddflow.plan.inputs.binding import Binding
+from ddflow.plan.inputs.input import Binding
 from ddflow.storage.epochs import Attached
 
 

@@ -4,16 +4,6 @@ Guarantees: what it emitted up to any time adds up to one row for each live key,
 the whole step, of all inputs, is known to succeed: `resolve` computes a `Resolution`, and `apply` takes it. Rows are
 compared by hashes and order words only, so a no-op never touches payload. (McSherry, "Upserts in differential
 dataflow"; differential-dataflow's ``arrange_from_upsert``.)
-
->>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind
->>> from ddflow.plan.inputs.spec import Upsert
->>> schema = pa.schema({"k": pa.string(), "v": pa.string()})
->>> upsert = RunningUpsert(bind("names", schema, Upsert("k")), Secret(1, 2))
->>> events = pa.record_batch({"k": ["frank"] * 2, "v": ["mcsherry", "zappa"]}, schema)
->>> events = Events(events, ints(0, 1), ints(0, 1), ints(0, 1))
->>> upsert.resolve(events, ints(0, 1), since=1).updates(schema).to_table(schema, pa.int64()).column("_diff").to_pylist()
-[1, -1, 1]
 """
 
 from typing import Any, Self
@@ -146,7 +136,19 @@ class FullRows:
 
 
 class RunningUpsert(UpsertState):
-    """The upsert operator of one input of an opened plan."""
+    """The upsert operator of one input of an opened plan.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> schema = pa.schema({"k": pa.string(), "v": pa.string()})
+    >>> upsert = RunningUpsert(bind("names", schema, Upsert("k")), Secret(1, 2))
+    >>> events = pa.record_batch({"k": ["frank"] * 2, "v": ["mcsherry", "zappa"]}, schema)
+    >>> events = Events(events, ints(0, 1), ints(0, 1), ints(0, 1))
+    >>> updates = upsert.resolve(events, ints(0, 1), since=1).updates(schema)
+    >>> updates.to_table(schema, pa.int64()).column("_diff").to_pylist()
+    [1, -1, 1]
+    """
 
     def keyed_for(self, asked: str, error: type[DdflowError] = SpecError) -> Self:
         """Return this input, because it has keys."""

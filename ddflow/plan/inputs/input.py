@@ -1,18 +1,152 @@
-"""Inputs: what a plan reads from.
+"""Inputs of a plan: a spec joined with its schema, and what the format of its messages adds to both.
 
->>> from ddflow.plan.plan import Plan
->>> Plan().updates("log", {"city": str}).spec.keep
-False
+Guarantees: every kind of input has the same questions here. Columns that a format adds never replace declared ones.
+
+>>> from ddflow.plan.inputs.spec import Upsert
+>>> schema = pa.schema({"id": pa.int64()})
+>>> bound_to("log", schema, Differences()).key_schema.names, bound_to("people", schema, Upsert("id")).key_schema.names
+(['id'], ['id'])
 """
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, Final
 
+import pyarrow as pa
+
+from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, events_schema
+from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.collection import Collection, Nodes
-from ddflow.plan.inputs.binding import Binding, Spec
+from ddflow.plan.inputs.bind import Bound, bind, check_given
+from ddflow.plan.inputs.differences import BoundDifferences, Differences, bind_differences
+from ddflow.plan.inputs.spec import Tombstone, Upsert, tombstone
+from ddflow.plan.merge.absent import Absent, told_of
+from ddflow.plan.merge.bind_machine import bind_machine
+from ddflow.plan.merge.machine import Machine
+from ddflow.plan.merge.merge import Merge
+from ddflow.plan.merge.strategy import last
+from ddflow.time import INT64
+
+Binding = Bound | BoundDifferences
+Spec = Upsert | Differences
+_BIND: Final[dict[type, Any]] = {Upsert: bind, Differences: bind_differences}
+
+
+def bound_to(
+    name: str,
+    schema: pa.Schema,
+    spec: Spec,
+    machine: Machine | None = None,
+    format: Format | None = None,
+    times: pa.DataType = INT64,
+) -> Binding:
+    """Join an input's schema, its spec, and its machine or its format.  O(columns).
+
+    ``times``: the type of steps' times, in epoch mode.  Raises `SpecError` or `ExpressionError`.
+    """
+    given: Any = spec
+    made: Binding
+    if machine is not None:
+        made = bind_machine(name, schema, given, machine)
+    else:
+        made = _BIND[type(given)](name, schema, given, format)
+    return made if spec.holds_back or times == made.time_type else replace(made, time_type=times)
+
+
+def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound | BoundDifferences:
+    """Join the declared columns, the spec and the format of an input.  O(columns).
+
+    Raises `SpecError` for what does not fit, and `ExpressionError`.
+
+    >>> from ddflow.connectors.formats import debezium
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> bound = bind_format("orders", pa.schema({"id": pa.int64(), "n": pa.int64()}), Upsert("id"), debezium())
+    >>> bound.schema.names, bound.row_schema.names, bound.spec.order_by
+    (['id', 'n', '_position', '_row', '_deleted'], ['id', 'n'], ('_position', '_row'))
+    >>> of_json(to_json(bound.format)) == bound.format
+    True
+    """
+    if not isinstance(spec, Differences):
+        check_given(name, spec)
+    if not isinstance(format, Format):
+        raise SpecError(
+            Phrase(Option("format"), f" of {name!r}"),
+            f"it is {format!r:.99}",
+            "give one of dd.formats, as dd.formats.debezium()",
+        )
+    own = [*(column for column, _ in format.order), DELETED, ABSENT, BAD]
+    if taken := [column for column in schema.names if column in own]:
+        raise SpecError(
+            Phrase(Option("format"), f" of {name!r}"), f"the columns {taken} are those of the format", "rename them"
+        )
+    folded = [column.casefold() for column in schema.names]
+    if alike := sorted({each for each in folded if folded.count(each) > 1}):
+        found = f"columns differ by upper and lower case only: {alike}"
+        raise SpecError(
+            Phrase(Option("format"), f" of {name!r}"), found, "the reader of JSON takes them for one: leave one out"
+        )
+    columns = [field.with_nullable(True) for field in schema]
+    if isinstance(spec, Differences):
+        if format.leaves_out:
+            found = "a row of a history has all of its cells, and unavailable=True leaves some out"
+            raise SpecError(
+                Phrase(Option("format"), f" of {name!r}"),
+                found,
+                "leave it out: a message that lacks a cell is bad then",
+            )
+        return bind_differences(name, events_schema(format, columns, bool(format.order)), spec, format)
+    if isinstance(spec.delete, Tombstone):
+        remedy = f"write it as SQL, as in delete=\"{spec.delete.column} = 'D'\""
+        raise SpecError(
+            Phrase(Option("format"), f" of {name!r}"),
+            Phrase(Option("delete"), f" is {spec.delete!r}, and the format deletes too"),
+            remedy,
+        )
+    ordered = bool(format.order) and not (spec.order_by or spec.groups)
+    given: dict[str, Any] = {"delete": tombstone(DELETED)}
+    if spec.delete is not None:
+        given["delete"] = f"{DELETED} or coalesce({spec.delete}, false)"
+    if ordered:
+        given["order_by"] = [column for column, _ in format.order]
+    if format.leaves_out and not spec.merges:
+        given["merge"] = Merge(default=last())
+    every = events_schema(format, columns, ordered)
+    return bind(name, every, replace(spec, **given), format)
+
+
+def to_json(format: Format) -> dict[str, Any]:
+    """Write a format as JSON."""
+    return {name: told_of(value) if callable(value) else value for name, value in format.to_json().items()}
+
+
+def of_json(given: Mapping[str, Any]) -> Format:
+    """Read the format that `to_json` wrote.  Raises `SpecError` for anything else."""
+    from ddflow.connectors.formats import KINDS
+
+    kind = KINDS.get(str(given.get("kind")))
+    if kind is None:
+        raise SpecError("a format from JSON", f"its kind is {given.get('kind')!r:.99}", f"there are {sorted(KINDS)}")
+    options = {name: value for name, value in given.items() if name != "kind"}
+    known = {each.name: each.default for each in fields(kind)}
+    for name, value in options.items():
+        if name not in known:
+            raise SpecError(
+                "a format from JSON", f"{name!r:.99} is none of {sorted(known)}", "give what to_json() wrote"
+            )
+        if isinstance(value, dict):
+            options[name] = of_json(value) if "kind" in value else Absent.of_json(value)
+        elif not isinstance(value, str | bool):
+            raise SpecError("a format from JSON", f"{name} is {value!r:.99}", "give what to_json() wrote")
+    return kind(**options)
 
 
 class Input(Collection):
-    """An input of a plan: upserts, or differences.  ``bound``: its spec joined with its schema."""
+    """An input of a plan: upserts, or differences.  ``bound``: its spec joined with its schema.
+
+    >>> from ddflow.plan.plan import Plan
+    >>> Plan().updates("log", {"city": str}).spec.keep
+    False
+    """
 
     verb = "input"
     bound: Binding

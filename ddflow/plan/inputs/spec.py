@@ -1,7 +1,8 @@
-"""The spec of an upsert input: what identifies a row, which event of a key wins, and what is a delete.
+r"""The spec of an upsert input: what identifies a row, which event of a key wins, and what is a delete.
 
 Guarantees: an option that does not exist, or that contradicts another one, is an error when the spec is made, and the
-error names the option that was probably meant. A spec is a value: it has no schema and no state.
+error names the option that was probably meant. A spec is a value: it has no schema and no state. A keyed frame is a
+spec beside a frame of any library.
 
 >>> spec = Upsert(key="id", order_by=["updated_at"], delete=tombstone("op", "D"))
 >>> Upsert.from_json(spec.to_json()) == spec
@@ -398,3 +399,59 @@ class Upsert:
     def fingerprint(self) -> str:
         """32 hex digits that are equal for equal specs: xxh3-128 of the JSON form."""
         return xxhash.xxh3_128_hexdigest(self.to_json().encode())
+
+
+@dataclass(frozen=True)
+class KeyedFrame:
+    """A frame whose rows are upserts.  `keyed` makes one.
+
+    Attributes
+    ----------
+    rows : object
+        The frame.
+    spec : Upsert
+        What identifies a row of it, which one wins, and what is a delete.
+    """
+
+    rows: Any
+    spec: Upsert
+
+
+def keyed(rows: Any, spec: Upsert) -> KeyedFrame:
+    """Make a keyed table of a query from a frame whose rows are upserts; rows of a bare frame are appended.
+
+    Parameters
+    ----------
+    rows : object
+        The frame.
+    spec : Upsert
+        How its rows upsert.
+
+    Returns
+    -------
+    KeyedFrame
+        The two together.
+
+    Raises
+    ------
+    SpecError
+        If the spec is no `Upsert`.
+
+    Examples
+    --------
+    On Spark, with a DataFrame ``df``::
+
+        spark_bridge.sql("select count(*) n from orders", {"orders": dd.keyed(df, dd.Upsert(key="id"))})
+
+    Notes
+    -----
+    O(1).
+
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> table = keyed({"id": [1]}, Upsert(key="id"))
+    >>> table.rows, table.spec.key
+    ({'id': [1]}, ('id',))
+    """
+    if not isinstance(spec, Upsert):
+        raise SpecError("a keyed frame", f"its spec is {spec!r:.99}", "give dd.Upsert(key=...)")
+    return KeyedFrame(rows, spec)

@@ -1,9 +1,10 @@
 """A query to a plan: Spark's SQL over the inputs of a flow and over collections.
 
-Invariant: equal texts over equal tables give equal plans, whoever reads them and when. ``trees``, ``query``, ``names``,
-``clauses`` and ``reader`` say what a text means; ``relation``, ``groups``, ``ranking``, ``tops``, ``tables``,
-``subqueries`` and ``lower`` make verbs of `ddflow.plan.collection.Collection` of it. Each knows only those before it.
-Nothing here runs.
+`QueryReader` reads a text with ``clauses`` and ``query``; ``lower``, with ``relation``, ``tables`` and ``subqueries``,
+makes verbs of `ddflow.plan.collection.Collection` of it. Nothing here runs.
+
+Guarantees: equal texts over equal tables give equal plans. Each clause is read or refused by name and place, and so is
+what cannot be maintained. A query of a WITH is read once.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -14,19 +15,268 @@ Project(town string)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from sqlglot import exp
 
 from ddflow.aside import aside
+from ddflow.columns.names import did_you_mean
 from ddflow.errors import DdflowError, ExpressionError, Option, SpecError
-from ddflow.plan.registry import operator
+from ddflow.expressions.node import Refusal
+from ddflow.expressions.parse import Tree, parse_query
+from ddflow.plan.sql.clauses import CHANGING, ClauseReader, complete, given, only
 from ddflow.plan.sql.lower import QueryLowering
-from ddflow.plan.sql.query import ReadQuery, SelectQuery
-from ddflow.plan.sql.reader import QueryReader
+from ddflow.plan.sql.query import (
+    ASKED,
+    Joining,
+    Leaf,
+    Names,
+    ReadQuery,
+    SelectQuery,
+    SetQuery,
+    ValuesQuery,
+    Visible,
+    call,
+    column,
+    find,
+    quoted,
+    refused,
+    shown,
+)
 from ddflow.plan.sql.relation import fresh
-from ddflow.plan.sql.trees import ASKED, quoted, refused, shown
+from ddflow.plan.verbs.family import operator
 
-__all__ = ["Answer", "answered", "planned"]
+Withs = Mapping[str, ReadQuery]
+_SETS: Final = {exp.Union: "union", exp.Except: "except", exp.Intersect: "intersect"}
+_HOWS: Final = {
+    ("", ""): "inner",
+    ("", "INNER"): "inner",
+    ("", "CROSS"): "inner",
+    ("LEFT", ""): "left",
+    ("LEFT", "OUTER"): "left",
+    ("RIGHT", ""): "right",
+    ("RIGHT", "OUTER"): "right",
+    ("FULL", ""): "full",
+    ("FULL", "OUTER"): "full",
+    ("LEFT", "SEMI"): "semi",
+    ("", "SEMI"): "semi",
+    ("LEFT", "ANTI"): "anti",
+    ("", "ANTI"): "anti",
+}
+
+
+class QueryReader(ClauseReader):
+    """A reader of queries.  ``tables``: the tables for FROM, by name.  ``columns_of``: returns their columns.
+
+    >>> reader = QueryReader({"orders": object()}, lambda of: ["id", "city"])
+    >>> query = reader.read("select city from orders o where id > 1")
+    >>> from ddflow.plan.sql.query import text
+    >>> query.columns, [text(each) for each in query.where]
+    (['city'], ['`o.id` > 1'])
+    >>> reader.read("select city from orders order by id")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.ExpressionError: flow.sql: ORDER BY without LIMIT at line 1, column 34; ...
+    """
+
+    def __init__(self, tables: Mapping[str, Any], columns_of: Callable[[Any], Sequence[str]]) -> None:
+        super().__init__()
+        self.tables, self.columns_of = tables, columns_of
+        self.used: list[Any] = []
+        """The tables that were asked for."""
+        self._taken: dict[str, int] = {}
+
+    def read(self, sql: str, sorted: bool = False) -> ReadQuery:
+        """Read the text of a query.  ``sorted``: whether its own ORDER BY needs no LIMIT.  Raises `ExpressionError`."""
+        try:
+            tree = parse_query(sql)
+        except Refusal as refusal:
+            raise ExpressionError(ASKED, refusal.found, refusal.fix) from refusal
+        for node in tree.find_all(*CHANGING):
+            self._note_position(node, sql)
+        complete(tree)
+        self.sorted = tree if sorted else None
+        return self.query(tree, {}, None)
+
+    def _note_position(self, node: Tree, sql: str) -> None:
+        """Note the position of a function without brackets, because the parser does not."""
+        word = re.search(rf"\b{re.escape(type(node).sql_names()[0])}\b", sql, re.IGNORECASE)
+        if word is not None and "line" not in node.meta:
+            line, begin = sql.count("\n", 0, word.start()) + 1, sql.rfind("\n", 0, word.start()) + 1
+            node.meta.update(line=line, col=word.end() - begin, start=word.start(), end=word.end() - 1)
+
+    def query(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
+        """Read a query within a query.  ``withs``: those of WITH around it."""
+        withs = self._withs(tree, withs)
+        if isinstance(tree, exp.Subquery) and not given(tree, {"this", "with_"}):
+            inner = tree.this
+            if tree is self.sorted:
+                self.sorted = inner
+            return self.query(inner, withs, around)
+        if isinstance(tree, exp.Select):
+            return self._select(tree, withs, around)
+        made: ReadQuery
+        if type(tree) in _SETS:
+            made = self._read_set(tree, withs, around)
+        elif isinstance(tree, exp.Values):
+            made = self._values(tree)
+        else:
+            if not isinstance(tree, exp.Subquery):
+                raise refused(tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH")
+            only(tree, {"this", "with_", "order", "limit", "offset"})
+            made = self.query(tree.this, withs, around)
+        return self._add_order(tree, made)
+
+    def _withs(self, tree: Tree, withs: Withs) -> Withs:
+        written = tree.args.get("with_")
+        if written is None:
+            return withs
+        if written.args.get("recursive"):
+            raise refused(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
+        made = dict(withs)
+        for number, each in enumerate(written.expressions):
+            if find(each.alias, [one.alias for one in written.expressions[:number]]):
+                raise refused(each, f"two queries of WITH are called {each.alias!r}", "give each its own name")
+            made[each.alias] = self._rename_columns(self.query(each.this, made, None), each.args.get("alias"))
+        return made
+
+    def _rename_columns(self, query: ReadQuery, alias: Tree | None) -> ReadQuery:
+        """Rename the columns of a query by the names after its alias, as in ``t(a, b)``."""
+        names = [each.name for each in alias.args.get("columns") or ()] if alias is not None else []
+        if not names:
+            return query
+        if len(names) != len(query.columns):
+            found = f"{len(names)} names for {len(query.columns)} columns"
+            raise refused(alias, found, f"name all of {query.columns}")
+        leaf = self._leaf(query, query.columns, "q")
+        return SelectQuery(names, set(), [column(each) for each in leaf.names.values()], leaf)
+
+    def _leaf(self, of: Any, columns: Sequence[str], alias: str) -> Leaf:
+        twice = sorted({each for each in columns if list(columns).count(each) > 1})
+        if twice:
+            raise ExpressionError(ASKED, f"{alias!r} has several columns called {twice}", "give each its own alias")
+        self._taken[alias] = self._taken.get(alias, 0) + 1
+        prefix = alias if self._taken[alias] == 1 else f"{alias}_{self._taken[alias]}"
+        return Leaf(of, {name: f"{prefix}.{name}" for name in columns})
+
+    def _add_order(self, tree: Tree, made: ReadQuery) -> ReadQuery:
+        """Add the ORDER BY and LIMIT of a set operation or VALUES."""
+        if not given(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
+            return made
+        leaf = self._leaf(made, made.columns, "q")
+        out = SelectQuery(made.columns, made.outer, [column(each) for each in leaf.names.values()], leaf, written=tree)
+        names = Names(None, self.asking)
+        names.add("q", leaf.names)
+        self.top(tree, out, names)
+        return out
+
+    def _read_set(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
+        before, self.in_set = self.in_set, True
+        left, right = (self.query(each, withs, around) for each in (tree.this, tree.expression))
+        self.in_set = before
+        op = _SETS[type(tree)]
+        if len(left.columns) != len(right.columns):
+            found = f"{op.upper()} of {len(left.columns)} columns and {len(right.columns)}"
+            raise refused(tree, found, "select as many on both sides")
+        return SetQuery(left.columns, left.outer | right.outer, op, not tree.args.get("distinct"), left, right)
+
+    def _values(self, tree: Tree) -> ValuesQuery:
+        rows = [list(each.expressions) if isinstance(each, exp.Tuple) else [each] for each in tree.expressions]
+        rows = [[self.expression(each, Names(None, self.asking), None) for each in row] for row in rows]
+        if len({len(row) for row in rows}) != 1 or not rows[0]:
+            raise refused(tree, "the rows of VALUES are empty or differ in length", "give each as many values")
+        return ValuesQuery([f"col{i + 1}" for i in range(len(rows[0]))], set(), rows)
+
+    def _select(self, tree: Tree, withs: Withs, around: Names | None) -> SelectQuery:
+        names, source = Names(around, self.asking), None
+        if tree.args.get("from_") is not None:
+            source, found = self._from(tree.args["from_"].this, tree.args.get("joins") or (), withs)
+            names.visible, names.aliases = found.visible, found.aliases
+        return self.selected(tree, source, names, withs)
+
+    def _from(self, tree: Tree, joins: Sequence[Tree], withs: Withs) -> tuple[Leaf | Joining, Names]:
+        """Read FROM, and collect the names that it gives."""
+        source, names = self._relation(tree, withs)
+        for join in joins:
+            source, names = self._join(source, names, join, withs)
+        return source, names
+
+    def _relation(self, tree: Tree, withs: Withs) -> tuple[Leaf | Joining, Names]:
+        alias, names = tree.args.get("alias"), Names(None, self.asking)
+        if isinstance(tree, exp.Subquery) and isinstance(tree.this, exp.Table | exp.Subquery) and not alias:
+            only(tree, {"this"})  # ( a join b )
+            return self._from(tree.this, tree.args.get("joins") or (), withs)
+        if isinstance(tree, exp.Table) and isinstance(tree.this, exp.Identifier):
+            of, name = self._table(tree, withs), tree.alias or tree.name
+            columns = of.columns if isinstance(of, ReadQuery) else self.columns_of(of)
+            inner = tree.args.get("joins") or ()
+        elif isinstance(tree, exp.Subquery | exp.Values):
+            only(tree, {"this", "expressions", "alias", "joins"})
+            query = tree.this if isinstance(tree, exp.Subquery) else tree
+            of, name, inner = self.query(query, withs, None), tree.alias, tree.args.get("joins") or ()
+            columns = of.columns
+        else:
+            what = shown(tree) if isinstance(tree, exp.Table) else tree.key.upper()
+            found = f"{what} in FROM is not supported"
+            raise refused(tree, found, "name an input, a collection, a WITH, or write a subquery")
+        if alias is not None and alias.args.get("columns"):
+            of = self._rename_columns(of if isinstance(of, ReadQuery) else self._all(of), alias)
+            columns = of.columns
+        leaf = self._leaf(of, list(columns), name or "q")
+        names.add(name or f"({self._taken['q']})", leaf.names, bool(name))
+        source: Leaf | Joining = leaf
+        for join in inner:
+            source, names = self._join(source, names, join, withs)
+        return source, names
+
+    def _all(self, of: Any) -> ReadQuery:
+        """Build ``select * from`` a collection."""
+        leaf = self._leaf(of, list(self.columns_of(of)), "q")
+        return SelectQuery(list(leaf.names), set(), [column(each) for each in leaf.names.values()], leaf)
+
+    def _table(self, tree: Tree, withs: Withs) -> Any:
+        found = find(tree.name, withs)
+        if found is not None:
+            return withs[found]
+        found = find(tree.name, self.tables)
+        if found is None:
+            remedy = did_you_mean(tree.name, [*withs, *self.tables])
+            raise refused(tree, f"there is no table {tree.name!r}", remedy)
+        self.used.append(self.tables[found])
+        return self.tables[found]
+
+    def _join(self, left: Leaf | Joining, names: Names, tree: Tree, withs: Withs) -> tuple[Joining, Names]:
+        how = _HOWS.get((tree.side.upper(), tree.kind.upper()))
+        if how is None or tree.method.upper() not in ("", "NATURAL"):
+            words = " ".join(each for each in (tree.method, tree.side, tree.kind) if each)
+            raise refused(tree, f"{words} JOIN is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI")
+        right, other = self._relation(tree.this, withs)
+        clash = [each for each in other.aliases if find(each, names.aliases)]
+        if clash:
+            raise refused(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
+        both, using = names.joined(other), [each.name for each in tree.args.get("using") or ()]
+        if tree.args.get("using") == []:
+            raise refused(tree, "USING names no column", "name one at least, or write CROSS JOIN")
+        if tree.method:
+            using = [each.name for each in names.visible if find(each.name, [one.name for one in other.visible])]
+        on = [] if tree.args.get("on") is None else self.conditions(tree.args["on"], both, withs)
+        for index, name in enumerate(using):
+            one, two = names.one(name, tree), other.one(name, tree)
+            on.append(exp.EQ(this=one.tree.copy(), expression=two.tree.copy()))
+            both.merge(index, Visible(None, one.name, _using(how, one, two)), [one, two])
+        made = Joining(left, right, how, on)
+        if how in ("semi", "anti"):
+            both.drop(other)
+        return made, both
+
+
+def _using(how: str, left: Visible, right: Visible) -> Tree:
+    """Build the one column that USING makes of two."""
+    if how == "full":
+        return call("coalesce", left.tree, right.tree)
+    return (right if how == "right" else left).tree.copy()
 
 
 class Answer(NamedTuple):

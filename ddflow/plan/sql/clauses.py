@@ -26,10 +26,14 @@ from ddflow.expressions.functions.catalog import find
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree
 from ddflow.plan.aggregates import CALLED, NAMES
-from ddflow.plan.sql.names import Names
-from ddflow.plan.sql.query import Joining, Leaf, Ordering, ReadQuery, SelectQuery
-from ddflow.plan.sql.trees import (
+from ddflow.plan.sql.query import (
+    Joining,
+    Leaf,
+    Names,
     Nested,
+    Ordering,
+    ReadQuery,
+    SelectQuery,
     bracketed,
     conjuncts,
     names_of,

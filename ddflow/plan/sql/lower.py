@@ -23,13 +23,26 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import meeting, sql_name, working
 from ddflow.plan.sql.clauses import AskedQuery, aggregates, way
-from ddflow.plan.sql.groups import Grouped, grouped
-from ddflow.plan.sql.query import Leaf, ReadQuery, SelectQuery, SetQuery, ValuesQuery
-from ddflow.plan.sql.ranking import ranked
-from ddflow.plan.sql.relation import Made, Relation, Steps, as_type, fresh
+from ddflow.plan.sql.query import (
+    ASKED,
+    Leaf,
+    Nested,
+    ReadQuery,
+    SelectQuery,
+    SetQuery,
+    ValuesQuery,
+    column,
+    names_of,
+    number,
+    quoted,
+    refused,
+    replaced,
+    shown,
+    text,
+)
+from ddflow.plan.sql.relation import Grouped, Made, Relation, Steps, as_type, fresh, grouped
 from ddflow.plan.sql.subqueries import Carry, Subqueries
-from ddflow.plan.sql.tables import Tables
-from ddflow.plan.sql.trees import ASKED, Nested, column, names_of, number, quoted, refused, replaced, shown, text
+from ddflow.plan.sql.tables import Tables, ranked
 
 Bounds = Mapping[int, tuple[int, bool]]
 """For columns that are ranks: up to which, and whether they are asked for."""

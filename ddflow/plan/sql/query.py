@@ -1,7 +1,8 @@
-"""A query that was read: every name resolved, nothing computed yet.
+"""A query that was read: its trees, the names in them, and its parts, with every name resolved and nothing computed.
 
-Invariant: the trees in it have logical names (`ddflow.plan.sql.trees`) and no subquery but `Nested`, whose query stands
-in ``nested`` of the reader. ``outer`` are the logical names of enclosing queries that it or what is in it asks for.
+Guarantees: a column of a tree that was read is one identifier, its *logical name* (``o.amount``), unique in the query.
+A name gives one tree, or an error with its place and the nearest names, as in Spark. A name of an enclosing query is
+noted in ``outer`` of all queries between. Trees are walked in loops, because a chain of ANDs is as deep as it is long.
 
 >>> SetQuery(["a"], set(), "union", True, ValuesQuery(["a"], set(), []), ValuesQuery(["a"], set(), [])).op
 'union'
@@ -9,13 +10,184 @@ in ``nested`` of the reader. ``outer`` are the logical names of enclosing querie
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
 
-from ddflow.expressions.parse import Tree
-from ddflow.plan.sql.trees import names_of
+from ddflow.columns.names import did_you_mean
+from ddflow.errors import ExpressionError, cut
+from ddflow.expressions.parse import DdflowSpark, Tree
+
+ASKED: Final = "flow.sql"
+_PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_WORDS: Final = frozenset(DdflowSpark.Tokenizer.KEYWORDS)
+
+
+class Nested(exp.Anonymous):
+    """A subquery within an expression: its number in the query, then the operands of IN."""
+
+    key = "anonymous"
+
+    @classmethod
+    def numbered(cls, index: int, operands: Iterable[Tree]) -> Nested:
+        """Build the node of a subquery by its number."""
+        return cls(this="subquery", expressions=[number(index), *operands])
+
+    @property
+    def asked(self) -> int:
+        """The number of the subquery."""
+        return int(self.expressions[0].name)
+
+    @property
+    def operands(self) -> list[Tree]:
+        """The operands that IN compares."""
+        return list(self.expressions[1:])
+
+
+def refused(tree: Tree, found: str, remedy: str) -> ExpressionError:
+    """Build the error for a part of a query, with its place."""
+    return ExpressionError(ASKED, f"{found}{place(tree)}", remedy)
+
+
+def place(tree: Tree) -> str:
+    """Describe the place of a part of a query, or of its parent, as far as tokens tell."""
+    if tree is None:
+        return ""
+    found = [node.meta for node in tree.walk() if "line" in node.meta]
+    if not found:
+        return place(tree.parent)
+    first = min(found, key=lambda meta: meta["start"])
+    return f" at line {first['line']}, column {first['col'] - (first['end'] - first['start'])}"
+
+
+def text(tree: Tree) -> str:
+    """Write a tree as SQL.
+
+    >>> from ddflow.expressions.parse import parse
+    >>> tree = parse("(a = 1 and b > 2) and (c = 3 and d = 4 or e = 5 and c = 3)").tree
+    >>> [text(each) for each in conjuncts(tree)]
+    ['a = 1', 'b > 2', 'c = 3', '(d = 4) OR (e = 5)']
+    >>> sorted(names_of(tree))
+    ['a', 'b', 'c', 'd', 'e']
+    """
+    return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))
+
+
+def shown(tree: Tree) -> str:
+    """Write a tree for a message, or as a name."""
+    return cut(text(tree).replace("`", ""), 80)
+
+
+def quoted(name: str) -> str:
+    """Quote a column's name for SQL if it needs quotes."""
+    if _PLAIN.fullmatch(name) and name.upper() not in _WORDS:
+        return name
+    return f"`{name.replace('`', '``')}`"
+
+
+def column(logical: str) -> Tree:
+    """Build a column of a resolved tree."""
+    return exp.Column(this=exp.Identifier(this=logical, quoted=True))
+
+
+def number(value: int) -> Tree:
+    """Build a literal."""
+    return exp.Literal(this=str(value), is_string=False)
+
+
+def call(name: str, *arguments: Tree) -> Tree:
+    """Build a call of a function."""
+    return exp.Anonymous(this=name, expressions=[each.copy() for each in arguments])
+
+
+def cast(tree: Tree, kind: str) -> Tree:
+    """Build a cast to a type of SQL."""
+    return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
+
+
+def columns_of(tree: Tree) -> Iterator[Tree]:
+    """Yield its columns.  O(tree)."""
+    return (node for node in tree.dfs() if isinstance(node, exp.Column))
+
+
+def names_of(*trees: Tree) -> set[str]:
+    """Return the logical names of the columns in trees, without those in subqueries."""
+    return {each.name for tree in trees for each in columns_of(tree)}
+
+
+def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
+    """Copy a tree and replace each node for which ``change`` returns a new one.  New nodes are not visited."""
+    holder = exp.Paren(this=tree.copy())
+    ahead = [holder.this]
+    while ahead:
+        node = ahead.pop()
+        made = change(node)
+        if made is None:
+            ahead += list(node.iter_expressions())
+        elif made is not node:
+            node.replace(made)
+    return holder.this
+
+
+def conjuncts(tree: Tree | None) -> list[Tree]:
+    """Split a condition at its ANDs, and factor common conditions out of each OR.  O(tree)."""
+    out, ahead = list[Tree](), [] if tree is None else [tree]
+    while ahead:
+        node = ahead.pop().unnest()
+        if isinstance(node, exp.And):
+            ahead += [node.expression, node.this]
+        elif isinstance(node, exp.Or):
+            out += _factor_out(node)
+        else:
+            out.append(node)
+    return out
+
+
+def _factor_out(tree: Tree) -> list[Tree]:
+    """Split (a and b) or (a and c) into a and (b or c)."""
+    branches, ahead = list[Tree](), [tree]
+    while ahead:
+        node = ahead.pop().unnest()
+        if isinstance(node, exp.Or):
+            ahead += [node.expression, node.this]
+        else:
+            branches.append(node)
+    parts = [{text(each): each for each in conjuncts(branch)} for branch in branches]
+    common = [key for key in parts[0] if all(key in part for part in parts[1:])]
+    if not common:
+        return [tree]
+    rests = [[part[key] for key in part if key not in common] for part in parts]
+    out = [parts[0][key] for key in common]
+    if all(rests):
+        out.append(any_of([all_of(rest) for rest in rests]))
+    return out
+
+
+def all_of(trees: Iterable[Tree]) -> Tree:
+    """Combine conditions with AND."""
+    return _chain_trees(exp.And, trees)
+
+
+def any_of(trees: Iterable[Tree]) -> Tree:
+    """Combine conditions with OR."""
+    return _chain_trees(exp.Or, trees)
+
+
+def _chain_trees(kind: Any, trees: Iterable[Tree]) -> Tree:
+    parts = [each.copy() for each in trees]
+    if len(parts) > 1:
+        parts = [bracketed(each) for each in parts]
+    return reduce(lambda left, right: kind(this=left, expression=right), parts)
+
+
+def bracketed(tree: Tree) -> Tree:
+    """Put a tree in parentheses if it could be taken apart without."""
+    whole = isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Anonymous | exp.Window)
+    return tree if whole else exp.Paren(this=tree)
 
 
 @dataclass(eq=False)
@@ -125,3 +297,155 @@ class ValuesQuery(ReadQuery):
     """A VALUES.  ``rows``: of trees without columns."""
 
     rows: list[list[Tree]]
+
+
+class Visible(NamedTuple):
+    """A column that an unqualified name or ``*`` may mean."""
+
+    alias: str | None
+    name: str
+    tree: Tree
+
+
+class Names:
+    """The names of a query.  ``around``: those of the query around it.  ``outer``: the logical names that it takes from
+    there.  ``hidden``: names of a query around that are not available here, as in a FROM or a WITH.
+
+    >>> from ddflow.expressions.parse import parse
+    >>> names = Names(None)
+    >>> names.add("o", {"id": "o.id", "city": "o.city"})
+    >>> names.resolve(parse("O.City").tree).name, Names(names).resolve(parse("id").tree).name
+    ('o.city', 'o.id')
+    >>> names.resolve(parse("o.cty").tree)
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.ExpressionError: flow.sql: there is no column 'o.cty' at line 1, column 1; did you mean 'city'? ...
+    """
+
+    def __init__(self, around: Names | None, hidden: Names | None = None) -> None:
+        self.around, self.hidden = around, hidden
+        self.visible: list[Visible] = []
+        self.aliases: dict[str, dict[str, str]] = {}
+        self.lateral: dict[str, Callable[[], Tree]] = {}
+        """Columns of the select list, which may be asked for where nothing else has the name."""
+        self.outer: set[str] = set()
+
+    def add(self, alias: str, names: dict[str, str], named: bool = True) -> None:
+        """Add a table, with the logical names of its columns.  ``named``: whether a query can name it."""
+        if named:
+            self.aliases[alias] = names
+        self.visible += [Visible(alias, name, column(logical)) for name, logical in names.items()]
+
+    def joined(self, other: Names) -> Names:
+        """Combine these names with those of another table."""
+        made = Names(self.around, self.hidden)
+        made.visible = [*self.visible, *other.visible]
+        made.aliases = {**self.aliases, **other.aliases}
+        return made
+
+    def merge(self, index: int, made: Visible, sides: Sequence[Visible]) -> None:
+        """Merge two columns into one, by USING.  ``index``: its place, before all columns but the join's keys."""
+        self.visible = [each for each in self.visible if not any(each is side for side in sides)]
+        self.visible.insert(index, made)
+
+    def drop(self, other: Names) -> None:
+        """Remove the tables and columns of another."""
+        self.aliases = {alias: names for alias, names in self.aliases.items() if alias not in other.aliases}
+        self.visible = [each for each in self.visible if not any(each is gone for gone in other.visible)]
+
+    def one(self, name: str, written: Tree) -> Visible:
+        """Find the column that an unqualified name means here.  Raises `ExpressionError`."""
+        found = _find_visible(name, self.visible)
+        if len(found) != 1:
+            raise self.missing(name, found, written)
+        return found[0]
+
+    def resolve(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
+        """Resolve a column to its tree.  ``first``: names that take precedence.  Raises `ExpressionError`."""
+        parts = [part.name for part in tree.parts]
+        early = find(parts[0], first or {}) if len(parts) == 1 else None
+        if first and early is not None:
+            return first[early]()
+        for look in (_find_qualified, _find_plain) if len(parts) > 1 else (_find_plain,):
+            here: Names | None = self
+            between = list[Names]()
+            while here is not None:
+                found = look(here, parts, tree)
+                if found is not None:
+                    for each in between:
+                        each.outer |= names_of(found[0])
+                    made = _fields(*found)
+                    made.meta.update(tree.parts[0].meta)
+                    return made
+                between.append(here)
+                here = here.around
+        late = find(parts[0], self.lateral)
+        if late is not None:
+            return _fields(self.lateral[late](), parts[1:])
+        if self._hides(parts):
+            hidden = f"{'.'.join(parts)!r} is a column of a query around, which FROM, ON and WITH cannot ask for"
+            raise refused(tree, hidden, "ask for it in the WHERE or the select list of the subquery itself")
+        raise self.missing(".".join(parts), [], tree)
+
+    def _hides(self, parts: Sequence[str]) -> bool:
+        """Whether a name means a column of a query around that cannot be asked for."""
+        here, beyond = self, False
+        while (around := here.around or here.hidden) is not None:
+            here, beyond = around, beyond or here.around is None
+            found = len(parts) > 1 and _find_qualified(here, parts, None)
+            if beyond and (found or _find_visible(parts[0], here.visible)):
+                return True
+        return False
+
+    def missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
+        """Build the error for an unknown or ambiguous name."""
+        if found:
+            could = ", ".join(f"{each.alias}.{each.name}" for each in found)
+            return refused(written, f"the column {name!r} could be any of {could}", "write the table's name before it")
+        known = list(dict.fromkeys(each.name for each in self.visible))
+        remedy = did_you_mean(name.rpartition(".")[2], known)
+        if any(part.args.get("quoted") for part in written.find_all(exp.Identifier)):
+            remedy = f"{remedy}; double quotes are around names: write '{name}' if it is a text"
+        return refused(written, f"there is no column {name!r}", remedy)
+
+    def star(self, written: Tree, alias: str | None = None) -> list[Visible]:
+        """List the columns of ``*`` or ``alias.*``."""
+        if alias is None:
+            return list(self.visible)
+        found = find(alias, self.aliases)
+        if found is None:
+            raise refused(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
+        return [Visible(found, name, column(logical)) for name, logical in self.aliases[found].items()]
+
+
+def find(name: str, among: Iterable[str]) -> str | None:
+    """Find a name: exactly as written, or the only one that differs in case."""
+    known = list(among)
+    folded = [each for each in known if each.casefold() == name.casefold()]
+    return name if name in known else folded[0] if len(folded) == 1 else None
+
+
+def _find_qualified(here: Names, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
+    """Find a column of a named table, and the fields that follow it."""
+    alias = find(parts[0], here.aliases)
+    name = None if alias is None else find(parts[1], here.aliases[alias])
+    return None if alias is None or name is None else (column(here.aliases[alias][name]), parts[2:])
+
+
+def _find_plain(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+    """Find a column of any table."""
+    found = _find_visible(parts[0], here.visible)
+    if len(found) > 1:
+        raise here.missing(parts[0], found, written)
+    return (found[0].tree.copy(), parts[1:]) if found else None
+
+
+def _find_visible(name: str, among: Sequence[Visible]) -> list[Visible]:
+    exact = [each for each in among if each.name == name]
+    return exact or [each for each in among if each.name.casefold() == name.casefold()]
+
+
+def _fields(tree: Tree, fields: Sequence[str]) -> Any:
+    for name in fields:
+        tree = exp.Dot(this=tree, expression=exp.Identifier(this=name, quoted=True))
+    return tree

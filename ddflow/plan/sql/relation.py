@@ -1,20 +1,8 @@
-"""Relations: collections whose columns a query knows by logical names; and the verbs that a query needs of them.
+"""Relations: collections whose columns a query knows by logical names, their groups, and the verbs that a query needs.
 
-Invariant: what is asked for twice in a query is one collection. A column keeps its own name in the collection unless
-two that meet in a join have one name; then one side is renamed, so an input that is joined by its own key stays as it
-is, and is looked up in the arrangement that it has. Made-up names are texts of the query.
-
->>> import ddflow as dd
->>> from ddflow.plan.sql.trees import column
->>> orders = dd.Flow().upserts("orders", {"id": int, "n": int}, dd.Upsert(key="id"))
->>> rows = Relation(orders, {"o.id": "id", "o.n": "n"})
->>> rows.sql(exp.Add(this=column("o.n"), expression=column("o.id"))), str(rows.type(column("o.n")))
-('n + id', 'int64')
->>> from ddflow.plan.sql.trees import number
->>> steps = Steps()
->>> one, other = (steps.filtered(rows, [exp.GT(this=column("o.n"), expression=number(1))]) for _ in range(2))
->>> one.of is other.of
-True
+Guarantees: what a query asks for twice is one collection. A column keeps its own name unless two that meet in a join
+have the same. A tree over groups is made of the columns of groups and of aggregates. An aggregate that is written twice
+is one column; without a row a count is zero, a list empty, and all else null.
 """
 
 from __future__ import annotations
@@ -29,7 +17,20 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import is_integer, meeting, sql_name, working
-from ddflow.plan.sql.trees import all_of, cast, names_of, quoted, refused, replaced, shown, text
+from ddflow.plan.sql.query import (
+    SelectQuery,
+    all_of,
+    call,
+    cast,
+    column,
+    names_of,
+    number,
+    quoted,
+    refused,
+    replaced,
+    shown,
+    text,
+)
 from ddflow.plan.verbs.later import with_rests
 
 Pair = tuple[Tree, Tree]
@@ -48,6 +49,18 @@ class Relation:
     """A collection with logical names.  ``of``: the collection.  ``names``: its needed columns by logical names.
 
     ``solid``: the logical names of columns that are known to be never null.
+
+    >>> import ddflow as dd
+    >>> from ddflow.plan.sql.query import column
+    >>> orders = dd.Flow().upserts("orders", {"id": int, "n": int}, dd.Upsert(key="id"))
+    >>> rows = Relation(orders, {"o.id": "id", "o.n": "n"})
+    >>> rows.sql(exp.Add(this=column("o.n"), expression=column("o.id"))), str(rows.type(column("o.n")))
+    ('n + id', 'int64')
+    >>> from ddflow.plan.sql.query import number
+    >>> steps = Steps()
+    >>> one, other = (steps.filtered(rows, [exp.GT(this=column("o.n"), expression=number(1))]) for _ in range(2))
+    >>> one.of is other.of
+    True
     """
 
     def __init__(self, of: Any, names: dict[str, str], solid: Set[str] = frozenset()) -> None:
@@ -306,3 +319,73 @@ def fresh(name: str, taken: Iterable[str]) -> str:
         n += 1
         found = f"{name} {n}"
     return found
+
+
+class Grouped(NamedTuple):
+    """Grouped rows.  ``known``: the columns of groups and aggregates, by the text of their expressions.
+
+    >>> from ddflow.expressions.parse import parse
+    >>> found = Grouped(Relation(None, {}), {"count(*)": column("n"), "sum(x)": column("s")})
+    >>> tree = parse("sum(x) / count(*)").tree
+    >>> text(found.over(tree)), text(found.over(tree, empty=True))
+    ('`s` / `n`', '`s` / coalesce(`n`, 0)')
+    """
+
+    rows: Relation
+    known: dict[str, Tree]
+
+    def over(self, tree: Tree, empty: bool = False) -> Tree:
+        """Rewrite a tree over the groups.  ``empty``: whether there may be no row, so that a count is zero."""
+
+        def change(node: Tree) -> Tree | None:
+            found = self.known.get(text(node)) if self.known else None
+            if found is None:
+                return None
+            none = _of_nothing(node) if empty else None
+            return found.copy() if none is None else call("coalesce", found, none)
+
+        return replaced(tree, change)
+
+
+def grouped(
+    steps: Steps, rows: Relation, query: SelectQuery, keys: Sequence[Made], found: Mapping[str, Tree]
+) -> Grouped:
+    """Group some rows.  ``keys``: further group columns.  ``found``: aggregates, by their text."""
+    trees = {text(each): each for each in query.groups or ()}
+    names = {text(item): name for item, name in zip(query.items, query.columns, strict=True)}
+    logicals = {told: each.name if isinstance(each, exp.Column) else steps.number(told) for told, each in trees.items()}
+    groups = [Made(logicals[told], _column_name(rows, each, names), each) for told, each in trees.items()]
+    groups += [each for each in keys if each.logical not in {group.logical for group in groups}]
+    known = {told: column(each) for told, each in logicals.items()}
+    for each in keys:
+        known.setdefault(text(each.tree), column(each.logical))
+    if not all(isinstance(each.tree, exp.Column) for each in groups) or keys:
+        read = names_of(*found.values())
+        rest = [Made(each, rows.names[each], column(each)) for each in sorted(read) if each in rows.names]
+        rows = steps.projected(rows, [*groups, *rest])
+    by = [rows.names[each.logical] for each in groups]
+    if not groups and not found:  # HAVING over constants
+        rows = steps.projected(rows, [Made("any", "any", number(1))])
+    if not found:
+        return Grouped(steps.distinct(steps.narrowed(rows, {each.logical for each in groups})), known)
+    made, told = dict[str, str](), dict[str, str]()
+    for key, each in found.items():
+        name = fresh(names.get(key, shown(each)), [*by, *told])
+        logical = steps.number(key)
+        made[logical], told[name], known[key] = name, rows.sql(each), column(logical)
+    of = steps.then(
+        rows.of, ("agg", *by, None, *told.items()), lambda: (rows.of.group_by(*by) if by else rows.of).agg(**told)
+    )
+    all_names = {each.logical: rows.names[each.logical] for each in groups} | made
+    return Grouped(Relation(of, all_names, rows.solid & {each.logical for each in groups}), known)
+
+
+def _column_name(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
+    return rows.name(tree) if isinstance(tree, exp.Column) else names.get(text(tree), shown(tree))
+
+
+def _of_nothing(node: Tree) -> Tree | None:
+    """Return the value of an aggregate over no rows; None if it is null."""
+    while isinstance(node, exp.Filter | exp.IgnoreNulls | exp.RespectNulls):
+        node = node.this
+    return {"count": number(0), "array_agg": call("array")}.get(node.name if isinstance(node, exp.Anonymous) else "")

@@ -30,11 +30,11 @@ from sqlglot import exp
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import sql_name, working
 from ddflow.plan.sql.clauses import AskedQuery
-from ddflow.plan.sql.query import ReadQuery, SelectQuery, ValuesQuery
-from ddflow.plan.sql.relation import Made, Pair, Relation, Steps, fresh
-from ddflow.plan.sql.tables import Tables
-from ddflow.plan.sql.trees import (
+from ddflow.plan.sql.query import (
     Nested,
+    ReadQuery,
+    SelectQuery,
+    ValuesQuery,
     all_of,
     any_of,
     bracketed,
@@ -48,6 +48,8 @@ from ddflow.plan.sql.trees import (
     replaced,
     shown,
 )
+from ddflow.plan.sql.relation import Made, Pair, Relation, Steps, fresh
+from ddflow.plan.sql.tables import Tables
 
 _REJECTS: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 _PASSES: Final = (

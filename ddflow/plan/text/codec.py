@@ -1,39 +1,40 @@
-"""A plan written down: a flow as JSON, with an id for each of its collections.
+"""A plan as JSON, with an id for each of its collections, and the plan read back from it.
 
-Invariant: equal plans have equal descriptions, whoever built them, in which order, in which process; a collection's id
-is a hash of how it is made down to its inputs' names, so what is kept under it finds its place again. Columns and
-specs of inputs are not in ids, since an input may get another column; nor is ``consolidate``, which changes no
-collection and comes and goes with such a column; and a plan is a graph, whose tree may be too large to write.
-``rebuild`` makes the plan again; ``compatibility`` says what may change between two.
-
->>> import pyarrow as pa
->>> from ddflow.plan.inputs.spec import Upsert
->>> flow = Plan()
->>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
->>> by_city = flow.output("by_city", people.filter("id > 0").project(["city"]).count())
->>> description = describe(flow)
->>> description["outputs"] == {"by_city": node_id(by_city)}
-True
->>> shown(description, node_id(by_city), "this plan")
-"people.filter('id > 0').project(['city']).count(by=['city'])"
+Guarantees: equal plans have equal descriptions. The id of a collection is a hash of how it is made, down to the names
+of its inputs, so its state finds its place again; columns and specs of inputs are not in ids, because they may change.
+`rebuild` gives a flow with the same description, or an error: a description of a store is never believed unchecked.
+Limits: a formula that is not SQL cannot be read back, and nothing here is run as code.
 """
 
 import base64
+import binascii
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 import pyarrow as pa
+from msgspec import UNSET, UnsetType, defstruct
 
-from ddflow.errors import CorruptState, cut
+from ddflow.columns.casts import parse_type
+from ddflow.columns.schema import is_time
+from ddflow.connectors.formats.base import Format
+from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.bind import Bound
-from ddflow.plan.inputs.binding import Binding
-from ddflow.plan.inputs.binding import to_json as format_json
-from ddflow.plan.inputs.input import Input
+from ddflow.plan.inputs.differences import Differences
+from ddflow.plan.inputs.input import Binding, Input, Spec, bound_to
+from ddflow.plan.inputs.input import of_json as format_of_json
+from ddflow.plan.inputs.input import to_json as format_json
+from ddflow.plan.inputs.spec import Upsert
+from ddflow.plan.merge.absent import Absent
+from ddflow.plan.merge.machine import Machine
+from ddflow.plan.merge.merge import Merge
 from ddflow.plan.plan import Plan
-from ddflow.plan.registry import operator
 from ddflow.plan.text.formulas import Formulas, Record, digest
+from ddflow.plan.verbs.family import operator, operators
+from ddflow.storage.fields import Natural, converted
 from ddflow.time import INT64
 
 DIFFERENCES: Final = "differences"
@@ -45,6 +46,17 @@ def describe(flow: Plan) -> dict[str, Any]:
 
     The key ``times`` has the type of step times if they are days or moments.
     O(nodes).  Raises `SpecError` if the names of two functions do not tell them apart.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> flow = Plan()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+    >>> by_city = flow.output("by_city", people.filter("id > 0").project(["city"]).count())
+    >>> description = describe(flow)
+    >>> description["outputs"] == {"by_city": node_id(by_city)}
+    True
+    >>> shown(description, node_id(by_city), "this plan")
+    "people.filter('id > 0').project(['city']).count(by=['city'])"
     """
     made = PlanRecord([*flow.outputs.values()])
     return {
@@ -165,3 +177,229 @@ def _write_collection(nodes: Record, collection: str, depth: int) -> str:
     except KeyError:
         raise CorruptState(node.what, f"its operator is {verb!r}", "restore it from a copy") from None
     return cut(f"{inputs[0] if inputs else '...'}.{verb}({what})")
+
+
+_UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
+"""What building a plan of hostile parts may raise."""
+
+_TOMBSTONE: Any = defstruct("_TOMBSTONE", [("tombstone", str), ("value", bool | int | float | str | None, None)])
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("key", "order_by", "noop_ignore", "value", "track"), list[str]),
+    **dict.fromkeys(("tie", "seq", "time", "late", "stale", "null_key", "where", "deletes", "versions"), str),
+    "lateness": Natural,
+    "delete": str | _TOMBSTONE,
+    "groups": list[tuple[Any, Any]],
+    "derive": list[tuple[Any, Any]],
+    "merge": str | dict[str, Any],
+    "expiry": dict[str, Any],
+    "exclusive": bool,
+}
+_SPEC: Any = defstruct(
+    "_SPEC", [(name, kind | UnsetType, UNSET) for name, kind in _KINDS.items()], forbid_unknown_fields=True
+)
+"""The kinds of what a spec holds; what they may be is looked at when it is made."""
+_FEED: Any = defstruct("_FEED", [("feed", str)], forbid_unknown_fields=True)
+_DIFFERENCES: Any = defstruct(
+    "_DIFFERENCES",
+    [
+        ("diff", str | _FEED | UnsetType, UNSET),
+        ("time", str | UnsetType, UNSET),
+        ("keep", bool | UnsetType, UNSET),
+        ("late", str | UnsetType, UNSET),
+        ("lateness", Natural | UnsetType, UNSET),
+        ("null_key", str | UnsetType, UNSET),
+        ("value", list[str] | UnsetType, UNSET),
+        ("key", list[str] | UnsetType, UNSET),
+    ],
+    forbid_unknown_fields=True,
+)
+
+
+def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
+    """Read the schema and the spec of each input.  ``where``: names the description's owner in messages.
+
+    O(description).  Raises `CorruptState` for a description that `describe` did not write.
+    """
+    given = Record(description, f"the plan of {where}").named("inputs")
+    return {
+        name: (_schema(record, "schema", record.list("columns")), _spec_of(record)) for name, record in given.items()
+    }
+
+
+def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
+    """Bind the inputs, even without the code of their functions.  Costs and errors are those of `inputs`."""
+    given = Record(description, f"the plan of {where}").named("inputs")
+    out, times = dict[str, Binding](), step_times(description, where)
+    for name, (schema, spec) in inputs(description, where).items():
+        out[name] = bound_to(name, schema, spec, _machine(given[name]), _format(given[name]), times)
+    return out
+
+
+def step_times(description: Mapping[str, Any], where: str) -> pa.DataType:
+    """Read the type of step times.  Raises the errors of `inputs`."""
+    whole = Record(description, f"the plan of {where}")
+    try:
+        kind = parse_type(whole.text("times")) if "times" in whole else INT64
+    except SpecError as error:
+        raise _corrupt(whole.what, str(error)) from None
+    if not is_time(kind):
+        raise _corrupt(whole.what, f"its times are {kind}")
+    return kind
+
+
+def time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
+    """Return the type of times.  Costs and errors are those of `inputs`."""
+    return next((bound.time_type for bound in bounds(description, where).values()), pa.int64())
+
+
+def _schema(record: Record, name: str, beside: list[Any]) -> pa.Schema:
+    """Read a schema from Arrow's bytes and check it against the columns in words."""
+    text = record.text(name)
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
+        found = columns(schema)
+    except (binascii.Error, OSError, *_UNFIT) as error:
+        raise _corrupt(record.what, f"its {name} is none ({error})") from None
+    if found != beside:
+        raise _corrupt(record.what, f"its {name} has the columns {found}, beside it stand {beside}")
+    return schema
+
+
+def _spec_of(input: Record) -> Spec:
+    """Read the spec of an input, of either kind."""
+    record = input.record("spec")
+    if "kind" not in input:
+        return _spec(record)
+    if input.text("kind") != DIFFERENCES or "machine" in input:
+        raise _corrupt(input.what, f"its kind is {input.text('kind')!r}, with {sorted(input.given)}")
+    converted(record.given, _DIFFERENCES, record.what)
+    try:
+        return Differences.from_json(json.dumps(record.given))
+    except DdflowError as error:
+        raise _corrupt(record.what, str(error)) from None
+
+
+def _spec(record: Record) -> Upsert:
+    converted(record.given, _SPEC, record.what)
+    merge: Any = record.given.get("merge")
+    known = not (isinstance(merge, dict) and "function" in merge)
+    try:
+        if known:
+            return Upsert.from_json(json.dumps(record.given))
+        # A function merges whole rows, as this does.
+        spec = Upsert.from_json(json.dumps(record.given | {"merge": "first_row"}))
+        return replace(spec, merge=Merge(function=Absent.of_json(merge), scalar=merge.get("scalar", False)))
+    except (DdflowError, TypeError, AttributeError) as error:
+        raise _corrupt(record.what, str(error)) from None
+
+
+def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
+    """Rebuild the flow of a description, without its ``consolidate``.  ``where``: for messages.  O(description).
+
+    Raises `SpecError` if a formula is not SQL, because only the flow itself has its code; `CorruptState` for a
+    description that `describe` did not write.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.text.codec import describe
+    >>> flow = Plan()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+    >>> _ = flow.output("by_city", people.project(["city"]).count())
+    >>> again = rebuild(describe(flow))
+    >>> again.outputs["by_city"], describe(again) == describe(flow)
+    (Count(city string, count int64), True)
+    """
+    whole = Record(description, f"the plan of {where}")
+    nodes = whole.named("collections")
+    for each, node in nodes.items():
+        if _foreign(node.given):
+            raise _absent(where, f"{shown(description, each, where)} has a formula that is not SQL")
+    try:
+        flow = Plan()
+        for name, (schema, spec) in inputs(description, where).items():
+            if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, Absent):
+                raise _absent(where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code")
+            machine = _machine(whole.record("inputs").record(name))
+            if machine is not None and isinstance(machine.transition, Absent):
+                raise _absent(where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code")
+            format = _format(whole.record("inputs").record(name))
+            if isinstance(getattr(format, "function", None), Absent):
+                raise _absent(where, f"the format of {name!r} is a function, of which there is no code")
+            flow._input(bound_to(name, schema, spec, machine, format, step_times(description, where)))
+        made: dict[str, Collection] = {}
+        for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
+            made[each] = _build_collection(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
+        outputs = whole.record("outputs")
+        for name in outputs.names():
+            flow.output(name, made[outputs.text(name)])
+        found = PlanRecord([*made.values()]).ids
+    except (CorruptState, _Absent):
+        raise
+    except (CycleError, *_UNFIT) as error:
+        raise _corrupt(whole.what, f"its parts do not fit together ({type(error).__name__}: {error})") from None
+    for each, collection in made.items():
+        if found[collection] != each:
+            raise _corrupt(whole.what, f"its collection {each} is {found[collection]} when it is built")
+    return flow
+
+
+def _machine(input: Record) -> Machine | None:
+    """Read the machine of an input, if it has one."""
+    if "machine" not in input:
+        return None
+    given = input.record("machine")
+    schema = _schema(input, "state", given.list("state"))
+    try:
+        return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
+    except _UNFIT as error:
+        raise _corrupt(given.what, f"it is none ({error})") from None
+
+
+def _format(input: Record) -> Format | None:
+    """Read the format of an input, if it has one."""
+    if "format" not in input:
+        return None
+    given = input.record("format")
+    try:
+        return format_of_json(given.given)
+    except _UNFIT as error:
+        raise _corrupt(given.what, f"it is none ({error})") from None
+
+
+class _Absent(SpecError):
+    """A function without its code, which is no damage."""
+
+
+def _absent(where: str, found: str) -> SpecError:
+    return _Absent(f"read the plan of {where}", found, "give the flow itself: flow=")
+
+
+def _foreign(given: Any) -> bool:
+    """Whether a formula among what a node was told is a function or an Arrow expression."""
+    if isinstance(given, dict):
+        coded = "type" in given and ("python" in given or "arrow" in given)
+        return coded or any(map(_foreign, given.values()))
+    return isinstance(given, list) and any(map(_foreign, given))
+
+
+def _build_collection(node: Record, inputs: list[Collection], flow: Plan) -> Collection:
+    verb = node.text("op")
+    if verb == Input.verb:
+        return flow.inputs[node.text("name")]
+    if verb not in operators():
+        raise _corrupt(node.what, f"its operator is {verb!r}")
+    if not inputs:
+        raise _corrupt(node.what, f"it is a {verb} of 0 collections")
+    made: Collection = operator(verb).from_json(inputs, node)
+    if "proven" in node:
+        made.proven = tuple(node.texts("proven"))
+        if not set(made.proven) <= set(made.schema.names):
+            raise _corrupt(node.what, f"it is identified by {list(made.proven)}, and has {made.schema.names}")
+    return made
+
+
+def _corrupt(what: str, found: str) -> CorruptState:
+    return CorruptState(
+        what,
+        cut(found, 500),
+        "it was not written by this ddflow, or damaged; restore it from a copy, or give the flow itself",
+    )

@@ -1,41 +1,31 @@
-"""A plan as text: what each output is made of, what is kept of it, and by which columns rows meet.
+"""A plan as text and as a picture in SVG: how each output is made, what is kept of it, and by which columns rows meet.
 
-Invariant: every collection of an output stands there once, whatever reads it; a second reader says so. Nothing is run
-and nothing is looked up in a state: what an engine knows besides it hands in. Whether
-rows move between partitions is said as Spark does it: rows stay where they are if those that must meet stand together
-already. A plan is a graph, so it is walked without recursion, and its texts are cut where they are long.
-
->>> import pyarrow as pa
->>> from ddflow.plan.plan import Plan
->>> from ddflow.plan.inputs.spec import Upsert
->>> plan = Plan()
->>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id", null_key="drop"))
->>> by_city = plan.output("by_city", people.filter("id > 0").count("city"))
->>> print(explained(plan, {"by_city": by_city}))
-output by_city: city string, count int64
-└─ count(by=['city'])    rows move to their [city]; kept by [city]
-   └─ filter('id > 0')
-      └─ input people    rows move to their [id]; kept by [id]
-            id int64, city string
-            key=['id'], null_key='drop'
+Guarantees: every collection of an output appears once; another reader of it says so. A box lies below all that it is
+made of. Text of users is escaped, and the same plan gives the same bytes. Nothing is run or looked up in a state.
+Limits: long texts are cut.
 """
 
 import html
 import json
+import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from html import escape
+from itertools import pairwise
+from typing import Any, Final, Literal, NamedTuple, overload
 
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.errors import SpecError, cut
+from ddflow.errors import Option, Phrase, SpecError, cut
 from ddflow.expressions import Expression
-from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by
+from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by, walk_inputs
 from ddflow.plan.inputs.input import Input
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.formulas import Formulas, Record
+from ddflow.terminal import printable
 
-MOST = 500
+MOST_LINES = 500
 """Lines that a notebook shows."""
 
 
@@ -50,8 +40,8 @@ class Explained(str):
     def _repr_html_(self) -> str:
         """Render the text for a notebook, in the notebook's colours."""
         lines = self.split("\n")
-        more = [f"... and {len(lines) - MOST:,} lines more: print them"] if len(lines) > MOST else []
-        text = html.escape("\n".join([*lines[:MOST], *more]))
+        more = [f"... and {len(lines) - MOST_LINES:,} lines more: print them"] if len(lines) > MOST_LINES else []
+        text = html.escape("\n".join([*lines[:MOST_LINES], *more]))
         return f'<pre style="color: inherit; background: none">{text}</pre>'
 
 
@@ -87,7 +77,22 @@ def named(plan: Plan, name: str | None) -> Mapping[str, Collection]:
 
 
 def explained(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> Explained:
-    """Explain some collections, by name, as text."""
+    """Explain some collections, by name, as text.
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.plan import Plan
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> plan = Plan()
+    >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id", null_key="drop"))
+    >>> by_city = plan.output("by_city", people.filter("id > 0").count("city"))
+    >>> print(explained(plan, {"by_city": by_city}))
+    output by_city: city string, count int64
+    └─ count(by=['city'])    rows move to their [city]; kept by [city]
+       └─ filter('id > 0')
+          └─ input people    rows move to their [id]; kept by [id]
+                id int64, city string
+                key=['id'], null_key='drop'
+    """
     paired = paired_inputs(plan.outputs.values())
     standing, seen, lines = standing_of(plan, paired), set[Collection](), list[str]()
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
@@ -179,3 +184,295 @@ def standing_of(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns
             stand = by
         out[node] = node.carried(stand)
     return out
+
+
+BESIDE, BELOW, LANE, SWEEPS = 24.0, 44.0, 16.0, 8
+"""Pixels between boxes of a layer, and between layers; of a lane; how often the order and the places are improved."""
+
+
+class Size(NamedTuple):
+    """The size of a box, in pixels.
+
+    >>> places = laid_out([Size(40, 10), Size(60, 10), Size(50, 10)], [(), (), (0, 1)])
+    >>> [(place.x, place.y) for place in places.boxes], places.width, places.height
+    ([(20.0, 5.0), (94.0, 5.0), (57.0, 59.0)], 124.0, 64.0)
+    """
+
+    width: float
+    height: float
+
+
+class Point(NamedTuple):
+    """The middle of a box, in pixels."""
+
+    x: float
+    y: float
+
+
+class Drawing(NamedTuple):
+    """A layout.  ``boxes``: by number.  ``edges``: by box and input, the ends of an edge's lanes, downwards."""
+
+    boxes: list[Point]
+    edges: dict[tuple[int, int], list[Point]]
+    width: float
+    height: float
+
+
+class _Layers:
+    """Boxes and lanes by layer.  Numbers from ``len(sizes)`` on are lanes."""
+
+    def __init__(self, sizes: Sequence[Size], inputs: Sequence[Sequence[int]]) -> None:
+        self.widths = [each.width for each in sizes]
+        self.above: list[list[int]] = [[] for _ in sizes]
+        self.lanes: dict[tuple[int, int], list[int]] = {}
+        depth: list[int] = []
+        for of in inputs:
+            depth.append(1 + max((depth[each] for each in of), default=-1))
+        self.layers: list[list[int]] = [[] for _ in range(1 + max(depth, default=-1))]
+        for box, of in enumerate(inputs):
+            self.layers[depth[box]].append(box)
+            for n, each in enumerate(of):
+                before = each
+                self.lanes[box, n] = []
+                for layer in range(depth[each] + 1, depth[box]):
+                    lane = len(self.widths)
+                    self.widths.append(LANE)
+                    self.above.append([before])
+                    self.layers[layer].append(lane)
+                    self.lanes[box, n].append(lane)
+                    before = lane
+                self.above[box].append(before)
+        self.below: list[list[int]] = [[] for _ in self.widths]
+        for each, over in enumerate(self.above):
+            for one in over:
+                self.below[one].append(each)
+
+    def order(self) -> None:
+        """Move boxes of a layer towards what they are joined to, in the layer above, then below."""
+        at = {each: float(n) for layer in self.layers for n, each in enumerate(layer)}
+        for sweep in range(SWEEPS):
+            joined = self.above if sweep % 2 == 0 else self.below
+            for layer in self.layers if sweep % 2 == 0 else reversed(self.layers):
+                layer.sort(key=lambda each: _mean([at[one] for one in joined[each]], at[each]))
+                at.update((each, float(n)) for n, each in enumerate(layer))
+
+    def columns(self) -> dict[int, float]:
+        """Place the middle of each box, left to right."""
+        x = dict[int, float]()
+        for layer in self.layers:
+            right = 0.0
+            for each in layer:
+                x[each] = right + self.widths[each] / 2
+                right += self.widths[each] + BESIDE
+        for sweep in range(SWEEPS):
+            for layer in self.layers if sweep % 2 == 0 else reversed(self.layers):
+                joined = [[*self.above[each], *self.below[each]] for each in layer]
+                wanted = [_mean([x[one] for one in of], x[each]) for each, of in zip(layer, joined, strict=True)]
+                x.update(zip(layer, self._apart(layer, wanted), strict=True))
+        left = min((x[each] - self.widths[each] / 2 for each in x), default=0.0)
+        return {each: place - left for each, place in x.items()}
+
+    def _apart(self, layer: list[int], wanted: list[float]) -> list[float]:
+        """Move places near the wanted ones, without overlap: the mean of packing from either side."""
+        gaps = [(self.widths[one] + self.widths[other]) / 2 + BESIDE for one, other in pairwise(layer)]
+        right, left = list(wanted), list(wanted)
+        for n, gap in enumerate(gaps):
+            right[n + 1] = max(right[n + 1], right[n] + gap)
+        for n, gap in reversed(list(enumerate(gaps))):
+            left[n] = min(left[n], left[n + 1] - gap)
+        return [(one + other) / 2 for one, other in zip(right, left, strict=True)]
+
+
+def _mean(values: Sequence[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise
+
+
+def laid_out(sizes: Sequence[Size], inputs: Sequence[Sequence[int]]) -> Drawing:
+    """Lay out boxes.  ``inputs``: for each box the numbers of the boxes before it.  Pure."""
+    layers = _Layers(sizes, inputs)
+    layers.order()
+    x, rows, top = layers.columns(), dict[int, tuple[float, float]](), 0.0
+    for layer in layers.layers:
+        height = max((sizes[each].height for each in layer if each < len(sizes)), default=0.0)
+        rows.update((each, (top, top + height)) for each in layer)
+        top += height + BELOW
+    width = max((x[each] + layers.widths[each] / 2 for each in x), default=0.0)
+    edges = {edge: [Point(x[n], y) for n in lanes for y in rows[n]] for edge, lanes in layers.lanes.items()}
+    boxes = [Point(x[each], sum(rows[each]) / 2) for each in range(len(sizes))]
+    return Drawing(boxes, edges, width, max(top - BELOW, 0.0))
+
+
+LETTER, LINE, AROUND, WIDE = 6.7, 15.0, 10.0, 44
+"""Pixels of a letter, of a line and around a text; letters of a line."""
+MOST_BOXES: Final = 60
+"""Collections of a picture in a notebook."""
+TINTS: Final = {"input": "#4c8dff", "operator": "#888888", "kept": "#e8912d", "output": "#3fae5a"}
+Kind = Literal["input", "operator", "kept", "output"]
+
+
+class Picture(str):
+    """SVG that a notebook shows."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<Picture: SVG of {len(self):,} characters>"
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
+class Box(NamedTuple):
+    """A box with ``title`` and ``lines``.  ``of``: the numbers of the boxes before it."""
+
+    kind: Kind
+    title: list[str]
+    lines: list[str]
+    of: list[int]
+
+    @property
+    def size(self) -> Size:
+        """The size in pixels."""
+        every = [*self.title, *self.lines]
+        return Size(max(map(len, every)) * LETTER + 2 * AROUND, len(every) * LINE + 2 * AROUND)
+
+
+def picture(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Picture:
+    """Draw all outputs, or one output or input.  O(nodes).  Raises `SpecError` for an unknown name.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
+    >>> _ = flow.output("by_city", people.count("city"))
+    >>> drawn = picture(flow)
+    >>> drawn[:4], drawn.count("<rect"), "input people" in drawn, "output by_city" in drawn
+    ('<svg', 3, True, True)
+    """
+    boxes = _boxes(plan, named(plan, name), figures or {})
+    return Picture(_svg(boxes, laid_out([each.size for each in boxes], [each.of for each in boxes])))
+
+
+def shown_as(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> Explained | Picture:
+    """Explain a plan as text or as a picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
+    if format not in ("text", "svg"):
+        raise SpecError(Phrase("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'")
+    return explain(plan, name, figures) if format == "text" else picture(plan, name, figures)
+
+
+def render_html(plan: Plan, figures: Figures | None = None) -> str:
+    """Render a plan for a notebook: its picture, or its text if it has many collections."""
+    if len(plan.nodes) > MOST_BOXES:
+        return explain(plan, None, figures)._repr_html_()
+    return f'<div style="overflow: auto">{picture(plan, None, figures)}</div>'
+
+
+def _boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) -> list[Box]:
+    paired = paired_inputs(plan.outputs.values())
+    standing = standing_of(plan, paired)
+    names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
+    entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
+    wanted = walk_inputs(roots.values())
+    boxes, at = list[Box](), dict[Collection, int]()
+    for node in (each for each in plan.nodes if each in wanted):  # a collection stands behind what it is made of
+        entry = entries.get(node)
+        notes = notes_of(node, entry, standing, paired, node in roots.values())
+        notes += [*(() if entry is None else (columns_text(entry.bound.schema), spec_text(entry)))]
+        notes += figures.get(node, ())
+        kind: Kind = "input" if entry is not None else "kept" if node.keeps else "operator"
+        at[node] = len(boxes)
+        of = [at[each] for each in node.inputs]
+        boxes.append(
+            Box(kind, _wrap_text(written(node, names)), [line for each in notes for line in _wrap_text(each)], of)
+        )
+    for name, node in roots.items():
+        if names.get(node) != name:
+            boxes.append(Box("output", _wrap_text(f"output {name}"), _wrap_text(columns_text(node.schema)), [at[node]]))
+    return boxes
+
+
+def _wrap_text(text: str) -> list[str]:
+    return textwrap.wrap(printable(text), WIDE)
+
+
+def _svg(boxes: list[Box], layout: Drawing) -> str:
+    width, height = layout.width + 2 * AROUND, layout.height + 2 * AROUND
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-AROUND} {-AROUND} {width:.0f} {height:.0f}" '
+        f'width="{width:.0f}" height="{height:.0f}" font-family="ui-monospace, Menlo, Consolas, monospace" '
+        'font-size="11" fill="currentColor" stroke="none">',
+    ]
+    for (box, n), lanes in layout.edges.items():
+        first = boxes[box].of[n]
+        begin, end = layout.boxes[first], layout.boxes[box]
+        points = [(begin.x, begin.y + boxes[first].size.height / 2), *lanes]
+        points.append((end.x, end.y - boxes[box].size.height / 2))
+        curve = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
+        for (x0, y0), (x1, y1) in pairwise(points):
+            middle = (y0 + y1) / 2
+            curve += f" C{x0:.1f},{middle:.1f} {x1:.1f},{middle:.1f} {x1:.1f},{y1:.1f}"
+        parts.append(f'<path d="{curve}" fill="none" stroke="currentColor" stroke-opacity="0.5"/>')
+    for each, (x, y) in zip(boxes, layout.boxes, strict=True):
+        wide, high = each.size
+        left, top, tint = x - wide / 2, y - high / 2, TINTS[each.kind]
+        parts.append(
+            f'<rect x="{left:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{high:.1f}" rx="6" fill="{tint}" '
+            f'fill-opacity="0.16" stroke="{tint}"/>'
+        )
+        for n, line in enumerate([*each.title, *each.lines]):
+            how = ' font-weight="bold"' if n < len(each.title) else ' fill-opacity="0.75"'
+            at = f'x="{left + AROUND:.1f}" y="{top + AROUND + (n + 0.75) * LINE:.1f}"'
+            parts.append(f"<text {at}{how}>{escape(line)}</text>")
+    return "\n".join([*parts, "</svg>"])
+
+
+class Explaining(ABC):
+    """The base of classes that can explain their plan.
+
+    >>> import ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> flow.explain(format="svg")[:4]
+    '<svg'
+    >>> flow.explain(format="png")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SpecError: explain with format='png': that is no choice; use 'text' or 'svg'
+    """
+
+    @overload
+    def explain(self, name: str | None = None, *, format: Literal["text"] = "text") -> Explained: ...
+    @overload
+    def explain(self, name: str | None = None, *, format: Literal["svg"]) -> Picture: ...
+    def explain(self, name: str | None = None, *, format: Literal["text", "svg"] = "text") -> Explained | Picture:
+        """Show the plan as text or as a picture: operators of each output, kept state, and columns by which rows meet.
+
+        An engine or a snapshot adds figures.  A collection that keeps rows shows their number, their bytes in memory
+        and on disk (index included), the number of operators that look rows up in it, and the outputs that share it.
+        Each computed collection shows the time that steps took for it since the engine was opened.
+
+        Parameters
+        ----------
+        name : str, optional
+            An output or an input, where all outputs are not wanted.
+        format : {"text", "svg"}
+            A tree in several lines, or a picture, which needs no server and no program.
+
+        Returns
+        -------
+        Explained or Picture
+            A str that a prompt and a notebook show as it is.
+
+        Raises
+        ------
+        SpecError
+            For an unknown name or format.
+
+        Notes
+        -----
+        It runs nothing.  Times exclude reading your rows, writing state, and commits.  O(nodes of the plan, and runs).
+        """
+        return self._render_plan(name, format)
+
+    @abstractmethod
+    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
+        """Build the text or the picture of the plan."""

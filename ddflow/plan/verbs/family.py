@@ -1,15 +1,39 @@
-"""Families of verbs: the base of the classes whose methods make one collection of another, and names of other
-libraries.
+"""Families of verbs: the base of the classes whose methods make one collection of another, and the operators behind
+them.
+
+Each file in ``ddflow/operators`` registers its operator when that package is loaded, which is when the first verb is
+called. So plans know operators by their verbs only.
 
 Guarantees: a verb that another library has under another name is an error that names ours.
 """
 
+import importlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 from ddflow.errors import NoSuchVerb
-from ddflow.plan.registry import operator
+
+_REGISTERED: dict[str, Any] = {}
+Kind = TypeVar("Kind", bound=type)
+
+
+def register(kind: Kind) -> Kind:
+    """Add an operator under its ``verb``: a decorator of its class."""
+    _REGISTERED[kind.verb] = kind  # type: ignore[attr-defined]
+    return kind
+
+
+def operators() -> Mapping[str, Any]:
+    """Load all operators, by verb."""
+    importlib.import_module("ddflow.operators")
+    return _REGISTERED
+
+
+def operator(verb: str) -> Any:
+    """Find the class of an operator.  Raises `KeyError` for an unknown verb."""
+    return operators()[verb]
+
 
 Made = TypeVar("Made")
 """What a verb gives: a collection."""

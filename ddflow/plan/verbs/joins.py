@@ -34,8 +34,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import column_names, did_you_mean
 from ddflow.columns.schema import is_word, normal_type
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.registry import operator
-from ddflow.plan.verbs.family import Made, VerbFamily
+from ddflow.plan.verbs.family import Made, VerbFamily, operator
 from ddflow.plan.verbs.later import with_rests
 
 KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
