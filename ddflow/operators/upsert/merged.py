@@ -12,7 +12,8 @@ columns of one row from different ones; and of the events it is the last folded 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
 >>> from ddflow.plan.merge.strategy import sum
->>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
+>>> from ddflow.operators.updates import ints
+>>> from ddflow.operators.upsert.upsert import RunningUpsert
 >>> from ddflow.plan.inputs.spec import Upsert as Spec
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
 >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))

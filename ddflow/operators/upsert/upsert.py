@@ -139,6 +139,9 @@ class RunningUpsert(UpsertState):
     """The upsert operator of one input of an opened plan.
 
     >>> import pyarrow as pa
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.updates import ints
+    >>> from ddflow.operators.upsert.events import Events
     >>> from ddflow.plan.inputs.bind import bind
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> schema = pa.schema({"k": pa.string(), "v": pa.string()})

@@ -37,7 +37,8 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     >>> from ddflow.plan.inputs.bind import bind
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.plan.merge.merge import Merge
-    >>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
+    >>> from ddflow.operators.updates import ints
+    >>> from ddflow.operators.upsert.upsert import RunningUpsert
     >>> from ddflow.plan.inputs.spec import Upsert as Spec
     >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
     >>> def product(held, given):
@@ -204,7 +205,8 @@ def machine_columns(of: Walking) -> dict[str, pa.Array]:
     >>> from ddflow.plan.merge.bind_machine import bind_machine
     >>> from ddflow.operators.upsert.events import Events
     >>> from ddflow.columns.hashing import Secret
-    >>> from ddflow.operators.upsert.upsert import RunningUpsert, ints
+    >>> from ddflow.operators.updates import ints
+    >>> from ddflow.operators.upsert.upsert import RunningUpsert
     >>> from ddflow.plan.inputs.spec import Upsert as Spec
     >>> schema = pa.schema({"k": pa.int64(), "symbol": pa.string()})
     >>> ring = Machine("at", {(0, "up"): 1, (1, "up"): 0}, on="symbol", start=0)

@@ -1,4 +1,4 @@
-r"""The spec of an upsert input: what identifies a row, which event of a key wins, and what is a delete.
+"""The spec of an upsert input: what identifies a row, which event of a key wins, and what is a delete.
 
 Guarantees: an option that does not exist, or that contradicts another one, is an error when the spec is made, and the
 error names the option that was probably meant. A spec is a value: it has no schema and no state. A keyed frame is a
