@@ -32,7 +32,7 @@ from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.dataflow.graph import Released
 from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
 from ddflow.operators.upsert.events import Events, joined
-from ddflow.operators.upsert.living import living
+from ddflow.operators.upsert.state import living
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.time import CLOSED, NEVER
 
