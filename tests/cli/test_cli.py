@@ -552,12 +552,15 @@ def test_a_signal_whose_exception_c_code_drops_comes_again(number: signal.Signal
     stop_on_signals()
     def call():
         signal.raise_signal({int(number)})
-    ctypes.CFUNCTYPE(None)(call)()
-    print("dropped", flush=True)
+    state = "raised"
     try:
+        ctypes.CFUNCTYPE(None)(call)()
+        state = "dropped"
         time.sleep(600)
     except KeyboardInterrupt:
         raise SystemExit(1)
+    finally:
+        print(state)
     """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stdout, done.stderr) == (code, "dropped\n", "")

@@ -320,7 +320,7 @@ def in_place(patch: pytest.MonkeyPatch) -> None:
         disk.fsync(file)
         return path
 
-    patch.setattr(OutputPlace, "_written", written)
+    patch.setattr(OutputPlace, "_write_part", written)
     patch.setattr(Site, "tidy", lambda site, path: None)
 
 
