@@ -20,7 +20,7 @@ import pytest
 
 import ddflow as dd
 from ddflow.connectors.api import OpenSource, Polled, Source
-from ddflow.engine.run.retry import Trying
+from ddflow.engine.run.retry import Retry
 from ddflow.errors import SourceFailed
 from ddflow.exporters.figures import FIGURES
 from ddflow.metrics import SourceLag
@@ -263,14 +263,14 @@ def test_an_epoch_is_shown_as_waiting_while_a_sink_takes_it(tmp_path: Path) -> N
 def test_the_log_says_that_a_write_lasts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("ddflow.engine.run.retry.monotonic", lambda: now[0])
-    trying = Trying("the sink of 'rows'")
-    with trying.lasting("has been writing epoch 7"):
-        assert trying._asked is not None
-        trying._asked.began = 0.0
+    retry = Retry("the sink of 'rows'")
+    with retry.watch("has been writing epoch 7"):
+        assert retry._call is not None
+        retry._call.began = 0.0
         for second in range(300):
             now[0] = float(second)
-            trying.remind()
-    trying.remind()
+            retry.remind()
+    retry.remind()
     said = [each.getMessage() for each in caplog.records]
     assert said == [f"the sink of 'rows' has been writing epoch 7 for {lasted} s" for lasted in (30, 60, 120, 240)]
 

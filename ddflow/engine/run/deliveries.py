@@ -58,7 +58,7 @@ class Deliveries:
     def lags(self) -> dict[str, SinkLag]:
         """By output, what its sink has yet to take.  O(epochs since the last call)."""
         return {
-            name: SinkLag(each.waiting, each.waiting_bytes(), each.trying.failing is not None)
+            name: SinkLag(each.waiting, each.waiting_bytes(), each.retry.failing is not None)
             for name, each in self.each.items()
         }
 
@@ -74,12 +74,12 @@ class Deliveries:
     def give_up(self) -> None:
         """Raise what has failed for too long."""
         for each in self.each.values():
-            each.trying.give_up(monotonic(), self.patience)
+            each.retry.give_up(monotonic(), self.patience)
 
     def cancel(self) -> None:
         """Let running writes fail, if their targets support that; their epochs wait. Call it from another thread."""
         for each in self.each.values():
-            each.trying.cancel()
+            each.retry.cancel()
 
     def reshaped(self) -> None:
         """Continue with the new columns of outputs, after the commit that has them."""

@@ -46,7 +46,7 @@ from ddflow.connectors.modes import among, changes, folded, netted, shaped
 from ddflow.connectors.table_shape import OTHER_MODE, vanished
 from ddflow.engine.run.kept_epochs import KeptEpochs, Synced, told
 from ddflow.engine.run.options import shape_of
-from ddflow.engine.run.retry import LASTS, Trying
+from ddflow.engine.run.retry import LASTS, Retry
 from ddflow.engine.run.signals import insisting
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 from ddflow.metrics import Look
@@ -98,7 +98,7 @@ class Delivery:
         self._made = False
         """Whether the target's table exists."""
         self.before: TargetRecord | None = None
-        self.trying = Trying(f"the sink of {name!r}")
+        self.retry = Retry(f"the sink of {name!r}")
         self._sizes, self._size, self._counted = deque[tuple[int, int]](), 0, 0
         """The waiting epochs: their numbers and bytes, the sum of bytes, and the last counted epoch."""
         known = self._find_record()
@@ -262,11 +262,11 @@ class Delivery:
 
         ``now``: a monotonic clock, in seconds.  Raises `SinkAhead`, `SinkRefused`.
         """
-        if not self.trying.due(now):
+        if not self.retry.is_due(now):
             return False
         began = monotonic()
         try:
-            with self.trying.lasting("has not answered"):
+            with self.retry.watch("has not answered"):
                 if self._table is None:
                     self.resume()
                 if not self._made and self.epochs.epoch:
@@ -276,14 +276,14 @@ class Delivery:
                 self._give(receipt)
                 self.at = receipt.epoch
                 self._acknowledge()
-                self.trying.answered(now)
+                self.retry.note_answer(now)
         except (SinkFailed, SinkNotLetIn) as error:
-            self.trying.failed(error, now, monotonic() - began)
+            self.retry.note_failure(error, now, monotonic() - began)
             with suppress(SinkFailed):
                 self.close()
             self._table = None
             return False
-        self.trying.answered(now)
+        self.retry.note_answer(now)
         return True
 
     def _give(self, receipt: Epoch) -> None:
@@ -314,8 +314,8 @@ class Delivery:
     def _write(self, made: TableChanges, epoch: int) -> None:
         new = self._record(epoch)
         with (
-            self.trying.lasting(f"has been writing epoch {epoch}", self.table.cancel),
-            insisting(self.trying.remind, LASTS, LASTS) as begin,
+            self.retry.watch(f"has been writing epoch {epoch}", self.table.cancel),
+            insisting(self.retry.remind, LASTS, LASTS) as begin,
         ):
             begin()
             self.table.write(made, new, self.before)

@@ -144,13 +144,13 @@ class RunReport:
         parts += [doing] if doing else []
         for each in self.inlets:
             lag = f"first copy, {each.gathered:,} rows" if each.copying else str(each.lag())
-            lag = each.trying.said(monotonic()) or lag
+            lag = each.retry.describe(monotonic()) or lag
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:
             dataflow = self.calls.dataflow
             parts.append(f"frontier {shown(dataflow.frontier, dataflow.time_type)}, held by {holder[0]}")
         for name, outlet in self.outlets.each.items():
-            failing = outlet.trying.said(monotonic())
+            failing = outlet.retry.describe(monotonic())
             parts.append(f"{name} has {outlet.at:,}" + (f" ({failing})" if failing else ""))
         return ", ".join(parts)
 

@@ -222,12 +222,12 @@ class RunLoop:
     def _cancel_sources(self) -> None:
         """Let calls of sources that last fail; what they were to give is read by the next run."""
         for each in self.inlets:
-            each.trying.cancel()
+            each.retry.cancel()
 
     def _remind(self) -> None:
         """Let the log say which sources do not answer."""
         for each in self.inlets:
-            each.trying.remind()
+            each.retry.remind()
 
     def _gather(self, began: float, ends: float | None) -> None:
         """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""
@@ -379,7 +379,7 @@ class RunLoop:
     def _give_up(self) -> None:
         """Raise what has failed for too long."""
         for each in self.inlets:
-            each.trying.give_up(monotonic(), self.how.patience)
+            each.retry.give_up(monotonic(), self.how.patience)
         self.outlets.give_up()
 
     def _acknowledge(self) -> None:

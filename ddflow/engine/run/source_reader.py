@@ -21,7 +21,7 @@ from ddflow.connectors.api import Beside, OpenSource, Polled, Source, SourceNotL
 from ddflow.connectors.formats.base import Format, messages_of
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.sources import placed, said
-from ddflow.engine.run.retry import Trying
+from ddflow.engine.run.retry import Retry
 from ddflow.errors import Evolve, Phrase, SchemaMismatch, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
 from ddflow.plan.inputs.input import Binding
@@ -67,7 +67,7 @@ class Inlet:
         self.taken, self._open = list[Polled](), list[Polled]()
         self.gathered = 0
         """Rows of both."""
-        self.trying = Trying(f"the source {name!r}")
+        self.retry = Retry(f"the source {name!r}")
         self.heard = monotonic()
         """When rows came last."""
         self.on_open: Callable[[], object] = lambda: None
@@ -106,17 +106,17 @@ class Inlet:
     @property
     def opens(self) -> bool:
         """Whether the next poll is the first, which may last."""
-        return self._source is None and self.trying.failing is None
+        return self._source is None and self.retry.failing is None
 
     @property
     def ended(self) -> bool:
         """Whether nothing will come any more."""
-        return self._source is not None and self.trying.failing is None and self._source.ended
+        return self._source is not None and self.retry.failing is None and self._source.ended
 
     @property
     def waits(self) -> bool:
         """Whether nothing comes before a commit."""
-        return self._source is not None and self.trying.failing is None and self._source.waits
+        return self._source is not None and self.retry.failing is None and self._source.waits
 
     @property
     def unknown(self) -> bool:
@@ -134,7 +134,7 @@ class Inlet:
             # An old row in a source that was read to its end makes the rest no older.
             self._reached = max(filter(None, (self._reached, reached)), default=None)
         seconds = None if self._reached is None else max(now - self._reached, 0.0)
-        return SourceLag(self._lag, self.of.unit, self.trying.failing is not None, seconds, self.gathered)
+        return SourceLag(self._lag, self.of.unit, self.retry.failing is not None, seconds, self.gathered)
 
     def attached(self) -> Attached:
         """Make the record of the source for the next manifest."""
@@ -149,7 +149,7 @@ class Inlet:
         Raises like `OpenSource.poll`.
         """
         now = monotonic()
-        if self.news or not self.trying.due(now):
+        if self.news or not self.retry.is_due(now):
             return None
         try:
             with self._watch_answer():
@@ -163,7 +163,7 @@ class Inlet:
                     self.on_open()
                 found = self._source.poll(room)
         except (SourceFailed, SourceNotLetIn) as error:
-            self.trying.failed(error, now, monotonic() - now)
+            self.retry.note_failure(error, now, monotonic() - now)
             self._drop()
             self.close()
             return None
@@ -171,7 +171,7 @@ class Inlet:
             check_made(f"the source {self.name!r}", "poll", found, Polled)
             check_polled(f"the source {self.name!r}", found, typed=self.of.positions is not Any)
         # What no epoch may end behind is read again when the rest of it fails.
-        self.trying.answered(now, whole=found is None or found.position is not None)
+        self.retry.note_answer(now, whole=found is None or found.position is not None)
         if found is not None:
             self.heard = now
             self._look(found)
@@ -265,7 +265,7 @@ class Inlet:
 
     def _watch_answer(self) -> AbstractContextManager[None]:
         """Let the run notice a request that lasts, and end it."""
-        return self.trying.lasting("has not answered")
+        return self.retry.watch("has not answered")
 
 
 def rows_of(polled: Iterable[Polled]) -> int:

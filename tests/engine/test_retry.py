@@ -6,20 +6,20 @@ import re
 
 import pytest
 
-from ddflow.engine.run.retry import Trying
+from ddflow.engine.run.retry import Retry
 from ddflow.errors import SinkFailed
 
 
 def test_the_log_repeats_what_still_fails_a_line_each(caplog: pytest.LogCaptureFixture) -> None:
-    trying = Trying("the sink of 'people'")
+    retry = Retry("the sink of 'people'")
     error = SinkFailed("write", "connection refused\n\tIs the server running?", "see to it")
     clock, tried = 0.0, list[float]()
     while clock <= 400:
-        if trying.due(clock):
-            trying.failed(error, clock)
+        if retry.is_due(clock):
+            retry.note_failure(error, clock)
             tried.append(clock)
         clock += 0.01
-    trying.answered(clock)
+    retry.note_answer(clock)
     said = [each.getMessage() for each in caplog.records]
     assert not any("\n" in each or "\t" in each for each in said)
     assert said[0].startswith("the sink of 'people' fails, and is tried again: write: connection refused Is the server")
@@ -36,27 +36,27 @@ def test_the_log_repeats_what_still_fails_a_line_each(caplog: pytest.LogCaptureF
 
 
 def test_what_is_cancelled_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
-    trying = Trying("the sink of 'people'")
-    with trying.lasting("writes", lambda: None):
-        trying.cancel()
-        trying.cancel()
-    trying.failed(SinkFailed("write", "canceling statement due to user request", "see to the target"), 0.0)
-    trying.give_up(9.0, 1.0)
+    retry = Retry("the sink of 'people'")
+    with retry.watch("writes", lambda: None):
+        retry.cancel()
+        retry.cancel()
+    retry.note_failure(SinkFailed("write", "canceling statement due to user request", "see to the target"), 0.0)
+    retry.give_up(9.0, 1.0)
     (said,) = caplog.messages
     assert said == "the sink of 'people' lasts, and is cancelled: the run was to end, and the next one goes on"
 
 
 def test_what_is_back_is_soon_seen_and_a_slow_attempt_leaves_time_for_the_rest() -> None:
     error = SinkFailed("write", "no answer", "see to it")
-    gaps, at, trying = dict[float, float](), 0.0, Trying("the sink of 'people'")
+    gaps, at, retry = dict[float, float](), 0.0, Retry("the sink of 'people'")
     while at < 600:
-        trying.failed(error, at)
-        gaps[at] = next(step / 20 for step in range(1, 1000) if trying.due(at + step / 20))
+        retry.note_failure(error, at)
+        gaps[at] = next(step / 20 for step in range(1, 1000) if retry.is_due(at + step / 20))
         at += gaps[at]
     assert max(gap for at, gap in gaps.items() if at < 300) <= 5.1 and 5.1 < max(gaps.values()) <= 30.1
     for took, pause in ((0.01, 0.05), (10, 10), (600, 30)):
-        slow = Trying("the source 'people'")
-        slow.failed(error, 0, took)
-        assert not slow.due(took + pause - 0.01) and slow.due(took + pause)
-        assert slow.said(took) == f"tried again in {1 if pause < 1 else pause} s: no answer"
-    assert Trying("the source 'people'").said(0) == ""
+        slow = Retry("the source 'people'")
+        slow.note_failure(error, 0, took)
+        assert not slow.is_due(took + pause - 0.01) and slow.is_due(took + pause)
+        assert slow.describe(took) == f"tried again in {1 if pause < 1 else pause} s: no answer"
+    assert Retry("the source 'people'").describe(0) == ""
