@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from ddflow.connectors.api import TableSink
 from ddflow.engine.flow import Flow
-from ddflow.engine.run.deliveries import Deliveries, passed_over
-from ddflow.engine.run.delivery import Delivery
-from ddflow.engine.run.kept_epochs import Synced
+from ddflow.engine.run.delivery import Deliveries, Delivery, warn_of_detached
 from ddflow.engine.run.options import RunOptions
+from ddflow.engine.run.sync import Synced
 from ddflow.errors import DdflowError
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
@@ -51,7 +50,7 @@ class Outlets:
         self.epochs = DriverEpochs(job.coordinator, self._each)
         each = {name: Delivery(self.epochs, name, sink) for name, sink in options.sinks.items()}
         self.of = Deliveries(each, options.how.most, options.how.patience)
-        passed_over(job.coordinator.log.sinks, options.sinks, job.store)
+        warn_of_detached(job.coordinator.log.sinks, options.sinks, job.store)
 
     def drain(self) -> None:
         """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""

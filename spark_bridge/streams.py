@@ -26,7 +26,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.api import TableSink
 from ddflow.engine.flow import Flow
-from ddflow.engine.run.deliveries import NAP
+from ddflow.engine.run.delivery import NAP
 from ddflow.errors import SpecError, WrongMode, cut
 from ddflow.metrics import Metrics
 from ddflow.partitions.receipt import Committed

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.dataflow.verdicts import Verdicts
-from ddflow.engine.run.kept_epochs import Synced
 from ddflow.engine.run.report import RunDone
+from ddflow.engine.run.sync import Synced
 from ddflow.plan.inputs.input import Input
 from ddflow.plan.text.explain import Explained, Picture
 

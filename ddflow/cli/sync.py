@@ -19,7 +19,7 @@ from ddflow.cli.say import say, watching
 from ddflow.terminal import counted, printable
 
 if TYPE_CHECKING:
-    from ddflow.engine.run.kept_epochs import Synced
+    from ddflow.engine.run.sync import Synced
 
 LISTED: Final = 20
 """Keys whose rows go or change that are listed, of each target."""

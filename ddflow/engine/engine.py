@@ -36,11 +36,11 @@ from ddflow.engine.evolve import evolve
 from ddflow.engine.read.live_view import Watching
 from ddflow.engine.read.reads import Reading
 from ddflow.engine.replace import Allowed, replace, step_time
-from ddflow.engine.run.deliveries import detach, sync
-from ddflow.engine.run.kept_epochs import EngineEpochs, Synced
+from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.report import RunDone
 from ddflow.engine.run.run import RunLoop
+from ddflow.engine.run.sync import Synced, detach, sync
 from ddflow.errors import SpecError
 from ddflow.metrics import LOG, Look
 from ddflow.plan.evolve import with_shared_sides

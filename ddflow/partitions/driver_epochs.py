@@ -9,7 +9,8 @@ Guarantees: a read gives updates partition by partition, in bounded memory, of o
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": {"id": [7, 8]}})
 >>> epochs = DriverEpochs(EpochDriver.open(flow, store.writer()))
->>> epochs.epoch, epochs.held("people").num_rows, epochs.gained(next(epochs.kept()), "people").num_rows
+>>> gained = epochs.read_updates(next(epochs.list_kept()), "people")
+>>> epochs.epoch, epochs.read_output("people").num_rows, gained.num_rows
 (1, 2, 2)
 """
 
@@ -31,8 +32,8 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.checkpoint import MEND, StoredInventory
 from ddflow.engine.read.history import changes
 from ddflow.engine.read.reads import Reading
-from ddflow.engine.run.deliveries import detach, sync
-from ddflow.engine.run.kept_epochs import InParts, KeptEpochs, Synced
+from ddflow.engine.run.kept_epochs import InParts, KeptEpochs
+from ddflow.engine.run.sync import Synced, detach, sync
 from ddflow.engine.snapshot import Snapshot, fill_version
 from ddflow.errors import CorruptState, PlanChanged, SpecError
 from ddflow.metrics import Look
@@ -196,10 +197,10 @@ class DriverEpochs(KeptEpochs):
         """The driver's plan."""
         return self.driver.flow
 
-    def held(self, name: str) -> pa.Table:
+    def read_output(self, name: str) -> pa.Table:
         """Read an output from the newest version; an output that is new is empty until the next epoch.  O(bytes of
         it)."""
-        if self.owes(name):
+        if self.is_new(name):
             return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
         store = log.store if isinstance(log.store, MemoryStore) else log.store.where
@@ -210,7 +211,7 @@ class DriverEpochs(KeptEpochs):
         shares = [(parts.stage, number) for number in range(manifest.partitions)]
         return pa.concat_tables(read_updates(version, self.flow, name, share) for share in shares)
 
-    def owes(self, name: str) -> bool:
+    def is_new(self, name: str) -> bool:
         """Return whether an output is new."""
         return name in self.log.change.outputs
 

@@ -14,7 +14,7 @@ import pytest
 import ddflow as dd
 from ddflow import errors
 from ddflow.engine.commits import Asked
-from ddflow.engine.run.deliveries import Deliveries
+from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.report import RunReport
 from ddflow.time import CLOSED, NEVER, as_int64, from_text, shown
 

@@ -125,7 +125,7 @@ def test_an_epoch_was_committed_when_its_manifest_says(place: Place) -> None:
         place.day(rows, pumped=False)
         said.append(place.manifest().written)
     with closing(_driver(place)) as driver:
-        assert [DriverEpochs(driver).written(epoch) for epoch in (1, 2, 3)] == said
+        assert [DriverEpochs(driver).read_commit_time(epoch) for epoch in (1, 2, 3)] == said
 
 
 def test_epochs_are_kept_until_sinks_have_them(place: Place) -> None:

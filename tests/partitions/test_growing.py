@@ -208,7 +208,7 @@ def test_a_sink_of_a_new_output_gets_what_it_held_with_the_next_epoch(
         (each["city"], each["count"]) for each in dd.read(hands.store.writer(), "by_city").to_pylist()
     )  # type: ignore[attr-defined]
     hands.epoch(some(2))
-    grown, after = list(epochs.kept())[-2:]
+    grown, after = list(epochs.list_kept())[-2:]
     monkeypatch.setattr(driver_epochs, "LARGE", 0)
     assert epochs.parts(grown, "by_city", ("city",)) is None, "changes of a key are in two files of a partition"
     assert epochs.parts(after, "by_city", ("city",)) is not None

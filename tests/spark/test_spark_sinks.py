@@ -118,15 +118,15 @@ def test_a_driver_that_dies_before_the_sink_has_it_goes_on_there(
     spark: SparkSession, tmp_path: Path, monkeypatch: Any
 ) -> None:
     state, sinks = str(tmp_path / "state"), {"by_city": dd.sinks.sqlite(tmp_path / "out.db", "by_city")}
-    give = Delivery._give
+    give = Delivery._write_epoch
 
     def dies(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Delivery, "_give", dies)
+    monkeypatch.setattr(Delivery, "_write_epoch", dies)
     with pytest.raises(KeyboardInterrupt):
         spark_bridge.run(flow(), {"orders": frame_of(spark, table(DAYS[0]))}, 2, state=state, sinks=sinks)
-    monkeypatch.setattr(Delivery, "_give", give)
+    monkeypatch.setattr(Delivery, "_write_epoch", give)
     assert manifest_of(state).epoch == 1 and of_sqlite(tmp_path / "out.db", "by_city") == []
     spark_bridge.run(flow(), {"orders": frame_of(spark, table(DAYS[1]))}, state=state, sinks=sinks)
     assert of_sqlite(tmp_path / "out.db", "by_city") == held(state, "by_city")
@@ -178,7 +178,7 @@ def test_a_stream_gives_each_batch_to_its_sinks_once(spark: SparkSession, tmp_pa
     assert {name: each.epoch for name, each in manifest_of(state).sinks.items()} == {"by_city": 2, "orders": 2}
     # A query dies when its sink has the epoch and Spark has no commit of the batch.
     land(tmp_path / "in", 2, DAYS[2])
-    write, died = Delivery._give, []
+    write, died = Delivery._write_epoch, []
 
     def dies(self: Any, receipt: Any) -> None:
         write(self, receipt)
@@ -186,10 +186,10 @@ def test_a_stream_gives_each_batch_to_its_sinks_once(spark: SparkSession, tmp_pa
             died.append(receipt.epoch)
             raise RuntimeError("dies here")
 
-    monkeypatch.setattr(Delivery, "_give", dies)
+    monkeypatch.setattr(Delivery, "_write_epoch", dies)
     with pytest.raises(PySparkException, match="dies here"):
         streamed(spark, tmp_path, sinks).start().awaitTermination()
-    monkeypatch.setattr(Delivery, "_give", write)
+    monkeypatch.setattr(Delivery, "_write_epoch", write)
     query = streamed(spark, tmp_path, sinks).start()
     query.awaitTermination()
     assert died == [3] and [(each.epoch, each.replayed) for each in query.ddflow.stats()] == [(3, True)]

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Final, Literal, NamedTuple, cast
 
 from ddflow.engine.calls import Calls
-from ddflow.engine.run.deliveries import Deliveries
+from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.source_reader import Inlet
 from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, fields, publish
 from ddflow.terminal import Line, counted

@@ -31,8 +31,7 @@ from ddflow.engine.calls import Calls, CommitTimer
 from ddflow.engine.evolve import evolve
 from ddflow.engine.full_contents import ordered
 from ddflow.engine.replace import check_counted
-from ddflow.engine.run.deliveries import NAP, Deliveries, passed_over
-from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.delivery import NAP, Deliveries, Delivery, warn_of_detached
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.engine.run.options import RunOptions, fed_by, lateness
 from ddflow.engine.run.report import RunDone, RunReport
@@ -107,7 +106,7 @@ class RunLoop:
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.most, how.patience)
         if self.log is not None:
-            passed_over(self.log.sinks, sinks, self.log.manifest_log.store.where)
+            warn_of_detached(self.log.sinks, sinks, self.log.manifest_log.store.where)
         self.report = RunReport(self.calls, self.inlets, self.outlets, shows)
         for name, delivery in each.items():
             delivery.look = self.report.writing(name)
@@ -284,7 +283,7 @@ class RunLoop:
             inlet.commit()
         if self._evolved:
             self._evolved = False
-            self.outlets.reshaped()
+            self.outlets.update_shapes()
         if self._called == calls:
             self.done.moved += 1
             LOG.info("epoch %d: no rows, only positions of %s moved", self.calls.epoch, [each.name for each in moved])

@@ -1,0 +1,187 @@
+"""Sync of tables with outputs: compare a sink's table with its output, and write the difference.
+
+A difference counts rows of the table: deleted, changed if their key stays, or added. A changelog only gets rows.
+
+Guarantees: all tables are checked before one is changed. Limits: all rows that differ are in memory.
+
+>>> import ddflow as dd, tempfile
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with tempfile.TemporaryDirectory() as place, flow.open(f"{place}/state") as engine:
+...     _ = engine.step({"people": {"id": [7]}})
+...     engine.sync({"people": dd.sinks.sqlite(f"{place}/out.db", "people")})["people"][:3]
+(0, 0, 1)
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+
+from ddflow.columns.hashing import Secret
+from ddflow.columns.names import DIFF, TIME, did_you_mean
+from ddflow.connectors.api import TableChanges, TableSink
+from ddflow.connectors.modes import among, folded, netted
+from ddflow.engine.run.delivery import Delivery
+from ddflow.engine.run.kept_epochs import KeptEpochs
+from ddflow.errors import DdflowError, SinkRefused, SpecError
+from ddflow.errors.base import replace_texts
+from ddflow.metrics import Look
+
+
+class Synced(NamedTuple):
+    """Counts of the table's rows that `Engine.sync` wrote, or would write."""
+
+    deleted: int
+    """That went."""
+    changed: int
+    """That got other values beside their key."""
+    added: int
+    """That are new."""
+    keys: pa.Table | None = None
+    """The keys of deleted rows, then of changed rows; None if rows are only added."""
+
+
+def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | None, secret: Secret) -> Synced:
+    """Count the differences that ``made`` writes. O(rows of both).
+
+    ``both``: as updates, the table's rows to delete and the rows to insert.
+
+    >>> updates = pa.table({"id": [2, 2, 3, 4], "n": [9, 2, 3, 4], "_time": [1] * 4, "_diff": [-1, 1, 1, -1]})
+    >>> made = TableChanges(updates.select(["id"]), updates.slice(1, 2), 4)
+    >>> found = count_differences(made, updates, ("id",), Secret(1, 2))
+    >>> found[:3], found.keys.to_pylist()
+    ((1, 1, 1), [{'id': 4}, {'id': 2}])
+    """
+    if made.gone is None:
+        return Synced(0, 0, made.rows.num_rows)
+    diffs, keys = np.array(both.column(DIFF), np.int64), both.select(list(key or ()))
+    theirs, ours = (keys.filter(pa.array(sign)) for sign in (diffs < 0, diffs > 0))
+    stays = among(theirs, ours, secret) if key else np.full(theirs.num_rows, ours.num_rows > 0)
+    known = among(ours, theirs, secret) if key else np.full(ours.num_rows, theirs.num_rows > 0)
+    changed, gone = int(np.count_nonzero(known)), int(-diffs[diffs < 0].sum())
+    listed = pa.concat_tables([theirs.filter(pa.array(~stays)), ours.filter(pa.array(known))])
+    return Synced(gone - changed, changed, ours.num_rows - changed, listed)
+
+
+class Mirror(Delivery):
+    """A delivery whose table is made equal to the output.  ``look`` is called for rows that were read as well."""
+
+    def compare(self) -> tuple[TableChanges, Synced]:
+        """Compare the target's table with the output's rows; return the changes that make them equal. O(rows of both).
+
+        Empty for a side output: its rows about past events stay.
+        """
+        epochs, ours = self.epochs, self.epochs.read_contents(self.name)
+        self.look(ours.num_rows)
+        if self.name not in epochs.flow.outputs:
+            made = self.to_changes(epochs.epoch)(ours if self.sink.mode != "updates" else ours.drop_columns([DIFF]))
+            return made, count_differences(made, ours.slice(0, 0), None, epochs.secret)
+        read = self.shape.schema.empty_table() if self.table.missing() else self.table.read()
+        self.look(read.num_rows)
+        # Somebody may have put a null where the plan knows of none.
+        ours = ours.cast(pa.schema([field.with_nullable(True) for field in ours.schema]))
+        theirs = folded(self.sink.mode, read, ours.schema)
+        names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
+        gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
+        gone = epochs.add_time(gone.select([*names, DIFF])).cast(ours.schema)
+        both = netted(pa.concat_tables([gone, ours]).combine_chunks(), epochs.secret)
+        made = self.to_changes(epochs.epoch)(both)
+        if made.gone is not None and self.key is not None:
+            # A key that the table has twice goes with a row that may be right.
+            again = [made.net > 0] * ours.num_rows
+            if self.key:
+                again = among(ours.select(list(self.key)), made.gone, epochs.secret)
+            made = made._replace(rows=ours.filter(pa.array(again, pa.bool_())).select(names).cast(made.rows.schema))
+        return made, count_differences(made, both, self.key, epochs.secret)
+
+    def claim(self, adopt: bool) -> None:
+        """Check whether the table may be changed.  Raises `SinkRefused`, `SinkFailed`.
+
+        ``adopt``: whether the table may be another's.
+        """
+        self.check_mode(self.find_known())
+        there, state = self.table.written(), self.epochs.manifest.id
+        other = self.table.occupied() if there is None else (there.state, there.output) != (state, self.name)
+        if other and not adopt and not self.table.missing():
+            found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
+            remedy = "give another table, or take it over with --adopt, which lists what that deletes"
+            raise self.refuse(f"it has rows, written by {found}", remedy)
+
+    def prepare(self, *, dry: bool) -> None:
+        """Make the table fit for a difference.  Raises `SinkRefused`, `SinkFailed`.
+
+        A column that others dropped comes back, unless the call is ``dry``.  The state says so first: if the sync dies
+        before it writes, the column has no values, and `resume` refuses the table.
+        """
+        try:
+            self.table.prepare()
+        except SinkRefused:
+            known = self.find_known()
+            if dry or known is None:
+                raise
+            self.close()
+            self.epochs.log.sinks[self.name] = replace(known, syncing=True)
+            self.epochs.acknowledge()
+            self.shape = self.shape._replace(had=frozenset())
+            self.table.prepare()
+        self.before = self.table.written()
+
+    def write_difference(self, made: TableChanges) -> None:
+        """Write a difference, with the record of this epoch.  O(its rows).  Raises `SinkAhead`, `SinkFailed`."""
+        self.write(made, self.epochs.epoch)
+        self.at = self.epochs.epoch
+        self.acknowledge()
+
+
+def sync(
+    epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
+) -> dict[str, Synced]:
+    """Write the difference to the targets, after a check of all of them. Like `Engine.sync`."""
+    with ExitStack() as stack:
+        each = {name: stack.enter_context(closing(Mirror(epochs, name, sink, look))) for name, sink in sinks.items()}
+        for delivery in each.values():
+            delivery.claim(adopt)
+        for delivery in each.values():
+            if not (dry and delivery.table.missing()):
+                delivery.prepare(dry=dry)
+        found = {name: delivery.compare() for name, delivery in each.items()}
+        if not dry:
+            _write_all({name: (delivery, found[name][0]) for name, delivery in each.items()})
+            epochs.acknowledge()
+    return {name: difference for name, (_, difference) in found.items()}
+
+
+def _write_all(each: Mapping[str, tuple[Mirror, TableChanges]]) -> None:
+    """Write differences.  An error says which were written before it."""
+    given = list[str]()
+    for name, (delivery, made) in each.items():
+        try:
+            delivery.write_difference(made)
+        except DdflowError as error:
+            if given:
+                replace_texts(error, found=error.found + f" (changed before that: {', '.join(map(repr, given))})")
+            raise
+        given.append(name)
+
+
+def detach(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
+    """Forget sinks and sources. Like `Engine.detach`."""
+    kinds: dict[str, dict[str, Any]] = {"sink": epochs.log.sinks, "source": epochs.log.sources}
+    known = {f"{kind}:{name}": (of, name) for kind, of in kinds.items() for name in of}
+    chosen = list[tuple[dict[str, Any], str]]()
+    for asked in names:
+        ways = [asked] if asked in known else [way for way, (_, name) in known.items() if name == asked]
+        if not ways:
+            remedy = did_you_mean(asked, [name for _, name in known.values()])
+            raise SpecError(f"detach {asked!r}", "it is not attached", remedy)
+        if len(ways) > 1:
+            remedy = f"say which one: {' or '.join(map(repr, ways))}"
+            raise SpecError(f"detach {asked!r}", "a sink and a source have this name", remedy)
+        chosen.append(known[ways[0]])
+    for of, name in chosen:
+        of.pop(name, None)
+    epochs.acknowledge()
