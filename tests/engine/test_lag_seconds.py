@@ -14,7 +14,7 @@ import pytest
 
 import ddflow as dd
 from ddflow.connectors.api import OpenSource, Polled, Source
-from ddflow.engine.run.source_reader import Inlet
+from ddflow.engine.run.source_reader import SourceReader
 from ddflow.errors import SourceFailed
 
 SCHEMA = pa.schema({"id": pa.int64()})
@@ -35,22 +35,22 @@ def landed(folder: Path, *ages: int) -> str:
     return str(folder / "*.csv")
 
 
-def inlet(source: Source, position: Any = None) -> Inlet:
-    """An inlet whose source is open; its inputs have no format."""
-    made = Inlet("rows", source, {}, None)
-    made._source = source.open({"rows": SCHEMA}, position)
+def reader(source: Source, position: Any = None) -> SourceReader:
+    """A reader whose source is open; its inputs have no format."""
+    made = SourceReader("rows", source, {}, None)
+    made._open = source.open({"rows": SCHEMA}, position)
     return made
 
 
 def test_of_files_it_is_since_the_last_one_was_written_that_was_read(tmp_path: Path) -> None:
     source = dd.sources.files(landed(tmp_path, 7200, 3600, 60))
-    made = inlet(source)
+    made = reader(source)
     assert made.lag().seconds is None
     seen, position = list[Any](), None
     while (found := made.poll(1)) is not None:
         seen, position = [*seen, made.lag()], found.position if len(seen) == 1 else position
     assert [round(each.seconds, -2) for each in seen[:2]] == [7200, 3600] and made.lag().seconds == 0.0
-    again = inlet(source, position)
+    again = reader(source, position)
     assert again.lag().seconds == pytest.approx(3600, abs=60)
     assert str(again.lag()) == ""  # how many there are is not known yet
 
@@ -76,7 +76,7 @@ def test_a_database_in_a_file_has_no_time_but_that_of_the_last_look(tmp_path: Pa
         connection.execute("insert into t values (1)")
     connection.close()
     began = time.time()
-    made = inlet(dd.sources.sqlite(tmp_path / "a.db", "t"))
+    made = reader(dd.sources.sqlite(tmp_path / "a.db", "t"))
     assert made.lag().seconds is None
     assert made.poll(1) is not None
     lag = made.lag()
@@ -106,7 +106,7 @@ class Old(Source, OpenSource):
 def test_an_end_that_was_seen_is_no_older_than_that_also_while_the_source_fails() -> None:
     source = Old()
     source.reached = time.time() - 3600
-    made = inlet(source)
+    made = reader(source)
     assert made.lag().seconds == pytest.approx(3600, abs=60)
     assert str(made.lag()).startswith("1 row (3,6")
     source.left = 0
@@ -143,26 +143,26 @@ def test_after_a_restart_it_is_known_before_the_source_answers(tmp_path: Path) -
         assert engine.durable is not None
         log = engine.durable.log.sources
         assert log["rows"].reached == pytest.approx(time.time() * 1000, abs=60_000)
-        old = inlet(files)
+        old = reader(files)
         assert old.poll(1) is not None
-        assert old.attached().reached == pytest.approx((time.time() - 7200) * 1000, abs=60_000)
+        assert old.make_record().reached == pytest.approx((time.time() - 7200) * 1000, abs=60_000)
     with flow().open(tmp_path / "state", metrics=seen.append) as engine:
         done = engine.run({"rows": Away(files)})
     lags = [call.sources["rows"] for call in seen if call.kind == "run"]
     assert lags[0].failing and lags[0].amount is None and 0 <= lags[0].seconds < 60
     assert done.behind == {"rows": 0.0}
-    assert Inlet("rows", files, {}, old.attached()).lag().seconds == pytest.approx(7200, abs=60)
+    assert SourceReader("rows", files, {}, old.make_record()).lag().seconds == pytest.approx(7200, abs=60)
 
 
 @pytest.mark.parametrize("said", [1.7e12, -1e15])
 def test_a_state_takes_a_source_whose_clock_is_wrong(tmp_path: Path, said: float) -> None:
     pattern = landed(tmp_path, 60)
     with flow().open(tmp_path / "state") as engine:
-        made = inlet(dd.sources.files(pattern))
-        made._source.reached, made._source._first = said, True
-        engine.dataflow.sources["rows"] = made.attached()
+        made = reader(dd.sources.files(pattern))
+        made._open.reached, made._open._first = said, True
+        engine.dataflow.sources["rows"] = made.make_record()
         engine.step([{"id": 1}])
-        assert 0 <= made.attached().reached <= time.time() * 1000
+        assert 0 <= made.make_record().reached <= time.time() * 1000
     with flow().open(tmp_path / "state") as engine:
         assert engine.read("rows").num_rows == 1
 
@@ -203,12 +203,12 @@ def test_a_first_copy_says_how_many_rows_came_so_far(
     assert {each.gathered for each in lags} >= {0, 10, 20} and lags[-1].gathered == 0
     shown = [each.message for each in caplog.records if "first copy" in each.message]
     assert shown == [f"the first copy of 'rows' has {rows} rows so far" for rows in (10, 20)]
-    began = Inlet("rows", Copied(), {}, None)
+    began = SourceReader("rows", Copied(), {}, None)
     began.poll(1)
-    again = Inlet("rows", Copied(), {}, began.attached())
+    again = SourceReader("rows", Copied(), {}, began.make_record())
     again.committed = 1
     again.poll(1)
-    assert (began.copying, began.gathered, again.copying, again.gathered) == (True, 10, False, 10)
+    assert (began.is_copying, began.gathered, again.is_copying, again.gathered) == (True, 10, False, 10)
 
 
 def test_a_run_says_it_in_its_end_its_log_and_its_figures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

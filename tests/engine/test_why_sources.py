@@ -15,7 +15,7 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.connectors.sources import placed, said
 from ddflow.engine.lineage.story import Story
-from ddflow.engine.run.source_reader import FedBy, feeding
+from ddflow.engine.run.source_reader import FedBy, find_feed
 from ddflow.engine.snapshot import Snapshot
 from ddflow.storage.epochs import Attached
 
@@ -80,7 +80,9 @@ def test_a_place_in_the_log_of_postgres_is_shown_as_postgres_writes_it() -> None
 def test_a_source_is_known_by_its_name_and_by_the_inputs_that_it_gave_rows() -> None:
     shop = Attached("kafka", "kafka://b:1/shop", offsets(p0=1), {"orders": ("secret",), "people": ()})
     files = Attached("files", "/in/*.csv", {"done": {}, "at": None, "before": 0}, {})
-    found = {name: feeding({"shop": shop, "cities": files}, name) for name in ("orders", "people", "cities", "others")}
+    found = {
+        name: find_feed({"shop": shop, "cities": files}, name) for name in ("orders", "people", "cities", "others")
+    }
     assert [each and each.source for each in found.values()] == ["shop", "shop", "cities", None]
 
 

@@ -44,7 +44,7 @@ from ddflow.dataflow.verdicts import named
 from ddflow.engine.full_contents import Contents
 from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, as_fed, batches, parts_of
 from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story
-from ddflow.engine.run.source_reader import feeding
+from ddflow.engine.run.source_reader import find_feed
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Events, joined
@@ -88,7 +88,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
         replayed,
         "" if fed.plain else str(fed),
         tuple(telling.scopes),
-        feeding(dataflow.sources, input),
+        find_feed(dataflow.sources, input),
     )
 
 

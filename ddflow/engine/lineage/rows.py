@@ -35,7 +35,7 @@ from ddflow.engine.lineage.key_history import value_of, why
 from ddflow.engine.lineage.log_parts import MARKS, parts_of
 from ddflow.engine.lineage.story import Origins, Story
 from ddflow.engine.read.history import subtract
-from ddflow.engine.run.source_reader import feeding
+from ddflow.engine.run.source_reader import find_feed
 from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.operators.row_order import RowOrder
 from ddflow.operators.updates import Updates, consolidated
@@ -77,7 +77,7 @@ def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None,
     rows_of = {of: _sort_rows(wanted[each], each, graph.secret) for of, each in inputs.items()}
     shown = _sort_rows(wanted[node], node, graph.secret)
     stories = () if log is None else _tell_stories(dataflow, rows_of, log, asked)
-    sources = {each: fed for each in inputs if (fed := feeding(dataflow.sources, each)) is not None}
+    sources = {each: fed for each in inputs if (fed := find_feed(dataflow.sources, each)) is not None}
     near = {of: _sort_rows(held[each], each, graph.secret) for of, each in inputs.items() if told[each]}
     there = shown.num_rows if after is None else sum(rows.num_rows for rows in rows_of.values())
     kind = dataflow.flow.time_type

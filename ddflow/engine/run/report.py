@@ -22,7 +22,7 @@ from typing import Final, Literal, NamedTuple, cast
 
 from ddflow.engine.calls import Calls
 from ddflow.engine.run.delivery import Deliveries
-from ddflow.engine.run.source_reader import Inlet
+from ddflow.engine.run.source_reader import SourceReader
 from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, fields, publish
 from ddflow.terminal import Line, counted
 from ddflow.time import shown
@@ -55,8 +55,8 @@ class EpochDone(NamedTuple):
 class RunReport:
     """The report of a run of an engine with some ``calls``. ``shows``: whether to show a line on the terminal."""
 
-    def __init__(self, calls: Calls, inlets: Sequence[Inlet], outlets: Deliveries, shows: bool) -> None:
-        self.calls, self.inlets, self.outlets = calls, inlets, outlets
+    def __init__(self, calls: Calls, readers: Sequence[SourceReader], outlets: Deliveries, shows: bool) -> None:
+        self.calls, self.readers, self.outlets = calls, readers, outlets
         self.line, self._began = Line(shows), monotonic()
         self._published, self._epoch, self._taken = self._began, -1, dict[str, int]()
         self._said = self._began
@@ -64,7 +64,7 @@ class RunReport:
         self._holder = cast(tuple[str, int] | None, None)
         self.rows = 0
         """Taken in so far."""
-        for each in inlets:
+        for each in readers:
             each.on_open = self.publish
 
     def close(self) -> None:
@@ -74,13 +74,13 @@ class RunReport:
     def tell(self, holder: tuple[str, int] | None) -> None:
         """Show and publish what is due.  ``holder``: as `RunLoop` has it."""
         due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY
-        if due or any(each.unknown and each.lag().amount is not None for each in self.inlets):
+        if due or any(each.last_lag is None and each.lag().amount is not None for each in self.readers):
             self.publish()
         elif self.outlets.at != self._taken:
             self._publish()
         if monotonic() - self._said >= REMIND:
             self._said = monotonic()
-            for each in (inlet for inlet in self.inlets if inlet.copying):
+            for each in (reader for reader in self.readers if reader.is_copying):
                 LOG.info("the first copy of %r has %d rows so far", each.name, each.gathered)
         self._holder = holder
         if self.line.due:
@@ -108,11 +108,11 @@ class RunReport:
 
         return look
 
-    def epoch(self, moved: Sequence[Inlet], rows: int, updates: int, seconds: float) -> None:
+    def epoch(self, moved: Sequence[SourceReader], rows: int, updates: int, seconds: float) -> None:
         """Log one line for a committed epoch. ``moved``: the sources of its rows."""
         if not LOG.isEnabledFor(logging.INFO):
             return
-        lags = {each.name: each.lag() for each in self.inlets}
+        lags = {each.name: each.lag() for each in self.readers}
         amounts, behind = ({name: getattr(lag, of) for name, lag in lags.items()} for of in ("amount", "seconds"))
         done = EpochDone(self.calls.epoch, rows, updates, seconds, amounts, behind, self.outlets.at)
         parts = [f"{counted(rows, 'row')} of {[each.name for each in moved]}", counted(updates, "update")]
@@ -123,7 +123,7 @@ class RunReport:
     def publish(self) -> None:
         """Publish the lags of sources and sinks to the listeners of calls."""
         if self.calls.listeners:
-            self._sources = {each.name: each.lag() for each in self.inlets}
+            self._sources = {each.name: each.lag() for each in self.readers}
         self._publish()
 
     def _publish(self) -> None:
@@ -142,8 +142,8 @@ class RunReport:
         took = max(monotonic() - self._began, 1e-3)
         parts = [f"epoch {self.calls.epoch:,}", f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s"]
         parts += [doing] if doing else []
-        for each in self.inlets:
-            lag = f"first copy, {each.gathered:,} rows" if each.copying else str(each.lag())
+        for each in self.readers:
+            lag = f"first copy, {each.gathered:,} rows" if each.is_copying else str(each.lag())
             lag = each.retry.describe(monotonic()) or lag
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:

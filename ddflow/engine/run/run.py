@@ -20,7 +20,7 @@ SIGINT end the run behind its epoch; a sink's write that lasts then is cancelled
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic, sleep
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
@@ -37,8 +37,8 @@ from ddflow.engine.run.options import RunOptions, fed_by, lateness
 from ddflow.engine.run.report import RunDone, RunReport
 from ddflow.engine.run.retry import LASTS
 from ddflow.engine.run.signals import insisting, on_signal
-from ddflow.engine.run.source_reader import CallRows, Inlet, found, refused, taken_up
-from ddflow.errors import DdflowError, Option, Phrase
+from ddflow.engine.run.source_reader import CallRows, SourceReader, describe_columns, find_record
+from ddflow.errors import DdflowError, Option, Phrase, SchemaMismatch
 from ddflow.errors.base import name_input, name_state
 from ddflow.metrics import LOG
 from ddflow.time import NEVER
@@ -54,27 +54,10 @@ class Stepping(Protocol):
     """The methods of an engine that a run calls."""
 
     calls: Calls
-
-    def step(self, inputs: Any, /) -> Step:
-        """See `Engine.step`."""
-
-    def push(self, inputs: Any, /) -> Step:
-        """See `Engine.push`."""
-
-    def advance_to(self, frontier: int, /) -> Step:
-        """See `Engine.advance_to`."""
-
-    def replace(
-        self,
-        name: str,
-        table: Any,
-        /,
-        *,
-        order: Any = None,
-        max_absent: int | str | None = None,
-        allow_empty: bool = False,
-    ) -> Step:
-        """See `Engine.replace`."""
+    step: Callable[..., Step]
+    push: Callable[..., Step]
+    advance_to: Callable[..., Step]
+    replace: Callable[..., Step]
 
 
 class RunLoop:
@@ -101,13 +84,13 @@ class RunLoop:
                 ", or run a state whose steps are numbered",
             )
             check_counted(self.calls, "run with sources, whose steps are numbered", remedy)
-        self.inlets = [self._inlet(name, source) for name, source in sources.items()]
+        self.readers = [self._make_reader(name, source) for name, source in sources.items()]
         self.late = lateness(plan, how)
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
         self.outlets = Deliveries(each, how.most, how.patience)
         if self.log is not None:
             warn_of_detached(self.log.sinks, sinks, self.log.manifest_log.store.where)
-        self.report = RunReport(self.calls, self.inlets, self.outlets, shows)
+        self.report = RunReport(self.calls, self.readers, self.outlets, shows)
         for name, delivery in each.items():
             delivery.look = self.report.writing(name)
         self._stop: Literal["signal", "stop", "time"] | None = None
@@ -118,13 +101,13 @@ class RunLoop:
         self._evolved = False
         """Whether the next commit publishes other columns."""
 
-    def _inlet(self, name: str, source: Source) -> Inlet:
+    def _make_reader(self, name: str, source: Source) -> SourceReader:
         known = self.dataflow.admissions
         before, new = None, dict[str, list[str]]()
         if self.log is not None:
             new = self.log.change.columns
-            before = taken_up(self.log.sources, name, source, known, self.log.manifest_log.store.where)
-        return Inlet(name, source, {each: known[each].bound for each in source.inputs(name)}, before, new)
+            before = find_record(self.log.sources, name, source, known, self.log.manifest_log.store.where)
+        return SourceReader(name, source, {each: known[each].bound for each in source.inputs(name)}, before, new)
 
     def run(self) -> RunDone:
         """Go on until the end, a stop, a signal or a time."""
@@ -138,7 +121,7 @@ class RunLoop:
             stack.enter_context(insisting(self._remind, LASTS / 6, LASTS / 6))()
             stack.enter_context(self._stops(cancel))
             stack.enter_context(on_signal(lambda number: self._end_run("signal", cancel)))
-            for close in (*(each.close for each in self.inlets), self.outlets.close):
+            for close in (*(each.close for each in self.readers), self.outlets.close):
                 stack.callback(close)
             stack.callback(self.report.close)
             self.outlets.pump()  # before the first epoch: a sink may refuse
@@ -155,14 +138,14 @@ class RunLoop:
                 drained = not self._evolved and self.outlets.pump()
                 self.report.tell(self._holder())
                 self._give_up()
-                over = all(each.ended and not each.moved and not each.news for each in self.inlets)
+                over = all(each.state == "ended" and not each.has_moved for each in self.readers)
                 if self._stop is not None or (over and drained):
                     break
                 if full or over:
                     sleep(NAP)
             self._acknowledge()
             self.report.publish()
-            self.done.behind = {each.name: each.lag().seconds for each in self.inlets}
+            self.done.behind = {each.name: each.lag().seconds for each in self.readers}
         self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
         self.done.sinks = self.outlets.at
         return self.done
@@ -185,7 +168,7 @@ class RunLoop:
             self.calls.timer = timer
 
     @contextmanager
-    def _locate_errors(self, inlet: Inlet) -> Iterator[None]:
+    def _locate_errors(self, reader: SourceReader) -> Iterator[None]:
         """Add the state to an error's commands, and the input if the run has several."""
         try:
             yield
@@ -193,9 +176,9 @@ class RunLoop:
             if self.log is not None and not self.log.manifest_log.manifest.number:
                 name_state(error, None)
             elif self.log is not None:
-                several = inlet.bounds if len(self.dataflow.admissions) > 1 else ()
+                several = reader.bounds if len(self.dataflow.admissions) > 1 else ()
                 name = next((name for name in several if len(several) == 1 or repr(name) in error.asked), "")
-                fixed = {each for bound in inlet.bounds.values() for each in bound.fixed if name in ("", bound.name)}
+                fixed = {each for bound in reader.bounds.values() for each in bound.fixed if name in ("", bound.name)}
                 name_state(name_input(error, name, bool(name)), self.log.manifest_log.store.where, fixed)
             raise
 
@@ -220,12 +203,12 @@ class RunLoop:
 
     def _cancel_sources(self) -> None:
         """Let calls of sources that last fail; what they were to give is read by the next run."""
-        for each in self.inlets:
+        for each in self.readers:
             each.retry.cancel()
 
     def _remind(self) -> None:
         """Let the log say which sources do not answer."""
-        for each in self.inlets:
+        for each in self.readers:
             each.retry.remind()
 
     def _gather(self, began: float, ends: float | None) -> None:
@@ -235,16 +218,15 @@ class RunLoop:
         while True:
             now = monotonic()
             full = size >= self.how.bytes or rows >= (self.how.rows or 1 << 62)
-            over = full or self._stop is not None or now >= until or any(each.news for each in self.inlets)
+            over = full or self._stop is not None or now >= until or any(each.new_columns for each in self.readers)
             # What no epoch may end behind, as a first copy, may take hours more; it is read again.
-            polled = [
-                each for each in self.inlets if not over or (each.within and self._stop not in ("signal", "stop"))
-            ]
+            finishes = self._stop not in ("signal", "stop")
+            polled = [each for each in self.readers if not over or (each.is_unfinished and finishes)]
             if not polled:
                 return
             came = False
             for each in polled:
-                if rows or each.opens:
+                if rows or each.state == "closed":
                     self.report.doing(f"reading {each.name}", rows, start)
                 with self._locate_errors(each):
                     found = each.poll(max(self.how.bytes - size, 1 << 16))
@@ -252,35 +234,35 @@ class RunLoop:
                     batches = [batch for given in found.rows.values() for batch in given]
                     size, rows = size + sum(b.nbytes for b in batches), rows + sum(b.num_rows for b in batches)
                     came = True
-            if all(each.ended or each.waits for each in self.inlets):
+            if all(each.state in ("ended", "waiting") for each in self.readers):
                 return
             self.report.tell(self._holder())
             if not came:
                 if ends is not None and now - began >= ends:
                     self._stop = self._stop or "time"
                 sleep(NAP)
-                if self.outlets.waiting and not any(each.moved for each in self.inlets):
+                if self.outlets.waiting and not any(each.has_moved for each in self.readers):
                     return
 
     def _epoch(self) -> None:
         """Take in the gathered rows, and commit them with their positions."""
-        moved, calls, began = [each for each in self.inlets if each.moved], self._called, monotonic()
+        moved, calls, began = [each for each in self.readers if each.has_moved], self._called, monotonic()
         rows, updates = self.done.rows, self.done.updates
-        for inlet in moved:
-            with self._locate_errors(inlet):
-                self._take(inlet)
+        for reader in moved:
+            with self._locate_errors(reader):
+                self._take(reader)
         advanced = self._advance()
         if self.dataflow.owed:  # what new outputs hold already; no row may ever come to bring it
             self._count((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
         elif not moved and not advanced:
             return
-        for inlet in moved:
-            self.dataflow.sources[inlet.name] = inlet.attached()
+        for reader in moved:
+            self.dataflow.sources[reader.name] = reader.make_record()
         if self.log is not None:
             self._flush()
             self._acknowledge()  # a position behind which no row came is in no epoch
-        for inlet in moved:
-            inlet.commit()
+        for reader in moved:
+            reader.commit()
         if self._evolved:
             self._evolved = False
             self.outlets.update_shapes()
@@ -303,24 +285,30 @@ class RunLoop:
 
     def _evolve(self) -> None:
         """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""
-        news = {name: columns for inlet in self.inlets for name, columns in inlet.news.items()}
+        news = {name: columns for reader in self.readers for name, columns in reader.new_columns.items()}
         if not news:
             return
         self.outlets.pump()
         if self.how.evolve == "stop":
-            raise refused(news)
+            name, columns = next(iter(news.items()))
+            raise SchemaMismatch(
+                f"read the source of {name!r}",
+                f"there is {describe_columns(columns)}, which is new",
+                "declare it in the flow, which then takes it from here on, or run with "
+                "evolve='add'; the state is whole",
+            )
         types = {name: {column: each.kind for column, each in columns.items()} for name, columns in news.items()}
         evolve(self.calls, types, found=True)
         for name, columns in news.items():
-            LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, found(columns))
+            LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, describe_columns(columns))
         bounds = {name: admission.bound for name, admission in self.dataflow.admissions.items()}
-        for inlet in self.inlets:
-            inlet.evolved(bounds)
+        for reader in self.readers:
+            reader.update_bounds(bounds)
         self._evolved = True
 
-    def _take(self, inlet: Inlet) -> None:
+    def _take(self, reader: SourceReader) -> None:
         """Take in the rows of a source. Errors about its rows name their place."""
-        for given in inlet.calls():
+        for given in reader.group_calls():
             with at_spots(given.spots), self.calls.reading(spot.file for spot, _ in given.spots):
                 step = self._replace(given) if given.whole else self._step(given)
             self._count(step, [batch for batches in given.rows.values() for batch in batches])
@@ -365,7 +353,7 @@ class RunLoop:
         If all inputs are silent, return the one that is furthest ahead.
         """
         left_out, now = self.how.left_out, monotonic()
-        heard = {name: each.heard for each in self.inlets for name in each.schemas}
+        heard = {name: each.last_rows for each in self.readers for name in each.schemas}
         at = dict[str, int]()
         for name, late in self.late.items():
             seen = self.dataflow.admissions[name].greatest
@@ -377,7 +365,7 @@ class RunLoop:
 
     def _give_up(self) -> None:
         """Raise what has failed for too long."""
-        for each in self.inlets:
+        for each in self.readers:
             each.retry.give_up(monotonic(), self.how.patience)
         self.outlets.give_up()
 

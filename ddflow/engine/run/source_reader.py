@@ -4,16 +4,16 @@ Guarantees: rows taken since the last epoch end where an epoch may end, and late
 position only after its epoch is committed. A new column stops the read before the rows that first carry it, so no
 value is lost. Descriptions come from the manifest alone and hold no credentials.
 
->>> inlet = Inlet("people", None, {}, None)
->>> inlet.moved, inlet.news, inlet.gathered
-(False, {}, 0)
+>>> reader = SourceReader("people", None, {}, None)
+>>> reader.state, reader.has_moved, reader.gathered
+('closed', False, 0)
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic, time
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -22,10 +22,14 @@ from ddflow.connectors.formats.base import Format, messages_of
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.sources import placed, said
 from ddflow.engine.run.retry import Retry
-from ddflow.errors import Evolve, Phrase, SchemaMismatch, SourceFailed, SpecError
+from ddflow.errors import Evolve, Phrase, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
 from ddflow.plan.inputs.input import Binding
 from ddflow.storage.epochs import Attached
+
+ReaderState = Literal["closed", "failing", "new columns", "reading", "waiting", "ended"]
+"""The state of a reader: its next poll opens the source and may last, or opens it again after a pause; the plan has to
+get columns first; rows may come, none before a commit, or none any more."""
 
 
 class CallRows(NamedTuple):
@@ -41,42 +45,56 @@ class CallRows(NamedTuple):
     order: Mapping[str, int] | None = None
 
 
-class Inlet:
-    """``of``: the source, attached as ``name``, for inputs that are ``bounds``, from where ``before`` says on.
+class SourceReader:
+    """``source``: attached as ``name``, for inputs with their ``bounds``.  ``before``: the record of it in the state.
 
-    ``new``: by input, the columns that are declared and not in the state yet.
+    ``declared``: by input, the columns that are declared and not in the state yet.
     """
 
     def __init__(
         self,
         name: str,
-        of: Any,
+        source: Any,
         bounds: Mapping[str, Binding],
         before: Attached | None,
-        new: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        declared: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
-        self.name, self.of, self.bounds = name, of, bounds
+        self.name, self.source, self.bounds = name, source, bounds
         self.position = self.committed = None if before is None else before.position
-        self.new = {each: columns for each, columns in new.items() if each in bounds}
+        self.declared = {each: columns for each, columns in declared.items() if each in bounds}
         self.left_out: dict[str, tuple[str, ...]] = {} if before is None else dict(before.left_out)
         """By input, the columns that stood beside the first rows."""
-        self.news: dict[str, dict[str, Beside]] = {}
-        """By input, the columns that are new; until they are `evolved` nothing more is read."""
-        self._waiting: dict[str, set[str]] = {}
+        self.new_columns: dict[str, dict[str, Beside]] = {}
+        """By input; until `update_bounds` nothing more is read."""
+        self._valueless: dict[str, set[str]] = {}
         """By input, the columns in messages that had no value yet."""
-        self.taken, self._open = list[Polled](), list[Polled]()
+        self.taken, self._unfinished = list[Polled](), list[Polled]()
+        """What was read since the last commit, and what was read after that, behind which no epoch may end."""
         self.gathered = 0
         """Rows of both."""
         self.retry = Retry(f"the source {name!r}")
-        self.heard = monotonic()
+        self.last_rows = monotonic()
         """When rows came last."""
         self.on_open: Callable[[], object] = lambda: None
         """Called when the source is open, before it is read."""
-        self._source: OpenSource | None = None
-        self._lag: int | None = None
-        """The last known lag."""
+        self._open: OpenSource | None = None
+        self.last_lag: int | None = None
+        """How much it had not given yet when it was last known."""
         self._reached = None if before is None or before.reached is None else before.reached / 1000
         """As `OpenSource.reached`, also of one that fails now."""
+
+    @property
+    def state(self) -> ReaderState:
+        """What is to be expected of the next poll."""
+        if self.new_columns:
+            return "new columns"
+        if self.retry.failing is not None:
+            return "failing"
+        if self._open is None:
+            return "closed"
+        if self._open.ended:
+            return "ended"
+        return "waiting" if self._open.waits else "reading"
 
     @property
     def schemas(self) -> dict[str, pa.Schema]:
@@ -84,64 +102,39 @@ class Inlet:
         return {name: bound.schema for name, bound in self.bounds.items()}
 
     @property
-    def keys(self) -> dict[str, tuple[str, ...]]:
-        """The key by which an input's rows are replaced, by input, if they are."""
-        return {name: bound.replaces for name, bound in self.bounds.items() if bound.replaces is not None}
-
-    @property
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Whether something was taken since the last commit."""
         return bool(self.taken)
 
     @property
-    def within(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether rows came behind which no epoch may end."""
-        return bool(self._open)
+        return bool(self._unfinished)
 
     @property
-    def copying(self) -> bool:
+    def is_copying(self) -> bool:
         """Whether a first copy is read, which is one epoch."""
-        return self.within and self.committed is None
-
-    @property
-    def opens(self) -> bool:
-        """Whether the next poll is the first, which may last."""
-        return self._source is None and self.retry.failing is None
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing will come any more."""
-        return self._source is not None and self.retry.failing is None and self._source.ended
-
-    @property
-    def waits(self) -> bool:
-        """Whether nothing comes before a commit."""
-        return self._source is not None and self.retry.failing is None and self._source.waits
-
-    @property
-    def unknown(self) -> bool:
-        """Whether the source has never said how many rows it has."""
-        return self._lag is None
+        return self.is_unfinished and self.committed is None
 
     def lag(self) -> SourceLag:
         """Ask the source for the amount that it has not given yet; during its answer, repeat the last known amount."""
         known, now = None, time()
-        if self._source is not None and not self.within and not self.news:
+        if self._open is not None and not self.is_unfinished and not self.new_columns:
             with self._watch_answer():
-                known = self._source.lag()
-            reached = now if known == 0 else self._source.reached
-            self._lag = self._lag if known is None else known
+                known = self._open.lag()
+            reached = now if known == 0 else self._open.reached
+            self.last_lag = self.last_lag if known is None else known
             # An old row in a source that was read to its end makes the rest no older.
             self._reached = max(filter(None, (self._reached, reached)), default=None)
         seconds = None if self._reached is None else max(now - self._reached, 0.0)
-        return SourceLag(self._lag, self.of.unit, self.retry.failing is not None, seconds, self.gathered)
+        return SourceLag(self.last_lag, self.source.unit, self.retry.failing is not None, seconds, self.gathered)
 
-    def attached(self) -> Attached:
+    def make_record(self) -> Attached:
         """Make the record of the source for the next manifest."""
         self.lag()
         # A source whose clock is wrong says any time; a manifest takes no time that is none.
         reached = None if self._reached is None else int(min(max(self._reached, 0.0), time()) * 1000)
-        return Attached(self.of.kind, self.of.target, self.position, self.left_out, reached)
+        return Attached(self.source.kind, self.source.target, self.position, self.left_out, reached)
 
     def poll(self, room: int) -> Polled | None:
         """Poll the source; return None for nothing, while the source fails, and before a column that is new.
@@ -149,84 +142,90 @@ class Inlet:
         Raises like `OpenSource.poll`.
         """
         now = monotonic()
-        if self.news or not self.retry.is_due(now):
+        if self.new_columns or not self.retry.is_due(now):
             return None
         try:
             with self._watch_answer():
-                if self._source is None:
-                    made = self.of.open(self.schemas, self.position)
-                    check_made(f"the source {self.name!r}", "open", made, OpenSource)
-                    self._source = made
-                    self._source.declared(self.new)
-                    self._source.note_guesses({name: bound.guessed for name, bound in self.bounds.items()})
-                    self._source.keyed(self.keys, [name for name in self.keys if self.bounds[name].spec.time is None])
-                    self.on_open()
-                found = self._source.poll(room)
+                found = (self._open or self._open_source()).poll(room)
         except (SourceFailed, SourceNotLetIn) as error:
             self.retry.note_failure(error, now, monotonic() - now)
-            self._drop()
+            self._drop_unfinished()
             self.close()
             return None
         if found is not None:
             check_made(f"the source {self.name!r}", "poll", found, Polled)
-            check_polled(f"the source {self.name!r}", found, typed=self.of.positions is not Any)
+            check_polled(f"the source {self.name!r}", found, typed=self.source.positions is not Any)
         # What no epoch may end behind is read again when the rest of it fails.
         self.retry.note_answer(now, whole=found is None or found.position is not None)
-        if found is not None:
-            self.heard = now
-            self._look(found)
-            if self.news:
-                self._drop()
-                return None
-            self._open.append(found)
-            self.gathered += rows_of([found])
-            if found.position is not None:
-                self.taken += self._open
-                self._open, self.position = [], found.position
+        return None if found is None else self._take(found, now)
+
+    def _open_source(self) -> OpenSource:
+        """Open the source at its position.  Raises like `Source.open`."""
+        made: OpenSource = self.source.open(self.schemas, self.position)
+        check_made(f"the source {self.name!r}", "open", made, OpenSource)
+        self._open = made
+        made.declared(self.declared)
+        made.note_guesses({name: bound.guessed for name, bound in self.bounds.items()})
+        keys = {name: bound.replaces for name, bound in self.bounds.items() if bound.replaces is not None}
+        made.keyed(keys, [name for name in keys if self.bounds[name].spec.time is None])
+        self.on_open()
+        return made
+
+    def _take(self, found: Polled, now: float) -> Polled | None:
+        """Take in what a poll gave; None before a column that is new."""
+        self.last_rows = now
+        self._find_new_columns(found)
+        if self.new_columns:
+            self._drop_unfinished()
+            return None
+        self._unfinished.append(found)
+        self.gathered += count_rows([found])
+        if found.position is not None:
+            self.taken += self._unfinished
+            self._unfinished, self.position = [], found.position
         return found
 
-    def _look(self, found: Polled) -> None:
+    def _find_new_columns(self, found: Polled) -> None:
         """Note the columns of new rows that are left out, and the columns that are new."""
         for name, bound in self.bounds.items():
             if name in found.beside:
-                fresh = self._fresh(name, found.beside[name])
+                fresh = self._list_fresh(name, found.beside[name])
                 self._note(name, {column: found.beside[name][column] for column in fresh})
             if bound.format is not None:
                 for batch in found.rows.get(name, ()):
                     self._look_within(name, bound.format, pa.Table.from_batches([batch]))
 
     def _look_within(self, name: str, format: Format, given: pa.Table) -> None:
-        """Note the columns inside messages of a format, like `_look`."""
-        messages, waiting = messages_of(format, given, repr(name)), self._waiting.setdefault(name, set())
+        """Note the columns inside messages of a format, like `_find_new_columns`."""
+        messages, valueless = messages_of(format, given, repr(name)), self._valueless.setdefault(name, set())
         known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
         # At the first look all count, also those that are declared: rows came.
-        shown = format.columns(messages, {*known, *waiting} if name in self.left_out else ())
-        asked = [*(self._fresh(name, shown) if shown else ()), *waiting]
+        shown = format.columns(messages, {*known, *valueless} if name in self.left_out else ())
+        asked = [*(self._list_fresh(name, shown) if shown else ()), *valueless]
         kinds = format.kinds(messages, asked) if asked else {}
         if kinds:
             shown = format.columns(messages, known)
             self._note(name, {c: Beside(kinds[c], str(messages.place(row))) for c, row in shown.items() if c in kinds})
-        self._waiting[name] = {column for column in asked if column not in kinds}
+        self._valueless[name] = {column for column in asked if column not in kinds}
 
-    def _fresh(self, name: str, there: Mapping[str, Any]) -> list[str]:
+    def _list_fresh(self, name: str, there: Mapping[str, Any]) -> list[str]:
         """List the new ones of some columns; none at the first look."""
         beside = [column for column in there if column not in self.bounds[name].schema.names]
         left_out = self.left_out.setdefault(name, tuple(beside))
         return [column for column in beside if column not in left_out]
 
     def _note(self, name: str, columns: Mapping[str, Beside]) -> None:
-        told = {column: each for column, each in columns.items() if each.kind is not None}
-        if told:
-            self.news[name] = {**told, **self.news.get(name, {})}
+        typed = {column: each for column, each in columns.items() if each.kind is not None}
+        if typed:
+            self.new_columns[name] = {**typed, **self.new_columns.get(name, {})}
 
-    def evolved(self, bounds: Mapping[str, Binding]) -> None:
+    def update_bounds(self, bounds: Mapping[str, Binding]) -> None:
         """Continue after a commit with inputs that have other columns."""
-        changed = {name: bounds[name] for name in self.bounds} != self.bounds
-        self.bounds, self.news = {name: bounds[name] for name in self.bounds}, {}
-        if changed:
+        before, self.bounds, self.new_columns = self.bounds, {name: bounds[name] for name in self.bounds}, {}
+        if self.bounds != before:
             self.close()
 
-    def calls(self) -> Iterator[CallRows]:
+    def group_calls(self) -> Iterator[CallRows]:
         """Group the rows that were taken into calls: batches of equal columns together, full contents alone."""
         ready = CallRows({}, [])
         for taken in self.taken:
@@ -247,42 +246,35 @@ class Inlet:
 
     def commit(self) -> None:
         """Acknowledge the taken rows to the source after their commit."""
-        self.taken, self.committed, self.gathered = [], self.position, rows_of(self._open)
-        if self._source is not None:
+        self.taken, self.committed, self.gathered = [], self.position, count_rows(self._unfinished)
+        if self._open is not None:
             with self._watch_answer():
-                self._source.acknowledge(self.committed)
+                self._open.acknowledge(self.committed)
 
-    def _drop(self) -> None:
+    def _drop_unfinished(self) -> None:
         """Forget the rows behind which no epoch may end: they are read again."""
-        self._open, self.gathered = [], rows_of(self.taken)
+        self._unfinished, self.gathered = [], count_rows(self.taken)
 
     def close(self) -> None:
         """Let go of the source."""
-        if self._source is not None:
+        if self._open is not None:
             with self._watch_answer():
-                self._source.close()
-            self._source = None
+                self._open.close()
+            self._open = None
 
     def _watch_answer(self) -> AbstractContextManager[None]:
         """Let the run notice a request that lasts, and end it."""
         return self.retry.watch("has not answered")
 
 
-def rows_of(polled: Iterable[Polled]) -> int:
+def count_rows(polled: Iterable[Polled]) -> int:
     """Count the rows that were brought."""
     return sum(batch.num_rows for each in polled for batches in each.rows.values() for batch in batches)
 
 
-def found(columns: Mapping[str, Beside]) -> str:
-    """Columns that are new, in words."""
+def describe_columns(columns: Mapping[str, Beside]) -> str:
+    """Describe columns that are new, for people."""
     return ", ".join(f"the column {name!r} ({each.kind}), first in {each.where}" for name, each in columns.items())
-
-
-def refused(news: Mapping[str, Mapping[str, Beside]]) -> SchemaMismatch:
-    """Make the error of a run that does not add columns automatically. ``news``: the new columns, by input."""
-    name, columns = next(iter(news.items()))
-    remedy = "declare it in the flow, which then takes it from here on, or run with evolve='add'; the state is whole"
-    return SchemaMismatch(f"read the source of {name!r}", f"there is {found(columns)}, which is new", remedy)
 
 
 class FedBy(NamedTuple):
@@ -310,7 +302,7 @@ class FedBy(NamedTuple):
         return {**self._asdict(), "read_up_to": said(self.kind, self.position)}
 
 
-def feeding(sources: Mapping[str, Attached], input: str) -> FedBy | None:
+def find_feed(sources: Mapping[str, Attached], input: str) -> FedBy | None:
     """Find the source that feeds an input; None if the state knows of none. O(sources)."""
     for name, of in sources.items():
         if name == input or input in of.left_out:
@@ -318,7 +310,7 @@ def feeding(sources: Mapping[str, Attached], input: str) -> FedBy | None:
     return None
 
 
-def taken_up(
+def find_record(
     sources: Mapping[str, Attached], name: str, source: Source, inputs: Collection[str], where: str
 ) -> Attached | None:
     """Return the state's record of the source ``name``; None if it is new. O(sources + inputs).
@@ -329,7 +321,7 @@ def taken_up(
     """
     before, asked = sources.get(name), f"the source {name!r}"
     for each in () if source.shared else source.inputs(name):
-        by = feeding({at: of for at, of in sources.items() if at != name and of.kind == source.kind}, each)
+        by = find_feed({at: of for at, of in sources.items() if at != name and of.kind == source.kind}, each)
         if by is not None and by.target != source.target:
             found = f"this state reads {each!r} as {by.source!r}, from {by.target}"
             raise SpecError(asked, found, f"leave it to {by.source!r}; or begin a new state")
