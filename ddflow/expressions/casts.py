@@ -118,8 +118,8 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
                 value = value.cast(pa.int32() if source == DATE else INT64)
             shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
-            hint = f"; {_POINT}" if comma else ""
-            raise pa.ArrowInvalid(f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}{hint}")
+            found = f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}"
+            raise pa.ArrowInvalid(Phrase(found, "; ", _POINT) if comma else found)
         return result
 
     return convert_strictly

@@ -99,7 +99,8 @@ class SqlRun:
         except FAILURES as first:
             error, place = first, self._place(frame, low)
         remedy = "filter such rows out first, or guard with try_cast, nullif or CASE"
-        return ExpressionError(self._asked, str(error) + place, remedy)
+        found = next((each for each in error.args if isinstance(each, Phrase)), str(error))
+        return ExpressionError(self._asked, found + place, remedy)
 
     def _place(self, frame: Frame, row: int) -> Phrase:
         shown = ", ".join(

@@ -185,7 +185,7 @@ def told(
             what,
             fed,
             f"start this query, whose checkpoint is {folder}, with a state of its own; "
-            "or, where that one's checkpoint is gone for good, with " + ADOPT + f": {AGAIN}",
+            "or, where that one's checkpoint is gone for good, with " + ADOPT + ": " + AGAIN,
         )
     if now.inputs and asked.inputs and now.inputs != asked.inputs:
         raise FeedChanged(
@@ -202,7 +202,7 @@ def told(
             what,
             f"{fed}: {asked.batch - now.batch - 1} batches were left out",
             f"restore state and checkpoint as of the same time; or delete {folder} and "
-            "start with " + ADOPT + f", which reads the source from its beginning: {AGAIN}",
+            "start with " + ADOPT + ", which reads the source from its beginning: " + AGAIN,
         )
     found = next((each for each in kept if each.batch == asked.batch), None)
     if found is None and not asked.query and asked.batch == 0:
@@ -212,7 +212,7 @@ def told(
             what,
             f"{fed}, and batches that were given before {_describe_oldest(kept)} are not kept",
             "the checkpoint is older than the state: restore both as of the same time; or "
-            f"delete {folder} and start with " + ADOPT + f", which reads the source from its beginning: {AGAIN}",
+            f"delete {folder} and start with " + ADOPT + ", which reads the source from its beginning: " + AGAIN,
         )
     return found
 
@@ -223,7 +223,7 @@ def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None)
         f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
         f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
         "is another query, or its checkpoint was deleted",
-        Phrase(f"restore {_folder(checkpoint)}; or start with ", Option("adopt", True), f": {AGAIN}"),
+        f"restore {_folder(checkpoint)}; or start with " + ADOPT + ": " + AGAIN,
     )
 
 

@@ -238,7 +238,7 @@ class Plan(Nodes):
             if side in self.outputs:
                 raise SpecError(
                     f"input {name!r}",
-                    f"{why} adds an output {side!r}, which is taken",
+                    why + f" adds an output {side!r}, which is taken",
                     "give that output another name",
                     input=name,
                 )

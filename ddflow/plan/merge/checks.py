@@ -146,10 +146,10 @@ def _orders(spec: Any, refuse: Refuse) -> None:
         )
     if spec.merge == "first_row" or (isinstance(spec.merge, Merge) and spec.merge.function is not None):
         given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
-        refuse(f"{given} with {what}", f"it takes whole rows: leave {what} out")
+        refuse(f"{given} with " + what, "it takes whole rows: leave " + what + " out")
     if spec.holds_back and spec.late != "advance":
         refuse(
-            f"{what} in hold-back mode holds no order from one time to the next",
+            what + " in hold-back mode holds no order from one time to the next",
             Phrase("use ", Option("late", "advance"), ", or leave ", Option("time"), " out"),
         )
     if spec.versions == "cell" and not spec.keeps_order:
