@@ -1,24 +1,8 @@
 """ddflow: upsert streams in, difference streams out.
 
-The journey of one upsert, room by room:
-
-    a table comes in          dataflow.admission    to Arrow once, cast, checked, numbered
-    it waits for its time     dataflow.batcher      in hold-back mode, until the frontier passes
-    its key is looked up      operators.upsert      `UpsertState.keyed`: sorted, beside what its key holds (`Prior`)
-    a partial row is folded   operators.upsert      `MergedRows`, with what its key holds; `FullRows` replace it
-    it is resolved            operators.upsert      `resolve`: one verdict, at most one net change a key and time
-    updates are emitted       operators.upsert      `emit`; columns are gathered when somebody reads them
-    differences go on         operators             filter, project, count: updates in, updates out
-    the change is kept        trace                 a batch of versions in a run of the spine, indexed
-    it is committed           engine.commits        on durable state: files; a manifest by `engine.epoch_log`
-
-The words: an *upsert* is (key, value or None, order, time).  An *update* is (data, time, diff).  A *collection* is the
-multiset that updates up to a time define.  The *frontier* is the least time that may still come in.  docs/design.md has
-the rest of them.
-
-The floors, upwards; pyproject.toml has them for import-linter:
-    errors  time, metrics  kernels  columns  expressions  storage  connectors  plan  trace  operators  dataflow  engine
-    partitions  tools  testing, exporters, cli, spark_bridge
+An *upsert* is (key, value or None, order, time).  An *update* is (data, time, diff).  A *collection* is the multiset
+that updates up to a time define.  The *frontier* is the least time that may still come in.  docs/design.md has the
+other words and the path of one upsert through the folders; pyproject.toml says which folder may import which.
 
 Importing ddflow imports nothing heavy: the errors are there at once, the names below when they are first used.
 

@@ -28,7 +28,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ddflow.cli.say import say
-from ddflow.cli.welcome import TEXT
 from ddflow.cli.words import VERB, in_shell
 from ddflow.errors import DdflowError, mask_secrets
 from ddflow.terminal import guard_log, lines
@@ -59,6 +58,33 @@ VERBS: Final = (
 REFUSED, BUG, INTERRUPTED, NO_READER = 1, 70, 130, 141
 AGAIN: Final = 0.02
 """Seconds until a signal whose exception was lost comes again."""
+
+
+WELCOME: Final = """\
+ddflow: upsert streams in, difference streams out
+
+Two files: which rows were added, removed or changed
+    ddflow compare monday.csv tuesday.csv --key id
+
+A file a day: the differences, with every retraction; or live counts
+    ddflow diff monday.csv tuesday.csv --key id -o changes.parquet
+    ddflow count monday.csv tuesday.csv --key id --by city --net
+
+A question about them, in SQL
+    ddflow sql "select city, sum(n) n from t group by city" t=monday.csv:key=id
+
+Files that land, a Postgres, a topic: tables kept up to date from them
+    ddflow run flow.py --state s --from 't=files:in/*.csv' --to t=sqlite:a.db#t
+
+A state that these left (--state): what is in it, an output live, a row's story
+    ddflow inspect s
+    ddflow watch s by_city
+    ddflow why s id=17
+
+`ddflow VERB --help` has examples of a verb, `ddflow --help` lists all, and
+`ddflow --install-completion` lets Tab complete them.
+"""
+"""The screen of ``ddflow`` alone: 80 columns and 24 lines, of commands whose verb and options exist."""
 
 
 class NoTypes:
@@ -187,7 +213,7 @@ def root(
     70 a bug in ddflow, 130 interrupted, 141 the reader of the output has gone, 143 terminated.
     """
     if context.invoked_subcommand is None:
-        say(TEXT)
+        say(WELCOME)
 
 
 def stop_on_signals() -> None:

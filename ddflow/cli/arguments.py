@@ -206,7 +206,7 @@ class Ask:
 
     >>> Ask(inputs=[], key=["id"], time="at").held_back
     True
-    >>> @asks(without=OF_COUNTS | OF_FULL_FILES)
+    >>> @with_options(without=OF_COUNTS | OF_FULL_FILES)
     ... def verb(ask: Ask, dry_run: bool = False) -> None:
     ...     print(ask.key, ask.inputs, dry_run)
     >>> verb(inputs=["a.csv"], key=["id"])
@@ -488,7 +488,7 @@ class Ask:
         return self.time is not None
 
 
-def asks(without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a verb of the command line from a function of an `Ask`, which it passes as ``ask``.
 
     The verb has the function's other parameters as its own options, then the options of `Ask` except ``without``.

@@ -83,19 +83,19 @@ def compare(
 
     * `ddflow compare old.parquet new.parquet --key id,region --ignore updated_at -o changes.parquet`
     """
-    from ddflow.cli.plan import names
-    from ddflow.cli.reading import how, say_doubts
-    from ddflow.cli.say import watching
+    from ddflow.cli.input_files import file_options, say_doubts
+    from ddflow.cli.plan import parse_names
+    from ddflow.cli.say import show_amount
     from ddflow.cli.words import in_shell
     from ddflow.columns.casts import parse_types
     from ddflow.errors import DdflowError
-    from ddflow.tools.compare import comparison
+    from ddflow.tools.compare import compare_tables
 
     try:
-        files = how(format, delimiter, null, encoding, decimal, dates, thousands)
-        columns = names(key), names(ignore or []), parse_types(types or ())
-        with watching("reading") as tick:
-            done = comparison(before, after, *columns, files, tick, null_key)  # type: ignore[arg-type]
+        files = file_options(format, delimiter, null, encoding, decimal, dates, thousands)
+        columns = parse_names(key), parse_names(ignore or []), parse_types(types or ())
+        with show_amount("reading") as tick:
+            done = compare_tables(before, after, *columns, files, tick, null_key)  # type: ignore[arg-type]
         say_doubts(done.doubts)
         for note in done.notes:
             say(note, err=True)
@@ -119,23 +119,19 @@ def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
     """Write the differences as a table on a terminal, as JSON lines, or to a file."""
     import sys
 
-    from ddflow.cli.output import Piped
-    from ddflow.connectors.files import open_output
+    from ddflow.cli.output import open_rows
     from ddflow.connectors.files.kinds import CSV, TSV, kind_of
     from ddflow.tools.compare import CHANGED
 
     if output is None and sys.stdout.isatty():
         _preview(done.table)
         return
-    if output in (None, "-"):
-        Piped().write(done.table)
-        return
-    path, table = Path(str(output)), done.table
-    if kind_of(path).name in (CSV, TSV):  # which has no lists
+    table = done.table
+    if output not in (None, "-") and kind_of(Path(str(output))).name in (CSV, TSV):  # which has no lists
         place = table.column_names.index(CHANGED)
         named = [None if each is None else ",".join(each) for each in table.column(CHANGED).to_pylist()]
         table = table.set_column(place, CHANGED, [named])
-    with open_output(path, table.schema, overwrite) as file:
+    with open_rows(output, table.schema, overwrite) as file:
         file.write(table)
 
 

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from ddflow.cli.arguments import Ask, asks
+from ddflow.cli.arguments import Ask, with_options
 
 
-@asks()
+@with_options()
 def count(
     ask: Ask,
     full: Annotated[
@@ -42,6 +42,6 @@ def count(
 
     * `ddflow count 'beds/*.csv' --full --key bed_id --by ward --net`
     """
-    from ddflow.cli.once import run
+    from ddflow.cli.file_run import run
 
     run(dataclasses.replace(ask, counts=True, whole=full))

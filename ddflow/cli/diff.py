@@ -7,10 +7,10 @@ are the collection.  The work is in ``run``.
 'diff'
 """
 
-from ddflow.cli.arguments import OF_COUNTS, OF_FULL_FILES, Ask, asks
+from ddflow.cli.arguments import OF_COUNTS, OF_FULL_FILES, Ask, with_options
 
 
-@asks(without=OF_COUNTS | OF_FULL_FILES)
+@with_options(without=OF_COUNTS | OF_FULL_FILES)
 def diff(ask: Ask) -> None:
     """Turn a history of upserts into differences: each change with its own retraction.
 
@@ -47,6 +47,6 @@ def diff(ask: Ask) -> None:
 
     * `ddflow diff wednesday.csv --state state/orders --key id --order-by updated_at -o wednesday.parquet`
     """
-    from ddflow.cli.once import run
+    from ddflow.cli.file_run import run
 
     run(ask)

@@ -108,14 +108,14 @@ def evolve(
     if not types and input is not None:
         raise typer.BadParameter("--input says whose columns --types are; an input that goes is --drop-input NAME")
 
-    from ddflow.cli.say import watching
+    from ddflow.cli.say import show_amount
     from ddflow.columns.casts import parse_types
     from ddflow.partitions.evolve import evolve
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
     given: Any = parse_types(types) if types else None
     given = given if input is None else {input: given}
-    with watching("rewriting") as tick:
+    with show_amount("rewriting") as tick:
         done = evolve(state, given, drop_outputs=drop_output or (), drop_inputs=drop_input or (), **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))

@@ -2,7 +2,7 @@
 
 Invariant: a file is there under its name only when it is whole.  Its contents come from `ddflow.tools.export`.
 
->>> called("orders"), called("../x"), called(".hidden")
+>>> file_name("orders"), file_name("../x"), file_name(".hidden")
 ('orders', 'x-ade92630f33b0870', 'hidden-372051e37372c4c0')
 """
 
@@ -52,22 +52,22 @@ def export(
 
     * `ddflow export state/shop by_city -o cities.csv --as-of 2`
     """
-    from ddflow.cli.say import watching
+    from ddflow.cli.say import show_amount
     from ddflow.connectors.files import open_output
     from ddflow.engine.snapshot import Snapshot
     from ddflow.time import from_text
-    from ddflow.tools.export import contents
+    from ddflow.tools.export import open_contents
 
     done: list[dict[str, Any]] = []
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
         at = None if as_of is None else from_text(f"--as-of {as_of}", as_of, snapshot.flow.time_type)
         wanted = list(dict.fromkeys(names or snapshot.flow.outputs))
-        read = {name: contents(snapshot, name, at) for name in wanted}
+        read = {name: open_contents(snapshot, name, at) for name in wanted}
         paths = {name: _path(name, output, len(wanted)) for name in wanted}
         opened = {name: stack.enter_context(open_output(paths[name], read[name][0], overwrite)) for name in wanted}
         for name in wanted:
-            with watching(f"writing {name}") as tick:
+            with show_amount(f"writing {name}") as tick:
                 for table in read[name][1]:
                     opened[name].write(table)
                     tick(table.num_rows)
@@ -95,10 +95,10 @@ def _path(name: str, output: Path | None, many: int) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnwritableOutput(f"write to {folder}", str(error.strerror), "give another folder") from None
-    return folder / f"{called(name)}.parquet"
+    return folder / f"{file_name(name)}.parquet"
 
 
-def called(name: str) -> str:
+def file_name(name: str) -> str:
     """Return the file name of a collection: its name, or the safe part of it and a digest."""
     from ddflow.connectors.parquet.folder import of
 

@@ -38,12 +38,12 @@ def fsck(
 
     * `ddflow fsck s3://bucket/orders --json`
     """
-    from ddflow.cli.say import watching
+    from ddflow.cli.say import show_amount
     from ddflow.cli.words import in_shell
     from ddflow.dataflow.budget import shown_size
     from ddflow.tools.fsck import fsck as checked
 
-    with watching("reading", None, shown_size) as tick:
+    with show_amount("reading", None, shown_size) as tick:
         report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]
     if not as_json:
         report.where = state  # as it was written

@@ -81,7 +81,7 @@ def gc(
 
 
 def _forget(state: str, trust: str) -> None:
-    from ddflow.cli.say import watching
+    from ddflow.cli.say import show_amount
     from ddflow.engine.compact import compact
     from ddflow.engine.flow import Flow
     from ddflow.engine.snapshot import found
@@ -90,5 +90,5 @@ def _forget(state: str, trust: str) -> None:
 
     with opened_store(state, trust=trust, readonly=False) as store:
         flow = Flow.of(rebuild(found(store).plan, store.where))
-        with watching("compacting") as tick, flow.open(store) as engine:
+        with show_amount("compacting") as tick, flow.open(store) as engine:
             compact(engine.calls, forget=True, look=tick)

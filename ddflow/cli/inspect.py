@@ -3,7 +3,7 @@
 Invariant: a terminal gets tables, a pipe the same lines without them, ``--json`` one object.  Nothing is read but the
 manifest and its inventory; that is `ddflow.tools.inspect`'s.
 
->>> inspect.__name__, ago(7300)
+>>> inspect.__name__, format_age(7300)
 ('inspect', '2 h')
 """
 
@@ -164,12 +164,17 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
     shown = [at for at, each in enumerate(versions) if at < LATEST or "error" in each]
     for at, until in zip(shown, [*shown[1:], len(versions)], strict=True):
         each, older = versions[at], versions[at + 1 : until]
-        age = ago(each["age"]) if "age" in each else ""
+        age = format_age(each["age"]) if "age" in each else ""
         yield each["manifest"], each.get("epoch"), age, each.get("written", ""), each.get("note", each.get("error"))
         if older:
             ends, first = older[-1], older[0]
             numbers = (_between(ends[of], first[of]) for of in ("manifest", "epoch"))
-            yield *numbers, ago(ends["age"]), ends["written"], f"{len(older):,} versions, back to {ends['note']!r}"
+            yield (
+                *numbers,
+                format_age(ends["age"]),
+                ends["written"],
+                f"{len(older):,} versions, back to {ends['note']!r}",
+            )
 
 
 def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
@@ -178,7 +183,12 @@ def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     from ddflow.time import shown
 
     age = next(
-        (f", {ago(v['age'])} ago" for v in found["versions"] if v["manifest"] == found["manifest"] and "age" in v), ""
+        (
+            f", {format_age(v['age'])} ago"
+            for v in found["versions"]
+            if v["manifest"] == found["manifest"] and "age" in v
+        ),
+        "",
     )
     last, frontier, since = (shown(found[name], _time_type(found)) for name in ("last", "frontier", "since"))
     about = [
@@ -303,7 +313,7 @@ def _receipts(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[Sequ
             yield receipt["epoch"], call["call"], at, origin, verdicts, outputs or "nothing", call["digest"]
 
 
-def ago(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """Format an age for people."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size or (size == 60 and seconds >= size):

@@ -5,11 +5,11 @@ so that ``007`` of a text column is text on the command line too. A column may c
 all. Nothing of a state is read here but its manifest.
 
 >>> from ddflow.plan.inputs.spec import Upsert
->>> key_of("7,Bern", bind("v", pa.schema({"id": pa.int64(), "city": pa.string()}), Upsert(key=["id", "city"])))
+>>> parse_key("7,Bern", bind("v", pa.schema({"id": pa.int64(), "city": pa.string()}), Upsert(key=["id", "city"])))
 {'id': 7, 'city': 'Bern'}
->>> key_of("00000000-0000-0000-0000-000000000007", bind("v", pa.schema({"id": pa.uuid()}), Upsert(key="id")))
+>>> parse_key("00000000-0000-0000-0000-000000000007", bind("v", pa.schema({"id": pa.uuid()}), Upsert(key="id")))
 {'id': UUID('00000000-0000-0000-0000-000000000007')}
->>> key_of("id=a=b", bind("v", pa.schema({"id": pa.string()}), Upsert(key="id")))
+>>> parse_key("id=a=b", bind("v", pa.schema({"id": pa.string()}), Upsert(key="id")))
 {'id': 'a=b'}
 """
 
@@ -24,8 +24,8 @@ from uuid import UUID
 import pyarrow as pa
 import typer
 
-from ddflow.cli.reading import rows_of
-from ddflow.cli.say import Tick, say, watching
+from ddflow.cli.input_files import read_rows
+from ddflow.cli.say import Tick, say, show_amount
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
 from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
@@ -38,7 +38,7 @@ from ddflow.plan.text.codec import bounds
 from ddflow.storage.opening import opened_store
 
 
-def input_of(state: str, name: str | None, trust: str) -> Bound:
+def find_input(state: str, name: str | None, trust: str) -> Bound:
     """Find an input of a state; the only one by default.  Raises `NotReadable`, and as opening a state does."""
     with opened_store(state, trust=trust) as store:
         manifest = found(store)
@@ -57,7 +57,7 @@ def input_of(state: str, name: str | None, trust: str) -> Bound:
     return bind(name, bound.schema, bound.spec, bound.format)
 
 
-def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> FilesSource:
+def open_log(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> FilesSource:
     """Open files as the log of an input, in its columns; refuses other columns.  Raises as `open_files` does.
 
     If it takes messages, text files have one in each line, and other files have their columns.
@@ -74,20 +74,22 @@ def log_of(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> F
     return given
 
 
-def streamed(
+def stream_log(
     given: FilesSource, full: Sequence[str] | None, scope: str | None, shown: Tick = lambda rows: None
 ) -> Iterator[Any]:
     """Yield a reader for each file, to be read in order; full contents come in a mark.
 
-    ``full``, ``scope``: as in `marked`.  ``shown``: called with the number of rows read since its last call.
+    ``full``, ``scope``: as in `mark_full`.  ``shown``: called with the number of rows read since its last call.
     """
-    for part in marked(given.files, full, scope):
+    for part in mark_full(given.files, full, scope):
         file = part.rows if isinstance(part, Full) else part
-        rows = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file, lambda rows, _: shown(rows)))
+        rows = pa.RecordBatchReader.from_batches(
+            given.columns(file), read_rows(given, file, lambda rows, _: shown(rows))
+        )
         yield replace(part, rows=rows) if isinstance(part, Full) else rows
 
 
-def marked(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
+def mark_full(files: Sequence[str], full: Sequence[str] | None, scope: str | None) -> list[Any]:
     """Mark the files of a log.  ``full``: names, folders or patterns of files with full contents, of a ``scope``.
 
     O(files * names).  Raises `typer.BadParameter` for a name that matches no file, and for a scope without files.
@@ -107,7 +109,7 @@ def _is(file: str, name: str) -> bool:
     return PurePath(name) in (path, path.parent) or fnmatchcase(file, name) or fnmatchcase(path.name, name)
 
 
-def key_of(text: str, bound: Bound) -> dict[str, Any]:
+def parse_key(text: str, bound: Bound) -> dict[str, Any]:
     """Parse a key: ``7``, ``7,Bern`` or ``id=7,city=Bern``; quotes as in CSV.  Raises `NotReadable`."""
     names, asked = list(bound.spec.key), f"the key {text!r} of {bound.name!r}"
     try:
@@ -123,7 +125,7 @@ def key_of(text: str, bound: Bound) -> dict[str, Any]:
     if sorted(given) != sorted(names):
         raise NotReadable(asked, f"its columns are {names}", f"write {','.join(f'{name}=...' for name in names)}")
     try:
-        return {name: value_in(given[name], bound.key_schema.field(name).type, asked) for name in names}
+        return {name: parse_value(given[name], bound.key_schema.field(name).type, asked) for name in names}
     except NotReadable:
         wrong = [name.strip() for name, equals, _ in pairs if equals and name.strip() not in names]
         if not wrong:
@@ -145,18 +147,18 @@ def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequ
     say(f"{''.join(pairs[0])!r} is taken as a value of the key {names[0]!r}", err=True)
 
 
-def values_of(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, Any]:
+def parse_values(words: Sequence[str], schema: pa.Schema, asked: str) -> dict[str, Any]:
     """Parse values by column, written ``city=Bern``; an empty value is null.  Raises `NotReadable`."""
     out = dict[str, Any]()
     for word in words:
         name, _, text = word.partition("=")
         if name not in schema.names:
             raise NotReadable(asked, f"there is no column {name!r}", did_you_mean(name, schema.names), column=name)
-        out[name] = value_in(text, schema.field(name).type, asked) if text else None
+        out[name] = parse_value(text, schema.field(name).type, asked) if text else None
     return out
 
 
-def value_in(text: str, kind: pa.DataType, asked: str) -> Any:
+def parse_value(text: str, kind: pa.DataType, asked: str) -> Any:
     """Parse a value.  Raises `NotReadable`."""
     try:
         return UUID(text) if kind == pa.uuid() else pa.scalar(text).cast(kind).as_py()
@@ -167,11 +169,11 @@ def value_in(text: str, kind: pa.DataType, asked: str) -> Any:
 class FilesLog:
     """Files as a log, which are read again as often as it is gone through, with progress on a terminal.
 
-    ``given``, ``full``, ``scope``: as in `streamed`."""
+    ``given``, ``full``, ``scope``: as in `stream_log`."""
 
     def __init__(self, given: FilesSource, full: Sequence[str] | None, scope: str | None) -> None:
         self.how = given, full, scope
 
     def __iter__(self) -> Iterator[Any]:
-        with watching("reading the log") as tick:
-            yield from streamed(*self.how, tick)
+        with show_amount("reading the log") as tick:
+            yield from stream_log(*self.how, tick)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import OF_FULL_FILES, OF_MERGES, Ask, Full, Scope, asks
+from ddflow.cli.arguments import OF_FULL_FILES, OF_MERGES, Ask, Full, Scope, with_options
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
-    from ddflow.tools.migrate import Told
+    from ddflow.tools.migrate import FedLog
 
 Old = Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")]
 New = Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")]
@@ -32,7 +32,7 @@ Counts = Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` 
 Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have changed, write the new contents whole.")]
 
 
-@asks(
+@with_options(
     without=OF_FULL_FILES
     | OF_MERGES
     | {"inputs", "net", "stale_output", "bad_output", "state", "epoch", "at", "skip_bad_files"}
@@ -76,26 +76,25 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
 
     check_usage(ask, sides=False)
 
-    from ddflow.cli.continued import declared, epochs, opened
-    from ddflow.cli.log import marked
-    from ddflow.cli.once import target
-    from ddflow.cli.plan import INPUT, names, planned
-    from ddflow.cli.reading import Skipped
-    from ddflow.cli.say import progress
+    from ddflow.cli.file_run import FileFeed, FileRun
+    from ddflow.cli.log import mark_full
+    from ddflow.cli.output import WrittenEpochs
+    from ddflow.cli.plan import INPUT
+    from ddflow.cli.say import show_progress
     from ddflow.tools.migrate import replay
 
-    skipped = Skipped(allowed=False)
-    given = opened(ask, [*names(ask.key), *([ask.time] if ask.time else [])], skipped)
-    flow, new = planned(ask, declared(ask, given)), str(ask.state)
-    out, parts = target(ask, flow, given), marked(given.files, full, scope)
+    request, new = FileRun(ask), str(ask.state)
+    files, flow, out = request.files, request.flow, request.open_output()
+    parts = mark_full(files.files, full, scope)
 
-    def feed(engine: Any, least: int, told: Told) -> None:
-        with progress(given.rows) as tick:
-            for step in epochs(engine, given, ask, tick, skipped, least, list(told(INPUT, parts))):
+    def feed(engine: Any, least: int, told: FedLog) -> None:
+        with show_progress(files.rows) as tick:
+            log = FileFeed(request, engine, tick, WrittenEpochs(engine.epoch))
+            for step in log.steps(list(told(INPUT, parts)), least):
                 tick(0, step[OUT].num_rows)
 
     choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory, "retain": ask.retain}
-    with closing(given), replay(old, new, flow, feed, OUT, whole=whole, **choices) as done:
+    with closing(files), replay(old, new, flow, feed, OUT, whole=whole, **choices) as done:
         with out:
             out.write(done.tables[OUT])
         about = {

@@ -1,6 +1,7 @@
-"""The output of a verb: the result of a run, tables of rows, and rows on a pipe.
+"""The output of a verb: its rows in a file, on a terminal or on a pipe, the result of a run, and how far it came.
 
-Guarantees: text from data cannot act on the terminal.
+Guarantees: text from data cannot act on the terminal. A run that stops halfway on a state says what was committed and
+how to go on.
 
 >>> done = Done(["a.csv"], 4, 1, 6, 6, {"applied": 3, "noop": 1}, 0.5, "out.parquet")
 >>> done.text()
@@ -9,19 +10,34 @@ Guarantees: text from data cannot act on the terminal.
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from ddflow.cli.say import say
+from ddflow.connectors.files import FileOutput, open_output
+from ddflow.connectors.files.kinds import JSON, Kind
+from ddflow.connectors.files.writers import writer
+from ddflow.engine.epoch_log import KEPT
+from ddflow.engine.run.signals import waiting
+from ddflow.errors import DdflowError, OutputExists, UnwritableOutput
+from ddflow.errors.base import replace_texts
 from ddflow.storage.closing import Closing
 from ddflow.terminal import console, counted, printable
 
 _HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 SHOWN: Final = 20
 """How many rows a table on a terminal has."""
+
+
+KNOWN, NAMED, LEAST = 0.9, 0.5, 20
+"""The share of a file's rows whose keys are known, that of the keys which it names, and rows of a file; at least."""
+STOPS = (DdflowError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,118 @@ class Done:
         return f"{counted(self.rows, 'row')} of {files} {mode}: {put}{where} in {took}; {verdicts}"
 
 
+class FullFileHint:
+    """Whether files of upserts look like full files, because each has nearly all keys of those before it.
+
+    ``looked``: whether it may be so at all.
+
+    >>> looks = FullFileHint()
+    >>> for rows, keys in ((100, 100), (101, 103), (99, 104)):
+    ...     looks.add_file(rows, keys)
+    >>> looks.text("write --full").partition(": ")[0]
+    'each file names most keys of those before it, and 5 keys are not in the last one'
+    >>> looks.add_file(30, 130)
+    >>> looks.text("write --full")
+    """
+
+    def __init__(self, looked: bool = True) -> None:
+        self.files, self.rows, self.keys, self.alike = 0, 0, 0, looked
+
+    def add_file(self, rows: int, keys: int) -> None:
+        """Count a file's rows, and the keys after it."""
+        known = rows - (keys - self.keys)
+        if rows < LEAST or (self.files and (known < KNOWN * rows or rows < NAMED * self.keys)):
+            self.alike = False
+        self.files, self.rows, self.keys = self.files + 1, rows, keys
+
+    def text(self, remedy: str) -> str | None:
+        """Return a hint for the end of the run; None if the files do not look full."""
+        gone = self.keys - self.rows
+        if not self.alike or self.files < 2 or gone <= 0:
+            return None
+        left = f"{gone:,} keys are" if gone > 1 else "1 key is"
+        found = f"each file names most keys of those before it, and {left} not in the last one"
+        these = "these are" if gone > 1 else "it is"
+        return f"{found}: where each file holds all rows, so that {these} gone, {remedy}"
+
+
+class WrittenEpochs:
+    """The epochs of a run whose rows were written.
+
+    ``before``: the state's epoch when it began.  ``epoch``: the last one written.  ``rest``: the files after it.
+    ``kept``: where the rows are, if the run stopped.
+
+    >>> from ddflow.errors import NullKey
+    >>> class Half:
+    ...     epoch = 3
+    >>> with WrittenEpochs(3).explain_stop(Half):
+    ...     Half.epoch = 5
+    ...     raise NullKey("rows for 'input'", "the key is null", "mend them")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.NullKey: rows for 'input': the key is null; mend them; epochs 4 to 5 are committed: the same files ...
+    """
+
+    def __init__(self, before: int) -> None:
+        self.before = self.epoch = before
+        self.rest: Sequence[str] = ()
+        self.kept: list[str] = []
+        self.committed: tuple[int, Sequence[str]] = (before, ())
+        """The epoch that is committed now, and the files after it."""
+        self.writing = False
+
+    @contextmanager
+    def write_epoch(self) -> Iterator[None]:
+        """Write all rows of an epoch: a signal waits until that is done."""
+        with waiting():
+            self.writing = True
+            yield
+            self.writing = False
+            self.epoch, self.rest = self.committed
+
+    @contextmanager
+    def keep_outputs(self, outputs: Iterable[Any]) -> Iterator[None]:
+        """Complete output files under new names if a run stops between two epochs."""
+        try:
+            yield
+        except STOPS:
+            for each in outputs if self.epoch > self.before and not self.writing else ():
+                if isinstance(each, FileOutput) and each.written:
+                    with suppress(OutputExists, UnwritableOutput):
+                        self.kept.append(str(each.keep(f"epochs-{self.before + 1}-{self.epoch}")))
+            raise
+
+    @contextmanager
+    def explain_stop(self, engine: Any) -> Iterator[None]:
+        """Say which epochs were committed if the run is refused or stopped."""
+        try:
+            yield
+        except STOPS as error:
+            if engine.epoch == self.before:
+                raise
+            more = self._next_run(engine.epoch)
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(more) from None
+            if isinstance(error, SystemExit):  # SIGTERM, which says nothing of itself
+                say(f"ddflow: terminated; {more}", err=True)
+                raise
+            raise replace_texts(error, fix=error.fix + f"; {more}") from None
+
+    def _next_run(self, epoch: int) -> str:
+        """Tell how to go on from the epoch of the state."""
+        first = self.before + 1
+        done = f"epochs {first} to {epoch} are committed" if epoch > first else f"epoch {first} is committed"
+        if self.kept and self.rest and not self.writing:
+            of = f"epochs {first} to {self.epoch}" if self.epoch > first else f"epoch {first}"
+            there = f"the rows of {of} are in {', '.join(self.kept)}"
+            more = f" and the {len(self.rest) - 1:,} behind it" if len(self.rest) > 1 else ""
+            return f"{done}, {there}: go on with {self.rest[0]}{more}, --epoch {self.epoch + 1}, into another file"
+        again = max(first, epoch - KEPT + 1)
+        gone = "; rows of older epochs are not given again, and the state has their outcome" if again > first else ""
+        files = "the same files" if again == first else f"the files from the {again - first + 1:,}th on"
+        return f"{done}: {files} with --epoch {again} give their rows again, and go on{gone}"
+
+
 class _Stdout:
     """JSON text on stdout, with the control characters escaped that JSON lets pass; the values stay the same."""
 
@@ -80,9 +208,6 @@ class Piped(Closing):
 
     def write(self, table: pa.Table) -> None:
         """Write rows at once."""
-        from ddflow.connectors.files.kinds import JSON, Kind
-        from ddflow.connectors.files.writers import writer
-
         writer(_Stdout(), Kind(JSON), table.schema).write(table)
         sys.stdout.buffer.flush()
         self.written += table.num_rows
@@ -134,3 +259,16 @@ class Preview:
         if self.written > self._first.num_rows:
             more = self.written - self._first.num_rows
             screen.print(f"... and {more:,} more; -o FILE writes all, -o - prints them", highlight=False)
+
+
+RowOutput = FileOutput | Piped | Preview
+
+
+def open_rows(output: str | None, schema: pa.Schema, overwrite: bool) -> RowOutput:
+    """Open the output of rows: a file, JSON lines on stdout, or without a name a table if stdout is a terminal.
+
+    Raises `OutputExists`, `UnwritableOutput`.
+    """
+    if output is None and sys.stdout.isatty():
+        return Preview(schema)
+    return Piped() if output in (None, "-") else open_output(Path(str(output)), schema, overwrite)

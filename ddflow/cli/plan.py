@@ -2,9 +2,9 @@
 
 Guarantees: a wrong option is an error that names it as it was typed. Options mean what the same ones of Python mean.
 
->>> names(["id,region", '"a,b"']), projection(["city", "total=price * 2"])
+>>> parse_names(["id,region", '"a,b"']), parse_projection(["city", "total=price * 2"])
 (['id', 'region', 'a,b'], {'city': 'city', 'total': 'price * 2'})
->>> lateness("1500ms", "at", pa.timestamp("us")), lateness("2d", "on", pa.date32())
+>>> parse_lateness("1500ms", "at", pa.timestamp("us")), parse_lateness("2d", "on", pa.date32())
 (1500000, 2)
 """
 
@@ -74,7 +74,7 @@ def say_bad(messages: int, output: Path | None) -> None:
         say(f"{counted(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons", err=True)
 
 
-def columns_of(given: FilesSource, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
+def message_columns(given: FilesSource, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Find the columns of the rows in files of messages.  ``asked``: their format's word.  O(bytes looked at).
 
     Raises `SpecError` if messages show no types, and as `open_files` does.
@@ -142,7 +142,7 @@ def check_apart(outputs: Mapping[str, Any]) -> None:
             raise typer.BadParameter(f"{one} and {other} name the same file: give each its own")
 
 
-def names(texts: Iterable[str] | None) -> list[str]:
+def parse_names(texts: Iterable[str] | None) -> list[str]:
     """Parse column names in texts like ``a,b``; quotes as in CSV around names that hold a comma.  Raises
     `SpecError`."""
     out: list[str] = []
@@ -154,12 +154,12 @@ def names(texts: Iterable[str] | None) -> list[str]:
     return out
 
 
-def projection(texts: Iterable[str]) -> dict[str, str]:
+def parse_projection(texts: Iterable[str]) -> dict[str, str]:
     """Parse column names and ``name=expression`` texts for `Collection.project`.  Raises `SpecError`."""
     out: dict[str, str] = {}
     for text in texts:
         match = _NAMED.fullmatch(text)
-        parts = [(match[1] or match[2], match[3].strip())] if match else [(name, name) for name in names([text])]
+        parts = [(match[1] or match[2], match[3].strip())] if match else [(name, name) for name in parse_names([text])]
         for name, expression in parts:
             if name in out:
                 raise SpecError(
@@ -169,7 +169,7 @@ def projection(texts: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> int | None:
+def parse_lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> int | None:
     """Parse a span of time in the unit of the time column.  Raises `SpecError` if it is no whole number of units."""
     if text is None or text.isdecimal():
         return None if text is None else int(text)
@@ -185,10 +185,10 @@ def lateness(text: str | None, column: str | None, kind: pa.DataType | None) -> 
     return span // _SPANS[unit]
 
 
-def merging(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] | None:
+def parse_merge(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] | None:
     """Parse ``--merge``: a strategy by column, ``default=`` for the others, or ``first_row``.  Raises `SpecError`.
 
-    >>> merging(["visits=sum", "tags=union(9)", "default=first_non_null"]).strategies["tags"].limit
+    >>> parse_merge(["visits=sum", "tags=union(9)", "default=first_non_null"]).strategies["tags"].limit
     9
     """
     given = list(texts or ())
@@ -211,23 +211,23 @@ def merging(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] | No
     return dd.Merge(columns, default)
 
 
-def groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[str]]:
+def parse_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[str]]:
     """``--group``: order columns, ``=``, columns.  Raises `SpecError`.
 
-    >>> groups(["paid_at=amount,currency"])
+    >>> parse_groups(["paid_at=amount,currency"])
     {('paid_at',): ['amount', 'currency']}
     """
     out: dict[str | tuple[str, ...], Sequence[str]] = {}
     for text in texts or ():
         order, equals, columns = text.partition("=")
-        if not equals or not names([order]):
+        if not equals or not parse_names([order]):
             remedy = "write ORDER=COLUMNS, such as paid_at=amount"
             raise SpecError(f"--group {text}", "it names no order column", remedy)
-        out[tuple(names([order]))] = names([columns])
+        out[tuple(parse_names([order]))] = parse_names([columns])
     return out
 
 
-def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
+def build_spec(ask: Ask, schema: pa.Schema) -> dd.Upsert:
     """Build the spec that the options describe.  Raises `SpecError`."""
     delete: Any = ask.delete
     if ask.tombstone is not None:
@@ -242,35 +242,35 @@ def upsert(ask: Ask, schema: pa.Schema) -> dd.Upsert:
         "versions": ask.versions,
     }
     return dd.Upsert(
-        key=names(ask.key),
-        order_by=names(ask.order_by),
+        key=parse_names(ask.key),
+        order_by=parse_names(ask.order_by),
         seq=ask.seq,
         time=ask.time,
         delete=delete,
-        lateness=lateness(ask.lateness, ask.time, schema.field(place).type if place >= 0 else None),
-        noop_ignore=names(ask.noop_ignore),
-        track=None if ask.track is None else names(ask.track),
-        merge=merging(ask.merge),
-        groups=groups(ask.group),
-        derive=projection(ask.derive or ()),
+        lateness=parse_lateness(ask.lateness, ask.time, schema.field(place).type if place >= 0 else None),
+        noop_ignore=parse_names(ask.noop_ignore),
+        track=None if ask.track is None else parse_names(ask.track),
+        merge=parse_merge(ask.merge),
+        groups=parse_groups(ask.group),
+        derive=parse_projection(ask.derive or ()),
         **choices,
     )
 
 
-def planned(ask: Ask, schema: pa.Schema) -> dd.Flow:
+def plan_flow(ask: Ask, schema: pa.Schema) -> dd.Flow:
     """Build the flow: one input, its filters, its projection, its count; one output, `OUT`.
 
     Raises `SpecError` or `ExpressionError`, naming the option that does not fit.
     """
     flow = dd.Flow()
     rows: dd.Collection = flow.upserts(
-        INPUT, schema, upsert(ask, schema), format=message_format(ask.format, ask.on_bad)
+        INPUT, schema, build_spec(ask, schema), format=message_format(ask.format, ask.on_bad)
     )
     for predicate in ask.filter_ or ():
         rows = rows.filter(predicate)
     if ask.project:
-        rows = rows.project(projection(ask.project))
+        rows = rows.project(parse_projection(ask.project))
     if ask.counts:
-        rows = rows.count(names(ask.by), name=ask.name)
+        rows = rows.count(parse_names(ask.by), name=ask.name)
     flow.output(OUT, rows)
     return flow

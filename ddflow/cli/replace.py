@@ -9,10 +9,10 @@ holds the updates that lead from one to the next, times ascending.  The work is 
 
 import dataclasses
 
-from ddflow.cli.arguments import OF_COUNTS, OF_EVENTS, OF_MESSAGES, Ask, asks
+from ddflow.cli.arguments import OF_COUNTS, OF_EVENTS, OF_MESSAGES, Ask, with_options
 
 
-@asks(without=OF_COUNTS | OF_EVENTS | OF_MESSAGES)
+@with_options(without=OF_COUNTS | OF_EVENTS | OF_MESSAGES)
 def replace(ask: Ask) -> None:
     """Turn successive full files into differences.
 
@@ -37,6 +37,6 @@ def replace(ask: Ask) -> None:
 
     * `ddflow replace packages/ --key name --noop-ignore checked_at -o changes.jsonl`
     """
-    from ddflow.cli.once import run
+    from ddflow.cli.file_run import run
 
     run(dataclasses.replace(ask, whole=True))

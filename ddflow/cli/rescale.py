@@ -42,11 +42,11 @@ def rescale(
 
     * `ddflow rescale state/orders --partitions 1 --memory 2GB`
     """
-    from ddflow.cli.say import watching
+    from ddflow.cli.say import show_amount
     from ddflow.partitions.rescale import rescale
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}
-    with watching("moving") as tick:
+    with show_amount("moving") as tick:
         done = rescale(state, partitions, **choices, look=tick)
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))

@@ -55,12 +55,12 @@ def rollback(
 
     * `ddflow rollback state/orders --to-epoch 1 --yes`
     """
-    from ddflow.cli.say import watching
+    from ddflow.cli.say import show_amount
     from ddflow.dataflow.budget import shown_size
     from ddflow.tools import rollback as tool
 
     choices: dict[str, Any] = {"trust": trust}
-    found = tool.versions(state, **choices)
+    found = tool.list_versions(state, **choices)
     if versions:
         if as_json:
             say(json.dumps([_plain(each) for each in found]))
@@ -75,7 +75,7 @@ def rollback(
             say(_line(each), err=True)
         where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
-    with watching("reading and copying", None, shown_size) as tick:
+    with show_amount("reading and copying", None, shown_size) as tick:
         done = tool.rollback(state, to_epoch, **choices, look=tick)
     _report(state, done, as_json)
 

@@ -3,7 +3,7 @@
 Guarantees: one run at a time holds a state. A state that the run created is removed if the run fails before its first
 epoch. The first signal ends the run after the epoch in progress.
 
->>> paired(["orders=files:landing/*.csv"], "--from")
+>>> split_names(["orders=files:landing/*.csv"], "--from")
 {'orders': ['files:landing/*.csv']}
 
 >>> import tempfile
@@ -248,9 +248,9 @@ def run(
     from ddflow.engine.run.options import RunOptions, check
 
     _log(verbose)
-    spelled = paired(from_, "--from").items()
+    spelled = split_names(from_, "--from").items()
     sources = {name: spelled_source(first, name, *more, follow=follow, lines=lines) for name, (first, *more) in spelled}
-    targets, given = sinks(to, mode), loaded(flow)
+    targets, given = make_sinks(to, mode), load_flow(flow)
     how: dict[str, Any] = {
         "interval": interval,
         "rows": rows,
@@ -319,19 +319,19 @@ def _serve_metrics(flow: str, where: str) -> "PrometheusExporter":
     return exporters.prometheus(Path(flow.partition(":")[0]).stem, serve=where)
 
 
-def sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, TableSink]":
+def make_sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, TableSink]":
     """Make the sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
     from ddflow.connectors.address import spelled_sink
 
-    modes: dict[str, list[Any]] = paired(mode, "--mode")
-    targets = paired(to, "--to")
+    modes: dict[str, list[Any]] = split_names(mode, "--mode")
+    targets = split_names(to, "--to")
     for name, (each,) in modes.items():
         if name not in targets:
             raise typer.BadParameter(f"--mode {name}={each}: there is no --to {name}=...")
     return {name: spelled_sink(text, name, *modes.get(name, [None])) for name, (text,) in targets.items()}
 
 
-def paired(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
+def split_names(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
     """Split ``NAME=REST`` by name; ``--from`` may have several, and ``@FILE`` gives its lines.  Raises
     `typer.BadParameter`."""
     from ddflow.storage.address import public
@@ -359,7 +359,7 @@ def _expand_file(text: str) -> list[str]:
         raise typer.BadParameter(f"{text}: {error}; give a file with a line NAME=KIND:WHERE") from None
 
 
-def loaded(text: str) -> "dd.Flow":
+def load_flow(text: str) -> "dd.Flow":
     """Load the flow of a file of Python.  Raises `SpecError`."""
     from ddflow.engine.flow import Flow
 

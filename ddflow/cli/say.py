@@ -5,7 +5,7 @@ without a terminal there is none, so output, messages and logs are the same with
 
 >>> say("a\\x1b[2Jb")
 a\\x1b[2Jb
->>> with progress(total=None, hidden=True) as tick:
+>>> with show_progress(total=None, hidden=True) as tick:
 ...     tick(1000, 0)
 """
 
@@ -33,20 +33,20 @@ def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
     typer.echo(text if drawn else lines(text), err=err)
 
 
-def progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
+def show_progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
     """Show the rows read and the updates put out, while the block runs.  ``total``: of rows; None: unknown."""
     return _show_bar(
         _beginning, total, lambda rate, rows, updates: f"{rows:,} rows, {rate:,} rows/s, {updates:,} updates", hidden
     )
 
 
-def rows(amount: int) -> str:
+def format_rows(amount: int) -> str:
     """Format a number of rows."""
     return f"{amount:,} rows"
 
 
-def watching(
-    doing: str, total: int | None = None, unit: Callable[[int], str] = rows, hidden: bool = False
+def show_amount(
+    doing: str, total: int | None = None, unit: Callable[[int], str] = format_rows, hidden: bool = False
 ) -> AbstractContextManager[Tick]:
     """Show how much was read, while the block runs.  ``unit``: how an amount is written."""
     return _show_bar(lambda: doing, total, lambda rate, read: f"{doing}: {unit(read)}, {unit(rate)}/s", hidden)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     import ddflow as dd
-    from ddflow.cli.output import Piped, Preview
     from ddflow.cli.say import Tick
     from ddflow.columns.order_words import OrderColumn
     from ddflow.connectors.files import FileOptions, FileOutput, FilesSource
@@ -56,9 +55,9 @@ Options = dict[str, list[str]]
 class NamedTable(NamedTuple):
     """A table of the command line.
 
-    >>> told("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
+    >>> parse_table("orders=s3://logs/orders.parquet:key=id,region:order-by=at")
     NamedTable(name='orders', file='s3://logs/orders.parquet', options={'key': ['id,region'], 'order-by': ['at']})
-    >>> options_of("z", grouped(["z=1.csv:key=id:delimiter=|", "z=2.csv:full:null=NA:null=-"])["z"])
+    >>> table_options("z", group_tables(["z=1.csv:key=id:delimiter=|", "z=2.csv:full:null=NA:null=-"])["z"])
     {'key': ['id'], 'delimiter': ['|'], 'full': [''], 'null': ['NA', '-']}
     """
 
@@ -67,7 +66,7 @@ class NamedTable(NamedTuple):
     options: Options
 
 
-def told(text: str) -> NamedTable:
+def parse_table(text: str) -> NamedTable:
     """Parse a table of the command line.  Raises `typer.BadParameter`."""
     from ddflow.connectors.files.file_path import WRITING, cut
 
@@ -81,15 +80,15 @@ def told(text: str) -> NamedTable:
         raise typer.BadParameter(str(error)) from None
 
 
-def grouped(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
+def group_tables(texts: Sequence[str]) -> dict[str, list[NamedTable]]:
     """Group the tables by name, each with its files."""
     out: dict[str, list[NamedTable]] = {}
-    for each in map(told, texts):
+    for each in map(parse_table, texts):
         out.setdefault(each.name, []).append(each)
     return out
 
 
-def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
+def table_options(name: str, parts: Sequence[NamedTable]) -> Options:
     """Collect the options of a table.  Raises `typer.BadParameter`."""
     from ddflow.connectors.files.file_path import FULL, WRITING
 
@@ -104,29 +103,31 @@ def options_of(name: str, parts: Sequence[NamedTable]) -> Options:
     return options
 
 
-def written(options: Options, of_all: "FileOptions") -> "FileOptions":
+def table_files(options: Options, of_all: "FileOptions") -> "FileOptions":
     """Return the options of a table's files: the common ones, and its own.  Raises `SpecError`."""
-    from ddflow.cli.reading import kind_told
+    from ddflow.cli.input_files import parse_kind
     from ddflow.connectors.files.file_path import RENAME, writing
 
     said: dict[str, Any] = {{"null": "nulls"}.get(name, name): value for name, value in writing(options).items()}
     if RENAME in said:
         said[RENAME] = tuple(said[RENAME].items())
     if "format" in said:
-        said["kind"] = kind_told(said.pop("format"))
+        said["kind"] = parse_kind(said.pop("format"))
     return replace(of_all, dialect=of_all.dialect._replace(**said))
 
 
-def spec_of(options: Options) -> "dd.Upsert":
+def table_spec(options: Options) -> "dd.Upsert":
     """Build the spec by which the events of a table upsert."""
     import ddflow as dd
-    from ddflow.cli.plan import names
+    from ddflow.cli.plan import parse_names
 
     delete: Any = None
     if "tombstone" in options:
         column, equals, value = options["tombstone"][-1].partition("=")
         delete = dd.tombstone(column.strip(), value if equals else None)
-    return dd.Upsert(key=names(options["key"][-1:]), order_by=names(options.get("order-by", [])[-1:]), delete=delete)
+    return dd.Upsert(
+        key=parse_names(options["key"][-1:]), order_by=parse_names(options.get("order-by", [])[-1:]), delete=delete
+    )
 
 
 OUT: Final = "out"
@@ -186,22 +187,23 @@ def sql(
     if as_json and output in (None, "-"):
         raise typer.BadParameter("--json: rows go to stdout; write them to a file with -o")
     import ddflow as dd
+    from ddflow.cli.input_files import file_options
+    from ddflow.cli.output import open_rows
     from ddflow.cli.plan import check_apart, check_bad, message_format
-    from ddflow.cli.reading import how
 
-    named = {name: (parts, options_of(name, parts)) for name, parts in grouped(tables).items()}
+    named = {name: (parts, table_options(name, parts)) for name, parts in group_tables(tables).items()}
     words = {name: told["format"][-1] if "format" in told else format for name, (_, told) in named.items()}
     check_bad(next(filter(message_format, words.values()), None), on_bad, bad_output)
     check_apart({"--output": output, "--bad-output": bad_output})
     flow, read, bad = dd.Flow(), 0, 0
     full = {name for name, (_, told) in named.items() if "full" in told}
-    options = how(format, delimiter, null, encoding, decimal, dates, thousands)
+    options = file_options(format, delimiter, null, encoding, decimal, dates, thousands)
     given = {n: _declare_table(flow, n, *each, types or (), options, (words[n], on_bad)) for n, each in named.items()}
     answer, order = _plan_query(flow, query, diff)
     rows = flow.output(OUT, answer.of)
     schema = rows.updates_schema(flow.time_type) if diff else _only(rows.schema, answer.columns)
     with flow.open() as engine, ExitStack() as stack:
-        out: Any = stack.enter_context(_target(output, schema, overwrite))
+        out: Any = stack.enter_context(open_rows(output, schema, overwrite))
         aside = _left_out(flow, bad_output, overwrite, stack)
         tick = stack.enter_context(_show_progress(given, out))
         for files in zip_longest(*(source.files for source in given.values())):
@@ -229,18 +231,18 @@ def _declare_table(
     messages: tuple[str | None, str],
 ) -> "FilesSource":
     """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `message_format`."""
-    from ddflow.cli.plan import columns_of, message_format
-    from ddflow.cli.reading import say_doubts
+    from ddflow.cli.input_files import say_doubts
+    from ddflow.cli.plan import message_columns, message_format
     from ddflow.columns.casts import parse_types
     from ddflow.connectors.files import open_files
 
-    paths, options = [each.file for each in parts], written(told, options)
-    spec, of, declared = spec_of(told) if "key" in told else None, message_format(*messages), parse_types(types)
+    paths, options = [each.file for each in parts], table_files(told, options)
+    spec, of, declared = table_spec(told) if "key" in told else None, message_format(*messages), parse_types(types)
     if of is not None:
         if spec is None:
             raise typer.BadParameter(f"messages are upserts: write {name}=FILE:key=COLUMNS")
         found = open_files(paths, how=options)
-        flow.upserts(name, columns_of(found, str(messages[0]), declared), spec, format=of)
+        flow.upserts(name, message_columns(found, str(messages[0]), declared), spec, format=of)
         return found
     required = told["diff"][-1:] if "diff" in told else [] if spec is None else [*spec.key, *spec.order_by]
     found = open_files(paths, declared, required, None, options)
@@ -315,11 +317,11 @@ def _report(
 def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
     """Show the rows read so far, unless rows of the answer go to the same terminal."""
     from ddflow.cli.output import Piped
-    from ddflow.cli.say import watching
+    from ddflow.cli.say import show_amount
 
     counts = [source.rows for source in given.values()]
     total = sum(n or 0 for n in counts) if None not in counts else None
-    return watching("reading", total, hidden=isinstance(out, Piped) and sys.stdout.isatty())
+    return show_amount("reading", total, hidden=isinstance(out, Piped) and sys.stdout.isatty())
 
 
 def _readers(
@@ -328,7 +330,7 @@ def _readers(
     """Open the next file of each table that has one; return the readers, and how many rows each gave."""
     import pyarrow as pa
 
-    from ddflow.cli.reading import rows_of
+    from ddflow.cli.input_files import read_rows
 
     out, counts = dict[str, Any](), list[int]()
     for place, ((name, source), file) in enumerate(zip(given.items(), files, strict=True)):
@@ -340,7 +342,7 @@ def _readers(
             counts[place] += rows
             shown(rows)
 
-        rows = rows_of(source, file, tick)
+        rows = read_rows(source, file, tick)
         rows = _some(rows, file) if name in full else rows
         out[name] = pa.RecordBatchReader.from_batches(source.columns(file), rows)
     return out, counts
@@ -373,13 +375,3 @@ def _repeat_rows(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table"
     times, rows = rows.column("_diff").to_numpy(), rows.drop_columns(["_diff"])
     places = in_order(rows, order) if order else np.arange(len(times))
     return rows.take(np.repeat(places, np.maximum(times[places], 0)))
-
-
-def _target(output: str | None, schema: "pa.Schema", overwrite: bool) -> "Preview | Piped | FileOutput":
-    """Open the output of the rows."""
-    from ddflow.cli.output import Piped, Preview
-    from ddflow.connectors.files import open_output
-
-    if output is None and sys.stdout.isatty():
-        return Preview(schema)
-    return Piped() if output in (None, "-") else open_output(Path(output), schema, overwrite)

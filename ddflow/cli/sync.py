@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from ddflow.cli.arguments import Trust
-from ddflow.cli.run import FlowFile, Modes, OwnState, To, loaded, sinks
-from ddflow.cli.say import say, watching
+from ddflow.cli.run import FlowFile, Modes, OwnState, To, load_flow, make_sinks
+from ddflow.cli.say import say, show_amount
 from ddflow.terminal import counted, printable
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def sync(
     from ddflow.partitions.commit import EpochDriver
     from ddflow.partitions.driver_epochs import sync_state
 
-    targets, given = sinks(to, mode), loaded(flow)
+    targets, given = make_sinks(to, mode), load_flow(flow)
     if not targets and not detach:
         raise typer.BadParameter("--to: name at least one sink")
     choices: dict[str, Any] = {"trust": trust}
     forget = tuple(detach or () if yes else ())
-    with watching("comparing and writing" if yes else "comparing") as tick:
+    with show_amount("comparing and writing" if yes else "comparing") as tick:
         if _partitions(state, trust) > 1:
             with closing(EpochDriver.open(given, state, **choices)) as driver:
                 done = sync_state(driver, targets, adopt, not yes, forget, tick)

@@ -80,17 +80,18 @@ def verify(
 
     * `ddflow verify state/places full.csv monday.csv tuesday.csv --full full.csv`
     """
-    from ddflow.cli.log import input_of, log_of, streamed
-    from ddflow.cli.reading import how
-    from ddflow.cli.say import watching
+    from ddflow.cli.input_files import file_options
+    from ddflow.cli.log import find_input, open_log, stream_log
+    from ddflow.cli.say import show_amount
     from ddflow.tools.verify import verify as compared
 
-    bound = input_of(state, input, trust)
+    bound = find_input(state, input, trust)
+    options = file_options(format, delimiter, null, encoding, decimal, dates, thousands)
     with (
-        closing(log_of(log, bound, how(format, delimiter, null, encoding, decimal, dates, thousands))) as given,
-        watching(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,
+        closing(open_log(log, bound, options)) as given,
+        show_amount(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,
     ):
-        found = compared(state, {bound.name: streamed(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]
+        found = compared(state, {bound.name: stream_log(given, full, scope)}, memory=memory, trust=trust, look=tick)  # type: ignore[arg-type]
     say(json.dumps(found.to_dict(), default=str) if as_json else str(found))
     if not found.ok:
         raise typer.Exit(REFUSED)

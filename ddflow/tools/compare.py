@@ -49,7 +49,7 @@ class Side(NamedTuple):
     >>> from ddflow.connectors.files.source import AS_USUAL
     >>> schema = pa.schema({"n": pa.string()})
     >>> sides = [Side(None, AS_USUAL, pa.table({"n": each})) for each in ([1.5], ["7", "7,50"])]
-    >>> as_text(schema, sides)[0].partition(", so ")[0]
+    >>> text_notes(schema, sides)[0].partition(", so ")[0]
     "compare: 'n' is double before and string after (because of '7,50')"
     """
 
@@ -90,7 +90,7 @@ class Side(NamedTuple):
         return ""
 
 
-def as_text(schema: pa.Schema, sides: Sequence[Side]) -> tuple[str, ...]:
+def text_notes(schema: pa.Schema, sides: Sequence[Side]) -> tuple[str, ...]:
     """Make a note for each column that is text on only one side. ``schema``: of the comparison."""
     notes = list[str]()
     for field in schema:
@@ -193,13 +193,15 @@ def compare(
     [{'id': 2, '_change': 'added', '_changed': None}]
     """
     schema = pa.schema([]) if types is None else to_schema(types, "types of compare")
-    done = comparison(before, after, key, ignore, dict(zip(schema.names, schema.types, strict=True)), null_key=null_key)
+    done = compare_tables(
+        before, after, key, ignore, dict(zip(schema.names, schema.types, strict=True)), null_key=null_key
+    )
     for note in done.notes:
         warnings.warn(note, stacklevel=2)
     return done.table
 
 
-def comparison(
+def compare_tables(
     before: Any,
     after: Any,
     key: Any,
@@ -232,7 +234,7 @@ def comparison(
     notes = tuple(
         f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
     )
-    notes += as_text(schema, sides)
+    notes += text_notes(schema, sides)
     return Comparison(
         _compare_rows(both, schema, Upsert(key=keys, null_key=null_key), sides),
         notes,

@@ -14,9 +14,9 @@ says how often each is there. It writes nothing itself.
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Basel"]})}, time=1)
 >>> with Snapshot.open(store) as snapshot:
-...     schema, tables = contents(snapshot, "here")
+...     schema, tables = open_contents(snapshot, "here")
 ...     schema.names, [row for table in tables for row in table.to_pylist()]
-...     [row for table in contents(snapshot, "cities")[1] for row in table.to_pylist() if row["city"] == "Basel"]
+...     [row for table in open_contents(snapshot, "cities")[1] for row in table.to_pylist() if row["city"] == "Basel"]
 (['id', 'city'], [{'id': 1, 'city': 'Bern'}])
 [{'city': 'Basel', '_diff': 2}]
 """
@@ -36,7 +36,7 @@ from ddflow.plan.collection import Collection
 from ddflow.time import as_shown
 
 
-def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
+def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
     """Return the columns of an output or an input, and its rows, table by table; read them while the snapshot is open.
 
     ``as_of``: at a time not before ``since``. Rows of a collection that can have duplicates come once, with ``_diff``.
@@ -47,13 +47,13 @@ def contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[p
         as_of = snapshot.closed(f"export {name!r} as of {as_shown(as_of, snapshot.flow.time_type)}", as_of)
     if node.unique:
         return node.schema, (
-            piece.rows.select(node.schema.names) for piece in ranges(snapshot.dataflow.graph, node, as_of)
+            piece.rows.select(node.schema.names) for piece in read_ranges(snapshot.dataflow.graph, node, as_of)
         )
     schema = pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)])
     return schema, iter([snapshot.dataflow.graph.read(node, as_of)])
 
 
-def ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
+def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator[Updates]:
     """Yield the rows of a collection in pieces; equal rows may be in several. O(rows)."""
     # What is to be read, and what its pieces pass then, as which input.
     walk: list[tuple[Collection, Any]] = [(node, None)]
@@ -71,12 +71,12 @@ def ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Iterator
             piece, link = piece._replace(rows=piece.rows.select(each.schema.names)), after
             while link is not None:
                 node, n, link = link
-                inputs = [none(of) for of in node.inputs]
+                inputs = [no_updates(of) for of in node.inputs]
                 inputs[n] = piece
                 piece = graph.running[node].read(inputs, as_of)
             yield piece
 
 
-def none(node: Collection) -> Updates:
+def no_updates(node: Collection) -> Updates:
     """No updates of a collection."""
     return once_each(empty(node.schema))

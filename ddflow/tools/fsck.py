@@ -38,7 +38,15 @@ from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
 from ddflow.storage.sheets import unfolded
-from ddflow.tools.inventory_check import Examination, Known, Memo, Operators, holds_all, wrongly_attached, wrongly_fed
+from ddflow.tools.inventory_check import (
+    Examination,
+    Known,
+    Memo,
+    Operators,
+    find_attachment_faults,
+    find_feed_faults,
+    holds_all,
+)
 
 
 class Problem(NamedTuple):
@@ -139,7 +147,7 @@ NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
 _NUMBER: Final = re.compile(r"[0-9]{16}")
 
 
-def strangers(store: LocalStore) -> Iterator[str]:
+def list_strangers(store: LocalStore) -> Iterator[str]:
     """List the files in the folder of a state that ddflow did not write. O(names).
 
     >>> import tempfile
@@ -147,7 +155,7 @@ def strangers(store: LocalStore) -> Iterator[str]:
     ...     store = LocalStore(place)
     ...     with open(f"{place}/notes.txt", "w") as file:
     ...         _ = file.write("mine")
-    ...     found = list(strangers(store))
+    ...     found = list(list_strangers(store))
     ...     store.close()
     >>> found
     ['notes.txt']
@@ -246,7 +254,7 @@ class _Check:
                 self._manifest(number)
         self._garbage(entries)
         if isinstance(self.store, LocalStore):
-            self.report.ignored.extend(strangers(self.store))
+            self.report.ignored.extend(list_strangers(self.store))
         # What was swept while this went on need not be whole.
         there = set(self.store.numbers())
         self.report.problems = [p for p in self.report.problems if p.manifest is None or p.manifest in there]
@@ -293,13 +301,13 @@ class _Check:
         if manifest.epoch and not manifest.inventories:
             self.report.problem(manifest_file(number), f"it is of epoch {manifest.epoch} and names no state", number)
         flow = self._plan(manifest)
-        for found in wrongly_fed(manifest):
+        for found in find_feed_faults(manifest):
             self.report.problem(manifest_file(number), found, number)
         kept = dict[int, str]()
         for receipt in self._receipts(manifest):
             kept[receipt.epoch] = receipt.digest
             self._receipt(manifest, receipt, flow)
-        for found in wrongly_attached(manifest, kept):
+        for found in find_attachment_faults(manifest, kept):
             self.report.problem(manifest_file(number), found, number)
         inventories = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.inventories))]
         whole = [each for each in inventories if each is not None]

@@ -78,7 +78,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "id": manifest.id,
             "manifest": manifest.number,
             "epoch": manifest.epoch,
-            "written": iso(manifest.written),
+            "written": format_moment(manifest.written),
             "note": manifest.note,
             "writer": manifest.nonce,
             "frontier": manifest.frontier,
@@ -134,7 +134,7 @@ def _sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
     }
 
 
-def iso(milliseconds: int) -> str:
+def format_moment(milliseconds: int) -> str:
     """Format a moment as text, in UTC."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
@@ -246,7 +246,7 @@ def _version(store: Store, number: int) -> dict[str, Any]:
     return {
         "manifest": number,
         "epoch": manifest.epoch,
-        "written": iso(manifest.written),
+        "written": format_moment(manifest.written),
         "age": round(max(0.0, time.time() - manifest.written / 1000), 3),
         "note": manifest.note,
     }

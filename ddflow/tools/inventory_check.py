@@ -134,7 +134,7 @@ class Examination:
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
             if complete and arrived != (done := resolved(known)) + waiting:
                 found = f"{arrived:,} events came in, {done:,} were resolved and {waiting:,} are pending"
-                raise wrong(stored.what, found)
+                raise invalid_inventory(stored.what, found)
 
     def _check_pending(self, record: InputRecord, at: str, upsert: RunningInput) -> int:
         """Count the pending events, and check that their keys belong to this partition."""
@@ -149,7 +149,7 @@ class Examination:
         """Whether identities are in the range of this partition."""
         places = partition_of(high, self.manifest.partitions)
         if (odd := np.flatnonzero(places != self.number)).size:
-            raise wrong(
+            raise invalid_inventory(
                 at, f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.partitions}"
             )
 
@@ -175,7 +175,7 @@ class Examination:
         """
         arrangements.restore(arranged, record, at, self.batch_store, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
-            raise wrong(
+            raise invalid_inventory(
                 at,
                 f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
                 f"manifest says {self.manifest.frontier} and {self.manifest.since}",
@@ -190,9 +190,9 @@ class Examination:
             with self.guard():
                 self._batch(each, by_file[each.file.name], arranged, rows)
         if self.whole:
-            live, dead = census(arranged, rows)
+            live, dead = count_keys(arranged, rows)
             if live != arranged.keys or (arranged.keeps and arranged.lapse is None and dead != arranged.tombstones):
-                raise wrong(
+                raise invalid_inventory(
                     at,
                     f"it says {arranged.keys:,} keys and {arranged.tombstones:,} tombstones, its files "
                     f"have {live:,} and {dead:,}",
@@ -236,14 +236,16 @@ def holds_all(inventories: Inventories, operators: Operators) -> None:
     kept = {name for each in inventories.stored for name in each.of.operators}
     for kind, there, plan in (("inputs", inputs, operators.inputs), ("operators", kept, operators.kept)):
         if plan is not None and there != set(plan):
-            raise wrong(inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}")
+            raise invalid_inventory(
+                inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}"
+            )
     for name in inputs:
         inventories.input(name)
     for name in kept if operators.kept is not None else ():
         inventories.operator(name)
 
 
-def wrongly_fed(manifest: Manifest) -> Iterator[str]:
+def find_feed_faults(manifest: Manifest) -> Iterator[str]:
     """Find impossible facts in a manifest about the calls that fed its inputs. O(runs of calls * receipts)."""
     plan = manifest.plan.get("inputs")
     if unknown := sorted(set(manifest.fed) - set(plan if isinstance(plan, dict) else ())):
@@ -257,7 +259,7 @@ def wrongly_fed(manifest: Manifest) -> Iterator[str]:
                 yield f"epoch {receipt.epoch} had a {kind}, and it says of no input that it was fed so then"
 
 
-def wrongly_attached(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[str]:
+def find_attachment_faults(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[str]:
     """Find impossible facts in a manifest about its sources and sinks. ``kept``: the digests of epochs. O(those)."""
     plan = manifest.plan
     for name, source in manifest.sources.items():
@@ -277,7 +279,7 @@ def wrongly_attached(manifest: Manifest, kept: Mapping[int, str]) -> Iterator[st
             yield f"the sink of {name!r} lacks epoch {sink.epoch + 1}, whose updates are not kept"
 
 
-def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
+def count_keys(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     """Count the live keys and the deleted ones. O(versions).
 
     ``rows``: the expected hashes of the current versions. Raises `CorruptState` for another hash.
@@ -294,6 +296,6 @@ def census(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     return live, dead
 
 
-def wrong(at: str, found: str) -> CorruptState:
+def invalid_inventory(at: str, found: str) -> CorruptState:
     """Make the error for an invalid inventory. ``at``: the place in it."""
     return CorruptState(at, found, MEND)

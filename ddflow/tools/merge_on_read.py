@@ -93,12 +93,12 @@ def merge_on_read(
     >>> sorted(merge_on_read(log, Upsert(key="id"))["city"].to_pylist())
     ['Basel', 'Chur']
     """
-    with folded(log, spec, schema, memory=memory, spill=spill, secret=secret) as upsert:
+    with fold_log(log, spec, schema, memory=memory, spill=spill, secret=secret) as upsert:
         return upsert.arranged.read().select(upsert.bound.row_schema.names)
 
 
 @contextmanager
-def folded(
+def fold_log(
     log: Any,
     spec: Spec,
     schema: Any = None,
@@ -124,13 +124,15 @@ def folded(
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
         for time, part in enumerate(_calls(parts, declared, input.bound)):
-            take(engine, LOG, part, time)
+            take_part(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
         yield engine.dataflow.graph.inputs[LOG]
 
 
-def take(engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: Allowed = ANY) -> Step:
+def take_part(
+    engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: Allowed = ANY
+) -> Step:
     """Make one call of an engine: take a part of a log, by its mark, in for the input ``name``.
 
     Costs and errors are those of the call. ``allowed``: the number of keys that full contents, or a corrected history,

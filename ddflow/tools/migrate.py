@@ -46,10 +46,10 @@ from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_store, opened_store
 from ddflow.storage.protocol import Store
 from ddflow.time import INT64, NEVER
-from ddflow.tools.merge_on_read import take as taken
+from ddflow.tools.merge_on_read import take_part as taken
 
 
-class Told:
+class FedLog:
     """How the log of an old state is to be replayed under another plan, ``flow``."""
 
     def __init__(self, old: Snapshot, flow: Flow) -> None:
@@ -78,7 +78,7 @@ class Told:
         return as_fed(parts, self.old.dataflow.fed.get(name, Fed()), inputs[name].bound, to)
 
 
-Feed = Callable[[Engine, int, Told], None]
+Feed = Callable[[Engine, int, FedLog], None]
 """Replays a log into an engine, committing as it goes.  The int: what the time of its last step must be, at least."""
 
 
@@ -214,7 +214,7 @@ def replay(
             kept = engine.dataflow.retain
             if both:
                 engine.dataflow.retain = 0  # the replay's times are not those of the old state's steps
-            feed(engine, old.last + 1 if both and old.last > NEVER else 1, Told(old, flow))
+            feed(engine, old.last + 1 if both and old.last > NEVER else 1, FedLog(old, flow))
             _close(engine, old)
             engine.flush()
             if both and engine.durable is not None:
@@ -237,7 +237,7 @@ def replay(
 
 
 def _make_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
-    def feed(engine: Engine, least: int, told: Told) -> None:
+    def feed(engine: Engine, least: int, told: FedLog) -> None:
         epochs, time = map(_calls, _mark_calls(engine.flow, log, told)), 0
         calls: list[Mapping[str, Any]] = next(epochs, [{}])
         while calls:
@@ -252,7 +252,7 @@ def _make_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
     return feed
 
 
-def _mark_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: Told) -> Iterator[Mapping[str, Any]]:
+def _mark_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: FedLog) -> Iterator[Mapping[str, Any]]:
     """Mark the rows of the log's calls; lazy if the old state was fed events only, else the log is held."""
     calls = log if told.plain else list(log)
     parts = (

@@ -79,7 +79,7 @@ class RolledBack:
     ahead: dict[str, int]
 
 
-def versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
+def list_versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
     """List the versions that a state keeps, descending, with their missing or cut files; no file is read.
 
     O(bytes of manifests and inventories + files). Raises `StateRefused` if there is no state.

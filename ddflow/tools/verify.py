@@ -50,8 +50,8 @@ from ddflow.storage.protocol import Store
 from ddflow.terminal import as_text, counted
 from ddflow.time import CLOSED
 from ddflow.time import shown as time_shown
-from ddflow.tools.export import ranges
-from ddflow.tools.merge_on_read import folded
+from ddflow.tools.export import read_ranges
+from ddflow.tools.merge_on_read import fold_log
 from ddflow.trace.arrangement import PIECE, Arrangement
 from ddflow.trace.batch import starts
 
@@ -81,7 +81,7 @@ class Piece(NamedTuple):
         fits = (high >= np.uint64(begin)) & (high <= np.uint64(end))
         fits[1:] &= after
         if not fits.all():
-            raise misplaced(bound.name, table, int(np.flatnonzero(~fits)[0]))
+            raise misplaced_row(bound.name, table, int(np.flatnonzero(~fits)[0]))
         shown = list(dict.fromkeys([*bound.row_schema.names, *bound.tracked]))
         return cls(table.select(shown), high, low, value_hashes(table.select(bound.tracked), secret))
 
@@ -107,7 +107,7 @@ class Piece(NamedTuple):
         return np.fromiter((pair in keys for pair in pairs), bool, rows.size)
 
 
-def aligned(one: Arrangement, other: Arrangement, bound: Binding, secret: Secret) -> Iterator[tuple[Piece, Piece]]:
+def align_pieces(one: Arrangement, other: Arrangement, bound: Binding, secret: Secret) -> Iterator[tuple[Piece, Piece]]:
     """Both sides, range by range.  ``bound``: tells key and value.  O(n log n).  Raises `CorruptState`, see the header.
 
     Either may be in several partitions.  They must not change meanwhile.
@@ -120,7 +120,7 @@ def aligned(one: Arrangement, other: Arrangement, bound: Binding, secret: Secret
     ...     _ = engine.step({"v": pa.table({"k": keys, "v": values})}, time=1)
     ...     return engine.dataflow.graph.inputs["v"].arranged
     >>> one, other = rows_of([1, 2, 3], [1, 2, 3]), rows_of([2, 3, 5], [2, 4, 5])
-    >>> found = [a.against(b) for a, b in aligned(one, other, input.bound, secret)]
+    >>> found = [a.against(b) for a, b in align_pieces(one, other, input.bound, secret)]
     >>> sum(extra.size for extra, *_ in found), sum(missing.size for _, missing, *_ in found)
     (1, 1)
     """
@@ -139,7 +139,7 @@ def _join_pieces(pieces: list[Piece]) -> Piece:
     return Piece(pa.concat_tables([piece.table for piece in pieces]), *words)
 
 
-def misplaced(name: str, table: pa.Table, row: int) -> CorruptState:
+def misplaced_row(name: str, table: pa.Table, row: int) -> CorruptState:
     """Make the error for a row in a place where its key does not belong."""
     shown = as_text(shown_row(table, row))[:200]
     return CorruptState(
@@ -149,7 +149,7 @@ def misplaced(name: str, table: pa.Table, row: int) -> CorruptState:
     )
 
 
-def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
+def recount(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     """Recount each count of a state: yield its description, and the number of groups that differ from their rows.
 
     Skips counts of rows that their inputs have forgotten or did not keep, and results that depend on arrival. O(rows);
@@ -163,7 +163,7 @@ def recounted(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     >>> with flow.open(store) as engine:
     ...     _ = engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
     >>> with Snapshot.open(store) as snapshot:
-    ...     list(recounted(snapshot))
+    ...     list(recount(snapshot))
     [("people.project(['city']).count(by=['city'])", 0)]
     """
     ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
@@ -181,7 +181,7 @@ def _recompute_state(snapshot: Snapshot, node: Collection) -> Running:
     """Run the operator again over its input's rows, in a new state. Each range has another time."""
     graph = snapshot.dataflow.graph
     fresh: Running = node.open(Context(graph.secret, graph.plan.time_type, frozenset(node.schema.names)))
-    for time, piece in enumerate(ranges(graph, node.inputs[0])):
+    for time, piece in enumerate(read_ranges(graph, node.inputs[0])):
         if piece.diffs.size:
             _, change = fresh.compute([piece._replace(times=ints(time))], time)
             fresh.apply([change], time + 1, time)
@@ -362,7 +362,7 @@ def verify(
                 if memory is not None and spill is None:
                     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-verify-"))
                 found[name] = _Comparison(snapshot, name, look).run(log, memory, folder)
-        counts = dict(recounted(snapshot))
+        counts = dict(recount(snapshot))
         return Verified(state.where if isinstance(state, Store) else str(state), snapshot.epoch, found, counts)
 
 
@@ -390,8 +390,8 @@ class _Comparison:
         fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
         given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
         how: Any = {"memory": memory, "spill": spill, "format": None if bound.unique else bound.format}
-        with folded(given, bound.spec, bound.schema, secret=self.secret, **how) as expected:
-            for one, other in aligned(self.upsert.arranged, expected.arranged, bound, self.secret):
+        with fold_log(given, bound.spec, bound.schema, secret=self.secret, **how) as expected:
+            for one, other in align_pieces(self.upsert.arranged, expected.arranged, bound, self.secret):
                 self._compare(one, other)
         self._note()
         return self.out

@@ -13,15 +13,15 @@ import typer
 from test_prose import PAGES
 from typer.testing import CliRunner
 
-from ddflow.cli import VERBS, app
-from ddflow.cli.welcome import TEXT
+from ddflow.cli import VERBS, WELCOME, app
 
-COMMANDS = [line.strip() for line in TEXT.splitlines() if line.startswith("    ddflow")]
+COMMANDS = [line.strip() for line in WELCOME.splitlines() if line.startswith("    ddflow")]
 
 
 def test_alone_it_says_what_to_try() -> None:
     done = CliRunner().invoke(app, [])
-    assert done.exit_code == 0 and done.output == TEXT + "\n"
+    assert done.exit_code == 0 and done.output == WELCOME + "\n"
+    assert max(map(len, WELCOME.splitlines())) <= 80 and len(WELCOME.splitlines()) <= 24
 
 
 @pytest.mark.parametrize("words", [[], *([verb] for verb in VERBS)], ids=lambda words: " ".join(words) or "ddflow")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.cli.inspect import ago
+from ddflow.cli.inspect import format_age
 from ddflow.connectors.files import open_files
 
 MONDAY = "id,city,at\n1,Bern,1\n2,007,2\n3,Bern,1\n"
@@ -92,7 +92,7 @@ def test_inspect_tells_what_there_is_without_reading_data(state: str) -> None:
         "commit of step",
     ):
         assert line in shown, shown
-    assert (ago(59), ago(61), ago(7300), ago(200_000)) == ("59 s", "1 min", "2 h", "2 d")
+    assert (format_age(59), format_age(61), format_age(7300), format_age(200_000)) == ("59 s", "1 min", "2 h", "2 d")
 
 
 def test_why_tells_winners_and_losers(state: str) -> None:

@@ -31,7 +31,7 @@ from ddflow.plan.verbs.family import operators
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.export import contents
+from ddflow.tools.export import open_contents
 
 COLUMNS = NARROW | {"gone": pa.bool_()}
 SPEC = {"delete": dd.tombstone("gone", True)}
@@ -230,11 +230,11 @@ def test_export_writes_what_can_be_read(state: Path, before_last: dd.Engine) -> 
     with dd.Snapshot.open(state) as snapshot:
         for name in before_last.flow.outputs:
             for time in range(1, len(LOG) - 1):
-                columns, tables = contents(snapshot, name, time)
+                columns, tables = open_contents(snapshot, name, time)
                 table = pa.concat_tables([each.select(columns.names) for each in tables])
                 rows = before_last.read(name, time).select(columns.names)
                 assert plain(table) == plain(rows), (name, time)
-        columns, tables = contents(snapshot, "a")
+        columns, tables = open_contents(snapshot, "a")
         exported = pa.concat_tables([each.select(columns.names) for each in tables])
         assert plain(exported) == plain(before_last.read("rows").select(columns.names))
 

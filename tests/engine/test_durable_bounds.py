@@ -19,7 +19,7 @@ from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.protocol import GREATEST
 from ddflow.storage.s3 import S3Store
-from ddflow.tools.rollback import rollback, versions
+from ddflow.tools.rollback import list_versions, rollback
 
 __all__ = ["moto"]
 ROWS = {"people": pa.table({"id": [1, 2], "city": ["a", "b"]})}
@@ -45,7 +45,7 @@ def test_epochs_acknowledged_while_the_clock_is_before_1970_are_read_again(
     with plan().open(tmp_path / "s") as engine:
         assert (engine.epoch, engine.read("people").num_rows) == (1, 2)
         assert engine.step(ROWS, 9).verdicts["noop"] == 2
-    assert all(each.wrong is None for each in versions(tmp_path / "s"))
+    assert all(each.wrong is None for each in list_versions(tmp_path / "s"))
     gc(tmp_path / "s")
     with plan().open(tmp_path / "s") as engine:
         assert engine.epoch == 2
@@ -70,7 +70,7 @@ ASKED: dict[str, Callable[[Any], Any]] = {
     "read": lambda store: dd.read(store, "people"),
     "newest": newest,
     "rollback": rollback,
-    "versions": versions,
+    "versions": list_versions,
     "gc": gc,
 }
 

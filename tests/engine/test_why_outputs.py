@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.cli.log import values_of
+from ddflow.cli.log import parse_values
 from ddflow.dataflow.graph import trace_names
 from ddflow.engine.lineage.rows import above
 from ddflow.errors import NotReadable, SchemaMismatch, TimeWentBack
@@ -300,13 +300,13 @@ def test_nulls_and_values_of_every_kind() -> None:
         columns = {"id": [1, 2]} | {name: [value, None] for name, (_, value, _) in kinds.items()}
         engine.step({"rows": pa.table(columns, schema=schema)}, 1)
         for name, (_, value, text) in kinds.items():
-            written = values_of([f"{name}={text}"], engine.flow.outputs["counted"].schema, "why")
+            written = parse_values([f"{name}={text}"], engine.flow.outputs["counted"].schema, "why")
             for asked, expected in (({name: value}, [1]), ({name: None}, [2]), (written, [1])):
                 told: Any = engine.why("counted", asked)
                 assert told.rows["rows"].column("id").to_pylist() == expected, (asked, str(told))
-        assert values_of(["day="], rows.schema, "why") == {"day": None}
+        assert parse_values(["day="], rows.schema, "why") == {"day": None}
         with raises(NotReadable):
-            values_of(["day=soon"], rows.schema, "why")
+            parse_values(["day=soon"], rows.schema, "why")
 
 
 def test_times_are_shown_as_their_type_is() -> None:

@@ -26,7 +26,7 @@ import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, NotUnique
 from ddflow.plan.text.codec import describe, node_id, rebuild, shown
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.verify import recounted
+from ddflow.tools.verify import recount
 
 LEFT = {"k": pa.int32(), "v": pa.int64(), "d": pa.int64(), "t": pa.int64()}
 RIGHT = {"k": pa.int64(), "name": pa.string(), "d": pa.int64(), "t": pa.int64()}
@@ -213,7 +213,7 @@ def test_events_of_many_keys_beside_duckdb(medium: str, tmp_path: Path) -> None:
     if medium == "reopened":
         assert dd.fsck(store.writer()).ok
         with dd.Snapshot.open(store) as snapshot:
-            assert set(dict(recounted(snapshot)).values()) <= {0}
+            assert set(dict(recount(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
 
 

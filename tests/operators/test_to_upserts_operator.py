@@ -42,7 +42,7 @@ from ddflow.errors import (
 )
 from ddflow.plan.text.codec import describe, node_id, rebuild, shown
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.export import contents
+from ddflow.tools.export import open_contents
 
 RULES = ["error", "greatest", "all"]
 
@@ -383,7 +383,7 @@ def test_an_epoch_is_given_again_by_a_plan_with_another_column_too(tmp_path: Pat
             each["rank"] = None
         assert again.to_pylist() == expected
     with dd.Snapshot.open(place) as snapshot:
-        schema, tables = contents(snapshot, "all")
+        schema, tables = open_contents(snapshot, "all")
         assert schema.names == ["city", "rows"] and sum(table.num_rows for table in tables) == 2
 
 

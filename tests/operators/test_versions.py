@@ -32,7 +32,7 @@ import ddflow as dd
 from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, PlanChanged
 from ddflow.plan.text.codec import describe, node_id, rebuild, shown
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.verify import recounted
+from ddflow.tools.verify import recount
 from ddflow.trace.ordered_index import OrderedIndex
 
 LONG = "2024-01-01T00:00:"
@@ -184,7 +184,7 @@ def test_histories_of_many_versions_beside_duckdb(medium: str, tmp_path: Path) -
     if medium == "reopened":
         assert dd.fsck(store.writer()).ok
         with dd.Snapshot.open(store) as snapshot:
-            assert set(dict(recounted(snapshot)).values()) <= {0}
+            assert set(dict(recount(snapshot)).values()) <= {0}
         assert read(dd.read(store, "out")) == history[-1]
 
 

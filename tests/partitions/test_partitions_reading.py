@@ -37,7 +37,7 @@ from ddflow.errors import CorruptState, DdflowError, NotReadable, StateRefused
 from ddflow.storage.manifest import Manifest, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
-from ddflow.tools.export import contents
+from ddflow.tools.export import open_contents
 from ddflow.tools.rollback import rollback
 
 SECRET = Secret(11, 12)
@@ -111,7 +111,7 @@ def alike(cut: Any, whole: Any, flow: dd.Flow | None = None) -> None:
 
 
 def exported(snapshot: Snapshot, name: str) -> Any:
-    schema, tables = contents(snapshot, name)
+    schema, tables = open_contents(snapshot, name)
     return counted(pa.concat_tables([schema.empty_table(), *tables]))
 
 

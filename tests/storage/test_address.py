@@ -26,7 +26,7 @@ from ddflow.storage.memory import MemoryStore
 from ddflow.storage.object_store import line
 from ddflow.storage.opening import open_store
 from ddflow.tools.inspect import inspect
-from ddflow.tools.rollback import versions
+from ddflow.tools.rollback import list_versions
 
 SECRET = "wJalr/XUtn+FEMI"
 SCHEMES = ["s3a", "gs", "hdfs", "abfss", "file", "S3", "https", "dbfs", "wasbs", "s3n"]
@@ -57,7 +57,7 @@ STATES: dict[str, Callable[[Any, Path], Any]] = {
     "verify": lambda given, _: dd.verify(given, {"rows": [ROWS["rows"]]}),
     "gc": lambda given, _: gc(given),
     "rollback": lambda given, _: dd.rollback(given),
-    "versions": lambda given, _: versions(given),
+    "versions": lambda given, _: list_versions(given),
     "rescale": lambda given, _: rescale(given, 2),
     "migrate from": lambda given, place: dd.migrate(given, place / "new", flow(), [ROWS]),
     "migrate to": lambda given, place: dd.migrate(made(place), given, flow(), [ROWS]),

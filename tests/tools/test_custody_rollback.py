@@ -24,7 +24,7 @@ from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Write
-from ddflow.tools.rollback import rollback, versions
+from ddflow.tools.rollback import list_versions, rollback
 
 
 def plan() -> dd.Flow:
@@ -103,7 +103,7 @@ def test_from_any_damage_to_the_newest_version_the_last_whole_one_is_found(what:
     if what != "output":
         with pytest.raises(CorruptState):
             plan().open(store.writer())
-    wrong = {each.number: each.wrong for each in versions(store.writer())}
+    wrong = {each.number: each.wrong for each in list_versions(store.writer())}
     assert bool(wrong[4]) == (what not in ("file", "output"))  # a list reads no file
     done = rollback(store.writer())
     assert (done.manifest.epoch, done.manifest.number, done.version) == (to, 5, to)

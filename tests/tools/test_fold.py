@@ -21,7 +21,7 @@ from strategies import SHAPES, events, scenarios, shapes, splits
 
 import ddflow as dd
 from ddflow.errors import DdflowError, NotArrow, NullKey, SchemaMismatch, SpecError, TieRefused, UnreadableInput
-from ddflow.tools.merge_on_read import folded
+from ddflow.tools.merge_on_read import fold_log
 
 DECIDED = {"null_key": "drop", "lateness": None}
 
@@ -177,7 +177,7 @@ def test_a_log_larger_than_memory_is_read_as_it_goes_and_gives_the_same_in_the_s
     table = many(300_000)
     whole = dd.merge_on_read(table, SPEC, secret=SECRET)
     parts = (table.slice(i, 20_000) for i in range(0, table.num_rows, 20_000))
-    with folded(parts, SPEC, memory="16MB", spill=tmp_path, secret=SECRET) as upsert:
+    with fold_log(parts, SPEC, memory="16MB", spill=tmp_path, secret=SECRET) as upsert:
         assert any(path.suffix == ".arrow" for path in tmp_path.iterdir()), "nothing was spilled"
         ends = [((n + 1) << 61) - 1 for n in range(8)]
         tables = [rows.select(whole.schema.names) for rows in upsert.arranged.within(ends)]

@@ -16,7 +16,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret, identities
 from ddflow.plan.inputs.bind import bind
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.verify import Piece, aligned
+from ddflow.tools.verify import Piece, align_pieces
 from ddflow.trace.arrangement import Arrangement
 
 SPECS = {
@@ -276,7 +276,7 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
         return engine.dataflow.graph.inputs["v"].arranged
 
     found = {"extra": set[int](), "missing": set[int](), "same": set[int](), "different": set[int]()}
-    for one, other in aligned(held(sides[0]), held(sides[1]), bound, secret):
+    for one, other in align_pieces(held(sides[0]), held(sides[1]), bound, secret):
         extra, missing, ours, theirs = one.against(other)
         found["extra"] |= set(one.table["k"].take(pa.array(extra)).to_pylist())
         found["missing"] |= set(other.table["k"].take(pa.array(missing)).to_pylist())

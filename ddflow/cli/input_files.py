@@ -3,7 +3,7 @@
 Invariant: batches are those of the file, in their order; an error is the engine's own, of its own class. The engine's
 errors speak of rows of a step, so the place where the step began, as its source calls it, is put in front. In epoch
 mode a step is one file, so nothing of a bad one is taken in; in hold-back mode a file is read whole before its first
-row is (`readable`), in memory for a little and then in a temporary file.  Standard input alone is taken as it comes
+row is (`read_ahead`), in memory for a little and then in a temporary file.  Standard input alone is taken as it comes
 there, because it may never end.
 
 >>> import tempfile
@@ -13,9 +13,9 @@ there, because it may never end.
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7")
 ...     given = open_files([path])
-...     [batch.to_pylist() for batch in rows_of(given, str(path))]
+...     [batch.to_pylist() for batch in read_rows(given, str(path))]
 ...     try:
-...         with within(given, FilePosition(str(path), 9)):
+...         with locate_errors(given, FilePosition(str(path), 9)):
 ...             raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
 ...     except NullKey as error:
 ...         error.asked.removeprefix(folder)
@@ -23,19 +23,17 @@ there, because it may never end.
 "/a.csv, from row 9: rows for 'input'"
 """
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from tempfile import SpooledTemporaryFile
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-import ddflow as dd
 from ddflow.cli.arguments import Ask
-from ddflow.cli.plan import FORMATS, INPUT, KCAT, message_format, names
+from ddflow.cli.plan import FORMATS, KCAT, message_format, parse_names
 from ddflow.cli.say import Tick, say
 from ddflow.cli.words import in_shell
 from ddflow.columns.wider import evolve_column
@@ -43,8 +41,6 @@ from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
 from ddflow.connectors.files.places import STDIN
 from ddflow.connectors.files.reader import declare
-from ddflow.engine.lineage.log_parts import MARKS
-from ddflow.engine.replace import Allowed
 from ddflow.errors import (
     BadMessage,
     DdflowError,
@@ -61,8 +57,6 @@ from ddflow.errors import (
 )
 from ddflow.errors.base import name_rows, replace_texts
 from ddflow.storage.address import public
-from ddflow.time import Time
-from ddflow.tools.merge_on_read import take
 
 BAD: Final = (
     UnreadableInput,
@@ -111,7 +105,7 @@ class Skipped(dict[str, str]):
             raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
 
 
-def how(
+def file_options(
     format: str | None = None,
     delimiter: str | None = None,
     null: Sequence[str] | None = None,
@@ -121,11 +115,11 @@ def how(
     thousands: str | None = None,
 ) -> FileOptions:
     """Build the options of the files of a command line.  Raises `SpecError`."""
-    said = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()), thousands, kind_told(format))
+    said = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()), thousands, parse_kind(format))
     return FileOptions(dialect=said)
 
 
-def kind_told(format: str | None) -> Kind | None:
+def parse_kind(format: str | None) -> Kind | None:
     """Return the kind of all files.  Raises `SpecError`."""
     if format is None:
         return None
@@ -136,19 +130,19 @@ def kind_told(format: str | None) -> Kind | None:
         raise replace_texts(error, fix=error.fix + f"; of messages: {words}") from None
 
 
-def asked_how(ask: Ask, skipped: Skipped) -> FileOptions:
+def run_options(ask: Ask, skipped: Skipped) -> FileOptions:
     """Build the options of the files of a run, which may have a state.  Raises `SpecError`."""
 
     def retype(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
             return declare(name, was, to)
         # A key and an order never change in a state, and a double is never text.
-        fixed = {*names(ask.key), *names(ask.order_by), ask.time, ask.seq}
+        fixed = {*parse_names(ask.key), *parse_names(ask.order_by), ask.time, ask.seq}
         fix = evolve_column(name, was, to)
         return replace(fix, state=public(ask.state), moves=fix.moves or name in fixed)
 
     return replace(
-        how(ask.format, ask.delimiter, ask.null, ask.encoding, ask.decimal, ask.dates, ask.thousands),
+        file_options(ask.format, ask.delimiter, ask.null, ask.encoding, ask.decimal, ask.dates, ask.thousands),
         strict=ask.strict_columns,
         empty=ask.whole and ask.allow_empty,
         skip=skipped.note if skipped.allowed else None,
@@ -162,7 +156,7 @@ def say_doubts(doubts: Iterable[str]) -> None:
         say(in_shell(each), err=True)
 
 
-def rows_of(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
+def read_rows(given: FilesSource, file: str, tick: Tick = lambda rows, updates: None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one file of a source, in its columns, and report each batch to ``tick``."""
     own = given.columns(file).names
     for batch, position in given.batches(after=FilePosition(file)):
@@ -181,13 +175,13 @@ class Ready(NamedTuple):
     last: bool
 
 
-def readable(given: FilesSource, skipped: Skipped, tick: Tick) -> Iterator[Ready]:
+def read_ahead(given: FilesSource, skipped: Skipped, tick: Tick) -> Iterator[Ready]:
     """Yield the files that can be read to their end; an error comes after the files before it.  O(rows)."""
     waiting: Ready | None = None
     try:
         for file in given.files:
             with skipped.over(file):
-                batches = rows_of(given, file, tick)
+                batches = read_rows(given, file, tick)
                 batches = batches if file == STDIN else _spool_batches(given.columns(file), batches)
                 if waiting is not None:
                     yield waiting
@@ -215,31 +209,8 @@ def _spool_batches(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iter
     return again()
 
 
-def marked(ask: Ask, files: Sequence[str]) -> list[Any]:
-    """Mark files as parts of a log: of events, or, if the options say so, of full contents."""
-    return [dd.Full(file, ask.scope) if ask.whole else file for file in files]
-
-
-def taken(
-    ask: Ask,
-    engine: dd.Engine,
-    given: FilesSource,
-    file: str,
-    part: Any,
-    tick: Tick,
-    time: Time,
-    epoch: int | None = None,
-) -> dd.Step:
-    """Take in a file of epoch mode as one step, not committed.  ``part``: the file, as it is marked."""
-    reader = pa.RecordBatchReader.from_batches(given.columns(file), rows_of(given, file, tick))
-    with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
-        part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
-        with engine.calls.reading([file]):
-            return take(engine, INPUT, part, time, epoch, Allowed(ask.max_absent, ask.allow_empty))
-
-
 @contextmanager
-def within(given: FilesSource, at: FilePosition) -> Iterator[None]:
+def locate_errors(given: FilesSource, at: FilePosition) -> Iterator[None]:
     """Put the place in front of the engine's errors about the rows from there on."""
     try:
         yield

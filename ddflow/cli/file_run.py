@@ -1,0 +1,364 @@
+"""A run of `diff`, `count` or `replace`: files through a flow into an output.
+
+On a state each file is an epoch, and a file that was committed gives its rows again; without one nothing else differs.
+
+Guarantees: an output gets its name only when it is complete. A run that stops halfway on a state says what is committed
+and how to go on. The columns of the files become those of the state.
+
+>>> load_state_input("there/is/no/state", "owner") is None
+True
+"""
+
+import json
+import os
+import re
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import typer
+
+import ddflow as dd
+from ddflow.cli.arguments import Ask
+from ddflow.cli.input_files import Ready, Skipped, locate_errors, read_ahead, read_rows, run_options, say_doubts
+from ddflow.cli.output import Done, FullFileHint, Piped, RowOutput, WrittenEpochs, open_rows
+from ddflow.cli.plan import INPUT, OUT, check_usage, message_columns, message_format, parse_names, plan_flow, say_bad
+from ddflow.cli.say import Tick, say, show_progress
+from ddflow.columns.casts import parse_types
+from ddflow.columns.names import DIFF
+from ddflow.columns.schema import updates_schema
+from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_files, open_output
+from ddflow.dataflow.inflow import add
+from ddflow.dataflow.verdicts import Verdicts
+from ddflow.engine.lineage.log_parts import MARKS
+from ddflow.engine.replace import Allowed, check_counted
+from ddflow.errors import OutputExists, PlanChanged, SpecError, StateRefused
+from ddflow.errors.base import replace_texts
+from ddflow.plan.evolve import timed
+from ddflow.plan.inputs.input import Binding
+from ddflow.plan.text.codec import bounds
+from ddflow.storage.address import public
+from ddflow.storage.manifest import Epoch, newest
+from ddflow.storage.opening import opened_store
+from ddflow.time import CLOSED, INT64, NEVER, Time, as_value, type_of
+from ddflow.tools.merge_on_read import take_part
+
+FULL: Final = {True: "add --full", False: "use ddflow replace"}
+"""What to do, by whether rows are counted."""
+ASK: Final = "say which {what} the file is of: --at '{later}'; one file for each run"
+"""The fix for a file without a time."""
+
+
+class FileRun:
+    """The files of a request, opened, and its flow.
+
+    ``bound``: the input of its state; None without a state and for a new one.  ``skipped``: the files left out.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask, self.skipped = ask, Skipped(ask.skip_bad_files)
+        self.bound = None if ask.state is None else load_state_input(ask.state, ask.trust)
+        self.files = self._open_files()
+        _check_at(ask, self.files.files)
+        self.flow = self._plan()
+
+    def _open_files(self) -> FilesSource:
+        """Open the files in their columns and those of the state; say which columns come up and go."""
+        ask, how = self.ask, run_options(self.ask, self.skipped)
+        if message_format(ask.format) is None:
+            required = [*parse_names(ask.key), *([ask.time] if ask.time else [])]
+            files = open_files(ask.inputs, parse_types(ask.types or ()), required, self._state_columns(), how)
+        else:
+            files = open_files(ask.inputs, how=how)
+        self.skipped.check(files.files)
+        if files.changes:
+            say(f"columns: {files.changes.text}", err=True)
+        say_doubts(files.doubts)
+        return files
+
+    def _state_columns(self) -> pa.Schema | None:
+        if self.bound is None:
+            return None
+        return self.bound.target.columns if self.bound.format is not None else self.bound.schema
+
+    def _plan(self) -> dd.Flow:
+        """Build the flow, with the type of times of its state; for a new state that of ``--at``."""
+        ask, columns = self.ask, self._state_columns()
+        if ask.format is None or message_format(ask.format) is None:
+            columns = self.files.schema
+        elif columns is None:
+            columns = message_columns(self.files, ask.format, parse_types(ask.types or ()))
+        flow = plan_flow(ask, columns)
+        kind = INT64 if self.bound is None else self.bound.time_type
+        if kind == INT64 and ask.at is not None:
+            kind = type_of(_number(ask.at)) or kind
+        return flow if kind == INT64 else dd.Flow.of(timed(flow, kind)[0])
+
+    def open_engine(self) -> dd.Engine:
+        """Open the engine, on the state if there is one.  Raises as `Flow.open`."""
+        ask, trust = self.ask, self.ask.trust
+        if ask.state is None:
+            return self.flow.open()
+        choices: dict[str, Any] = {"memory": ask.memory, "retain": ask.retain, "trust": trust, "commit_every": None}
+        try:
+            return self.flow.open(ask.state, **choices)
+        except PlanChanged as error:
+            if self.bound is not None:
+                raise
+            verb = f"ddflow run FLOW.PY --state {shlex.quote(public(ask.state))}"
+            raise replace_texts(error, fix=error.fix + f"; a state of your own flow goes on with it: {verb}") from None
+
+    def open_output(self) -> RowOutput:
+        """Open the output of the rows.  Raises `OutputExists`, `UnwritableOutput`."""
+        ask, rows = self.ask, self.flow.outputs[OUT].schema
+        if ask.output not in (None, "-"):
+            self._check_no_input(Path(str(ask.output)))
+        return open_rows(ask.output, rows if ask.net else updates_schema(rows, self.flow.time_type), ask.overwrite)
+
+    def open_sides(self) -> dict[str, FileOutput]:
+        """Open the files for the outputs that ``--stale`` and ``--on-bad`` add, by output."""
+        out = dict[str, FileOutput]()
+        for name, (_, schema) in self.flow.side_outputs().items():
+            path = self.ask.bad_output if name == f"{INPUT}.bad" else self.ask.stale_output
+            if path is not None:
+                self._check_no_input(path)
+                out[name] = open_output(path, updates_schema(schema, self.flow.time_type), self.ask.overwrite)
+        return out
+
+    def _check_no_input(self, path: Path) -> None:
+        if path.exists() and any(path.samefile(file) for file in self.files.files if os.path.exists(file)):
+            raise OutputExists(f"write {path}", "it is one of the inputs", "choose another name")
+
+
+class FileFeed:
+    """The files of a run on their way into an engine.  ``written``: learns, in epoch mode, how far the run came."""
+
+    def __init__(self, run: FileRun, engine: dd.Engine, tick: Tick, written: WrittenEpochs) -> None:
+        self.run, self.ask, self.files, self.engine = run, run.ask, run.files, engine
+        self.tick, self.written, self.warned, self.done = tick, written, False, 0
+        self.first = None if engine.durable is None else run.ask.epoch or engine.epoch + 1
+
+    @property
+    def number(self) -> int | None:
+        """The epoch that the next file is; None without a state."""
+        return None if self.first is None else self.first + self.done
+
+    def steps(self, replayed: Sequence[Any] | None = None, least: int = NEVER) -> Iterator[dd.Step]:
+        """Take in each file, as an epoch of a state, which is committed before its last step comes.
+
+        ``replayed``: the files as parts of a log, by default as the options say.  ``least``: the time of the last file
+        in epoch mode, at least.
+        """
+        parts, skipped, files = replayed, self.run.skipped, self.files.files
+        if parts is None:
+            parts = [dd.Full(file, self.ask.scope) if self.ask.whole else file for file in files]
+        if self.ask.held_back and not any(isinstance(part, MARKS) for part in parts):
+            for ready in read_ahead(self.files, skipped, self.tick):
+                yield from self._push(ready)
+                self.done += 1
+            return
+        for n, (file, part) in enumerate(zip(files, parts, strict=True), 1):
+            receipt = self._receipt()
+            if receipt is None and replayed is None:
+                self._check_time(file)
+            time = self.engine.last + 1 if self.engine.last > NEVER else 1
+            time = receipt.calls[0].time if receipt is not None else max(time, least if n == len(files) else time)
+            with skipped.over(file):
+                step = self._step(file, part, time)
+                if self.number is not None:
+                    self.warned = self.warned or (receipt is None and self._warn_of_same_rows(file, step))
+                    self.written.committed = self.number, files[n:]
+                self.done += 1
+                yield step
+
+    def _step(self, file: str, part: Any, time: int) -> dd.Step:
+        """Take in a file of epoch mode as one step, and commit it.  ``part``: the file, as it is marked."""
+        engine, ask = self.engine, self.ask
+        reader = pa.RecordBatchReader.from_batches(self.files.columns(file), read_rows(self.files, file, self.tick))
+        part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
+        with locate_errors(self.files, FilePosition(file)), engine.calls.reading([file]):
+            at = as_value(time, engine.flow.time_type) if ask.at is None else _number(ask.at)
+            with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
+                step = take_part(engine, INPUT, part, at, self.number, Allowed(ask.max_absent, ask.allow_empty))
+        self._commit()
+        return step
+
+    def _push(self, ready: Ready) -> Iterator[dd.Step]:
+        """Push a file of hold-back mode, close the times that were seen after the last one, and commit."""
+        engine, receipt, row, calls = self.engine, self._receipt(), 0, 0
+        for batch in ready.batches:
+            yield self._push_rows(ready.file, row, {INPUT: batch})
+            row, calls = row + batch.num_rows, calls + 1
+        if not calls:  # a file without rows is an epoch, too
+            yield self._push_rows(ready.file, row, {})
+            calls = 1
+        if receipt is not None:
+            for call in receipt.calls[calls:]:
+                yield engine.advance_to(call.time, epoch=self.number)
+            return
+        until = self._closed_after(ready)
+        closed = None if until is None else engine.advance_to(until, epoch=self.number)
+        self._commit()
+        if closed is not None:
+            yield closed
+
+    def _push_rows(self, file: str, row: int, rows: dict[str, Any]) -> dd.Step:
+        with locate_errors(self.files, FilePosition(file, row)), self.engine.calls.reading([file]):
+            return self.engine.push(rows, epoch=self.number)
+
+    def _closed_after(self, ready: Ready) -> int | None:
+        """Return the time to close up to after a file; None to close none.  Without a state nothing comes later."""
+        if not ready.last or self.ask.state is None:
+            return CLOSED if ready.last else None
+        seen = self.engine.dataflow.admissions[INPUT].greatest
+        return seen + 1 if self.ask.lateness is None and seen >= self.engine.frontier else None
+
+    def _commit(self) -> None:
+        if self.engine.durable is not None:
+            self.engine.flush()
+
+    def _receipt(self) -> Epoch | None:
+        """Find the receipt of the next file, if that is a committed epoch."""
+        if self.engine.durable is None:
+            return None
+        receipts = self.engine.durable.log.manifest_log.manifest.receipts
+        return next((each for each in receipts if each.epoch == self.number), None)
+
+    def _check_time(self, file: str) -> None:
+        """Refuse a file without a time that the state asks for, and one whose time is of another type."""
+        kind, at = self.engine.flow.time_type, self.ask.at
+        if self.engine.last == NEVER and kind != INT64 and (None if at is None else type_of(_number(at))) != kind:
+            found = f"the times of the state's steps are {kind}, as was said with a file that was refused"
+            remedy = "say of this type what its time is: --at TIME; or begin another state"
+            raise SpecError(f"take in {file}", found, remedy)
+        if at is None:
+            check_counted(self.engine.calls, f"take in {file}", ASK)
+
+    def _warn_of_same_rows(self, file: str, step: dd.Step) -> bool:
+        """Warn if a file changed something and an earlier epoch had its rows; return whether it did."""
+        engine, state = self.engine, self.ask.state
+        assert engine.durable is not None and state is not None
+        changed = step.verdicts.applied or step.verdicts.absent
+        same = engine.durable.same_rows() if changed else None
+        if same is not None:
+            back = f"ddflow rollback {shlex.quote(public(state))} --to-epoch {engine.epoch - 1}"
+            say(
+                f"{file}, epoch {engine.epoch} now, has the rows of epoch {same} again; if that was not meant, go back "
+                f"at once ({back}), and give the same files with --epoch {same}",
+                err=True,
+            )
+        return same is not None
+
+
+def run(ask: Ask) -> None:
+    """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
+    check_usage(ask)
+    began, request = perf_counter(), FileRun(ask)
+    files, skipped = request.files, request.skipped
+    out, sides = request.open_output(), request.open_sides()
+    updates, counts = 0, dict[str, int]()
+    with ExitStack() as stack:
+        stack.callback(files.close)
+        engine = stack.enter_context(request.open_engine())
+        written = WrittenEpochs(engine.epoch)
+        stack.enter_context(written.explain_stop(engine))
+        for each in (out, *sides.values()):
+            stack.enter_context(each)
+        stack.enter_context(written.keep_outputs([out, *sides.values()]))
+        shown = stack.enter_context(show_progress(files.rows, isinstance(out, Piped) and sys.stdout.isatty()))
+
+        def tick(rows: int, updates: int) -> None:
+            skipped.rows += rows
+            shown(rows, updates)
+
+        looks = FullFileHint(not (ask.whole or ask.held_back or ask.state or ask.tombstone or ask.delete or ask.merge))
+        for step in FileFeed(request, engine, tick, written).steps():
+            if looks.alike:
+                looks.add_file(sum(step.verdicts.counts.values()), engine.dataflow.graph.arrangements[INPUT].keys)
+            with written.write_epoch():
+                if not ask.net:
+                    out.write(step[OUT])
+                for name, side in sides.items():
+                    side.write(step[name])
+            updates += step[OUT].num_rows
+            add(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
+            tick(0, step[OUT].num_rows)
+        if ask.net:
+            out.write(_net(engine))
+        epoch, pending = engine.epoch, engine.verdicts.pending
+        assert ask.state is not None or not pending, f"{pending} events have no verdict"
+        skipped.check(files.files)
+    inputs = [file for file in files.files if file not in skipped]
+    done = Done(
+        inputs,
+        rows=skipped.rows,
+        epochs=None if ask.held_back else len(inputs),
+        updates=updates,
+        written=out.written,
+        verdicts=_verdicts(counts),
+        seconds=perf_counter() - began,
+        output=str(out.path) if isinstance(out, FileOutput) else None,
+        epoch=None if ask.state is None else epoch,
+        pending=pending,
+        skipped=dict(skipped),
+    )
+    if ask.as_json:
+        say(json.dumps(done.as_json()))
+        return
+    say(done.text(), err=True)
+    say_bad(counts.get("bad", 0), ask.bad_output)
+    if (hint := looks.text(FULL[ask.counts])) is not None:
+        say(hint, err=True)
+
+
+def _verdicts(counts: dict[str, int]) -> dict[str, int]:
+    """Count events by verdict, and the keys that full contents deleted, if there are any."""
+    absent = counts.pop("absent", 0)
+    return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
+
+
+def _net(engine: dd.Engine) -> pa.Table:
+    """Read the final counts, sorted by group if groups can be sorted."""
+    counts = engine.read(OUT).drop_columns([DIFF])
+    groups: list[Any] = [(name, "ascending") for name in counts.column_names[:-1]]
+    try:
+        return counts.take(pc.sort_indices(counts, groups)) if groups else counts
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError):  # lists, structs
+        return counts
+
+
+def load_state_input(state: str, trust: str) -> Binding | None:
+    """Return the input of these verbs in a state; None if there is no state yet, or another one."""
+    try:
+        with opened_store(state, trust=trust) as store:
+            manifest = newest(store)
+            return None if manifest is None else bounds(manifest.plan, store.where).get(INPUT)
+    except StateRefused:
+        return None  # made, or refused in full words, when it is opened to be written to
+
+
+def _check_at(ask: Ask, files: Sequence[str]) -> None:
+    """Raise `typer.BadParameter` if ``--at`` is no time, or if the run has more than one step."""
+    if ask.at is None:
+        return
+    if ask.held_back:
+        raise typer.BadParameter("--at is the time of a step, and with --time each event has its own: leave one out")
+    if len(files) != 1:
+        raise typer.BadParameter(f"--at is the time of one file, and there are {len(files)} of them: give one a run")
+    if type_of(_number(ask.at)) is None:
+        raise typer.BadParameter(
+            f"--at {ask.at} is no time: write a day (2026-11-26), a moment (2026-11-26T12:00Z) or a whole number"
+        )
+
+
+def _number(text: str) -> Time:
+    """Parse a time as Python takes it."""
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
