@@ -1,9 +1,8 @@
-r"""Text on its way to a terminal: nothing of it is a command to that terminal; and tables of figures.
+r"""Write text to a terminal without control characters of its own, and format tables.
 
-Invariant: what comes from elsewhere (values, names of files and outputs, messages of other programs) is shown with its
-control characters spelled out, so that it cannot move the cursor, hide lines, or set a window's title.  Data files hold
-what they hold.  Styles and progress bars are Rich's own control sequences, so this looks at texts before they are
-drawn, not at the stream.
+Guarantees: text from elsewhere (values, names of files and outputs, messages of other programs) is shown with its
+control characters spelled out, so it cannot move the cursor, hide lines, or set a window's title. Styles and progress
+bars are Rich's own control sequences, so texts are changed before they are drawn.
 
 >>> printable("a\x1b[2Jb\nc"), lines("a\x9b2J\nb")
 ('a\\x1b[2Jb\\nc', 'a\\x9b2J\nb')

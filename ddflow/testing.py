@@ -1,24 +1,11 @@
-"""Testing: hold a spec, and the merger in it, to the law: the same answer however events are cut into calls.
+"""Test a spec, and its merger, against the law: the same answer in whatever calls events come.
 
-`aggregate_laws` holds an aggregate of one's own to its laws.
+`invariance` tries random splits into calls and, if the spec promises no order of arrival, shuffles. It raises with the
+fewest events that it finds to give another collection, or differences that do not add up to it. `aggregate_laws` tests
+an aggregate of your own.
 
-Invariant: `invariance` returns when no split that it tried, and where the spec promises it no order of arrival, gave
-another collection, or differences that do not add up to it; else it raises with the fewest events it could find that
-show it. What may differ is ruled (columns that do not count, late events), an arrival is only irrelevant where ties
-are decided by something else, and a failure of ten thousand rows teaches nobody anything. It tries; it proves
-nothing. Specs whose answers depend on when calls are made (``expiry=``) are refused. (The rulings: docs/semantics.md,
-section 6.)
-
->>> import ddflow as dd
->>> events = pa.table({"id": [1, 1, 2, 1], "at": [3, 1, 1, 2], "n": [1, 2, 3, 4]})
->>> print(invariance(dd.Upsert("id", order_by="at", merge=dd.Merge({"n": dd.sum()})), events))
-4 events, 25 splits; arrival decides, so no shuffles
->>> print(invariance(dd.Upsert("id", order_by="at", versions="cell", tie="greatest"), events))
-4 events, 25 splits, 25 shuffles
->>> mean = dd.Aggregate((0, 0), lambda s, x: (s[0] + x, s[1] + 1), lambda s, x: (s[0] - x, s[1] - 1),
-...                     lambda s: s[0] / s[1])
->>> aggregate_laws(mean)
-100
+Limits: it tries, and proves nothing. Columns that do not count and late events may differ (docs/semantics.md, section
+6). Specs whose answers depend on when calls are made (``expiry=``) are refused.
 """
 
 from collections import Counter
@@ -75,6 +62,13 @@ def invariance(
 
     Returns what was tried.  Raises `NotInvariant` with the fewest events that show a difference, `SpecError` for a spec
     with ``expiry=``, and what a step of the events raises.  O(rounds * events), some 10 ms a round and call.
+
+    >>> import ddflow as dd
+    >>> events = pa.table({"id": [1, 1, 2, 1], "at": [3, 1, 1, 2], "n": [1, 2, 3, 4]})
+    >>> print(invariance(dd.Upsert("id", order_by="at", merge=dd.Merge({"n": dd.sum()})), events))
+    4 events, 25 splits; arrival decides, so no shuffles
+    >>> print(invariance(dd.Upsert("id", order_by="at", versions="cell", tie="greatest"), events))
+    4 events, 25 splits, 25 shuffles
     """
     if spec.expiry is not None:
         raise SpecError(
@@ -93,12 +87,12 @@ def invariance(
         cuts = sorted({0, n, *(draw.randrange(n + 1) for _ in range(draw.randint(1, 6)))})
         calls = [rows[begin:end] for begin, end in pairwise(cuts)]
         if trial.outcome(calls) != whole:
-            _tell(trial, calls, "cut into calls")
+            _raise_smallest(trial, calls, "cut into calls")
     shuffle = spec.order_free if shuffled is None else shuffled
     for _ in range(rounds if shuffle else 0):
         draw.shuffle(rows)
         if trial.outcome([rows]) != whole:
-            _tell(trial, [list(rows)], "in another order of arrival")
+            _raise_smallest(trial, [list(rows)], "in another order of arrival")
     return Invariance(n, rounds, rounds if shuffle else 0)
 
 
@@ -141,7 +135,7 @@ def _add(total: Counter[int], updates: pa.Table, names: list[str]) -> None:
         total[row] += diff
 
 
-def _tell(trial: _Trial, calls: list[list[int]], how: str) -> None:
+def _raise_smallest(trial: _Trial, calls: list[list[int]], how: str) -> None:
     """Leave out what is not needed for a difference, and raise."""
     size = max(sum(map(len, calls)) // 2, 1)
     while True:
@@ -172,6 +166,12 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
 
     Returns how many rounds were tried.  Raises `NotInvariant` with the values that show a difference, and what the
     functions raise.  They are called as plain Python.  O(rounds).
+
+    >>> import ddflow as dd
+    >>> mean = dd.Aggregate((0, 0), lambda s, x: (s[0] + x, s[1] + 1), lambda s, x: (s[0] - x, s[1] - 1),
+    ...                     lambda s: s[0] / s[1])
+    >>> aggregate_laws(mean)
+    100
     """
     draw = Random(0)
     double = any(isinstance(each, float) for each in aggregate.zero)
@@ -181,7 +181,7 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
         raise SpecError("dd.testing.aggregate_laws", f"values= has {len(pool)}", "give two or more")
     add, retract, _ = (getattr(each, "py_func", each) for each in aggregate.functions)
 
-    def folded(steps: Sequence[tuple[Any, Any]]) -> Any:
+    def fold(steps: Sequence[tuple[Any, Any]]) -> Any:
         state = aggregate.zero
         for function, value in steps:
             state = function(state, value)
@@ -194,9 +194,9 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
         some = [draw.choice(pool) for _ in range(1 + number % 6)]
         other = draw.choice(pool)
         adds = [(add, each) for each in some]
-        whole = folded(adds)
-        undone = folded([*adds, (add, other), (retract, other)])
-        before = folded([(retract, other), *adds, (add, other)])
+        whole = fold(adds)
+        undone = fold([*adds, (add, other), (retract, other)])
+        before = fold([(retract, other), *adds, (add, other)])
         for found, how in (
             (undone, f"add({other}) and retract({other}) after {some}"),
             (before, f"retract({other}) before {some}, and add({other}) after"),
@@ -206,7 +206,7 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
                     f"{how} give {found}; without them it is {whole}", "let retract undo add, whenever it comes"
                 )
         shuffled = draw.sample(adds, len(adds))
-        if (found := folded(shuffled)) != whole:
+        if (found := fold(shuffled)) != whole:
             told = f"the values {some} give {whole}, and {[each for _, each in shuffled]} give {found}"
             _raise_broken(told, "keep what does not depend on the order, such as exact sums")
     return rounds

@@ -226,7 +226,7 @@ def stop_on_signals() -> None:
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    def lost(what: Any) -> None:
+    def come_again(what: Any) -> None:
         if not isinstance(what.exc_value, KeyboardInterrupt | SystemExit):
             sys.__unraisablehook__(what)
             return
@@ -235,7 +235,7 @@ def stop_on_signals() -> None:
         signal.setitimer(signal.ITIMER_REAL, AGAIN)
 
     signal.signal(signal.SIGTERM, stop)
-    sys.unraisablehook = lost
+    sys.unraisablehook = come_again
 
 
 def main() -> None:

@@ -477,7 +477,7 @@ class Ask:
     counts: bool = False
     whole: bool = False
 
-    def given(self, of: Collection[str]) -> list[str]:
+    def list_given(self, of: Collection[str]) -> list[str]:
         """Return which of some options were given."""
         asked = (each for each in fields(self) if each.name in of)
         return [f"--{each.name.replace('_', '-')}" for each in asked if getattr(self, each.name) != each.default]
@@ -508,13 +508,13 @@ def with_options(without: Collection[str] = ()) -> Callable[[Callable[..., None]
             if each.name not in {*without, "counts", "whole"}
         ]
 
-        def called(**given: Any) -> None:
+        def call(**given: Any) -> None:
             ask = Ask(**{each.name: given.pop(each.name) for each in asked if each.name in given})
             verb(ask=ask, **given)
 
-        called.__name__, called.__doc__, called.__module__ = verb.__name__, verb.__doc__, verb.__module__
+        call.__name__, call.__doc__, call.__module__ = verb.__name__, verb.__doc__, verb.__module__
         own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        vars(called)["__signature__"] = inspect.Signature([*own, *asked])
-        return called
+        vars(call)["__signature__"] = inspect.Signature([*own, *asked])
+        return call
 
     return decorate

@@ -1,26 +1,10 @@
-"""Files as an engine takes them, one by one: told of as they are read, and named in what the engine refuses.
+"""Files of a command line, read one by one for an engine.
 
-Invariant: batches are those of the file, in their order; an error is the engine's own, of its own class. The engine's
-errors speak of rows of a step, so the place where the step began, as its source calls it, is put in front. In epoch
-mode a step is one file, so nothing of a bad one is taken in; in hold-back mode a file is read whole before its first
-row is (`read_ahead`), in memory for a little and then in a temporary file.  Standard input alone is taken as it comes
-there, because it may never end.
-
->>> import tempfile
->>> from pathlib import Path
->>> from ddflow.connectors.files import open_files
->>> from ddflow.errors import NullKey
->>> with tempfile.TemporaryDirectory() as folder:
-...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7")
-...     given = open_files([path])
-...     [batch.to_pylist() for batch in read_rows(given, str(path))]
-...     try:
-...         with locate_errors(given, FilePosition(str(path), 9)):
-...             raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
-...     except NullKey as error:
-...         error.asked.removeprefix(folder)
-[[{'id': 7}]]
-"/a.csv, from row 9: rows for 'input'"
+Guarantees: batches are those of the file, in their order. An error of the engine keeps its class, and names the place
+in the file where its step began.
+In epoch mode a step is one file, so nothing of a bad one is taken in. In hold-back mode a file is read to its end
+before its first row is taken in (`read_ahead`): in memory, and beyond `IN_MEMORY` in a temporary file. Standard input
+is taken as it comes, because it may never end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -211,7 +195,24 @@ def _spool_batches(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iter
 
 @contextmanager
 def locate_errors(given: FilesSource, at: FilePosition) -> Iterator[None]:
-    """Put the place in front of the engine's errors about the rows from there on."""
+    """Put the place in front of the engine's errors about the rows from there on.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ddflow.connectors.files import open_files
+    >>> from ddflow.errors import NullKey
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7")
+    ...     given = open_files([path])
+    ...     [batch.to_pylist() for batch in read_rows(given, str(path))]
+    ...     try:
+    ...         with locate_errors(given, FilePosition(str(path), 9)):
+    ...             raise NullKey("rows for 'input'", "the key ['id'] is null in 1 rows, first [3]", "mend them")
+    ...     except NullKey as error:
+    ...         error.asked.removeprefix(folder)
+    [[{'id': 7}]]
+    "/a.csv, from row 9: rows for 'input'"
+    """
     try:
         yield
     except DdflowError as error:

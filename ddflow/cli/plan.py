@@ -127,11 +127,11 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
     check_apart({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
     if ask.max_absent is not None:
         most_absent(ask.max_absent, 0)
-    if ask.counts and not ask.whole and (given := ask.given(OF_FULL_FILES)):
+    if ask.counts and not ask.whole and (given := ask.list_given(OF_FULL_FILES)):
         raise typer.BadParameter(f"{given[0]} is of full files: give --full too")
-    if ask.counts and ask.whole and (given := ask.given(OF_EVENTS)):
+    if ask.counts and ask.whole and (given := ask.list_given(OF_EVENTS)):
         raise typer.BadParameter(f"{given[0]} is of events, and with --full each file holds all rows: leave one out")
-    if ask.state is None and (given := ask.given(OF_STATE)):
+    if ask.state is None and (given := ask.list_given(OF_STATE)):
         raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
 
 

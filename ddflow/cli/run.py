@@ -5,13 +5,6 @@ epoch. The first signal ends the run after the epoch in progress.
 
 >>> split_names(["orders=files:landing/*.csv"], "--from")
 {'orders': ['files:landing/*.csv']}
-
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder, HeldState(folder), HeldState(folder):
-...     pass
-Traceback (most recent call last):
-    ...
-ddflow.errors.StateRefused: run on the state ...: another run has it; stop that one, or give this one a state of its own
 """
 
 import json
@@ -44,7 +37,15 @@ if TYPE_CHECKING:
 
 
 class HeldState:
-    """``state``: as `Flow.open` takes it.  ``trust``: as there."""
+    """The lock on a state, while it is run.  ``state``, ``trust``: as in `Flow.open`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, HeldState(folder), HeldState(folder):
+    ...     pass
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.StateRefused: run on the state ...: another run has it; stop that one, or give this one a state of ...
+    """
 
     def __init__(self, state: str, trust: str = "owner") -> None:
         self.state, self.trust = state, trust

@@ -201,10 +201,10 @@ def sql(
     given = {n: _declare_table(flow, n, *each, types or (), options, (words[n], on_bad)) for n, each in named.items()}
     answer, order = _plan_query(flow, query, diff)
     rows = flow.output(OUT, answer.of)
-    schema = rows.updates_schema(flow.time_type) if diff else _only(rows.schema, answer.columns)
+    schema = rows.updates_schema(flow.time_type) if diff else rows.schema.empty_table().select(answer.columns).schema
     with flow.open() as engine, ExitStack() as stack:
         out: Any = stack.enter_context(open_rows(output, schema, overwrite))
-        aside = _left_out(flow, bad_output, overwrite, stack)
+        aside = _open_aside(flow, bad_output, overwrite, stack)
         tick = stack.enter_context(_show_progress(given, out))
         for files in zip_longest(*(source.files for source in given.values())):
             readers, counts = _readers(given, files, full, tick)
@@ -278,7 +278,7 @@ def _has_all_rows(of: Any) -> bool:
     return True
 
 
-def _left_out(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
+def _open_aside(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
     """Open the output for messages that cannot be read, of all tables."""
     from ddflow.columns.schema import updates_schema
     from ddflow.connectors.files import open_output
@@ -343,12 +343,12 @@ def _readers(
             shown(rows)
 
         rows = read_rows(source, file, tick)
-        rows = _some(rows, file) if name in full else rows
+        rows = _refuse_empty(rows, file) if name in full else rows
         out[name] = pa.RecordBatchReader.from_batches(source.columns(file), rows)
     return out, counts
 
 
-def _some(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBatch]":
+def _refuse_empty(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBatch]":
     """Yield the rows of a full file.  Raises `UnreadableInput` if there are none."""
     from ddflow.errors import UnreadableInput
 
@@ -357,13 +357,6 @@ def _some(rows: "Iterator[pa.RecordBatch]", file: str) -> "Iterator[pa.RecordBat
         raise UnreadableInput(file, "it has no rows, so every key would be deleted", "leave it out")
     yield first
     yield from rows
-
-
-def _only(schema: "pa.Schema", names: Sequence[str]) -> "pa.Schema":
-    """Select some of the columns."""
-    import pyarrow as pa
-
-    return pa.schema([schema.field(name) for name in names])
 
 
 def _repeat_rows(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table":

@@ -70,7 +70,7 @@ class Side(NamedTuple):
         """How its files are written."""
         return dialect_of(self.given) if isinstance(self.given, FilePath) else self.how.dialect
 
-    def placed(self, error: DdflowError) -> DdflowError:
+    def add_place(self, error: DdflowError) -> DdflowError:
         """Add the file to an error about its rows, with the file's row numbers."""
         if (file := self.file) is None:
             return error
@@ -389,7 +389,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
                 more = "a row needs a key of its own: name more columns in the key, or mend the rows"
                 remedy = as_given(error.fix) if isinstance(error, NullKey) else more
                 replace_texts(error, f"compare: the rows {side}", as_given(error.found), remedy)
-                raise of.placed(error) from None
+                raise of.add_place(error) from None
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
     sides = [side.rename_columns(schema.names) for side in sides]

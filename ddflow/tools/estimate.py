@@ -1,22 +1,12 @@
-"""Estimates: what the state of an input will take, said before anything is run.
+"""Estimate the memory that an input's state will take, from a sample of its rows.
 
-Invariant: keys are counted exactly, by the identities that the engine would give them, and a row's columns are weighed
-by their types. The rest follows from constants of the index and the spine: how full a table of slots is made, how much
-garbage a merge waits for, how long a merge lasts. So `bytes_resident` is a mean over steps. After one step the engine
-may hold two thirds of it, or half as much again; `bytes_most` bounds that. Payload is never copied: the rows are looked
-at once, batch by batch, and some 20 bytes are kept for each.
-Left out: history that ``retain=`` or readers keep, events that wait for their time, operators behind the input (a
-count holds its groups), and which of two events of a key has the greater order: the later wins.
+Keys are counted exactly, by the identities that the engine would give them, and a row's columns are measured by their
+types. The rest follows from constants of the index and the spine: how full a table of slots is made, how much garbage a
+merge waits for, how long it lasts. So `bytes_resident` is a mean over steps: after one step the engine may hold two
+thirds of it, or half as much again, and `bytes_most` is the bound.
 
->>> import ddflow as dd, pyarrow as pa
->>> orders = pa.table({"id": pa.array(range(5000)), "total": pa.array([1.5] * 5000)})
->>> print(dd.estimate(orders, dd.Upsert(key="id")))
-5,000 keys, 60.5 bytes a key
-part                                   size
-index                              177.6 KB
-batches                            125.0 KB
-together                           302.6 KB
-at most, while batches are merged  302.6 KB
+Limits: leaves out history that ``retain=`` or readers keep, events that wait for their time, and operators after the
+input (a count holds its groups). Of two events of a key, the later one is taken for the winner.
 """
 
 import math
@@ -142,6 +132,18 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     Notes
     -----
     Rows without a key are left out unless the spec keeps them.  O(n) for n rows, with some 20 bytes a row.
+
+    Examples
+    --------
+    >>> import ddflow as dd, pyarrow as pa
+    >>> orders = pa.table({"id": pa.array(range(5000)), "total": pa.array([1.5] * 5000)})
+    >>> print(dd.estimate(orders, dd.Upsert(key="id")))
+    5,000 keys, 60.5 bytes a key
+    part                                   size
+    index                              177.6 KB
+    batches                            125.0 KB
+    together                           302.6 KB
+    at most, while batches are merged  302.6 KB
     """
     for name, given in (("keys", keys), ("step", step)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):

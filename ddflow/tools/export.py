@@ -1,24 +1,10 @@
-"""Export: a collection of a state as tables, range by range, for whoever writes them to a file.
+"""Read a collection of a state as tables, range by range, for a file that another module writes.
 
-Invariant: the tables together are the collection as of one time, each row once for each time it is there. A collection
-may be larger than memory. Inputs and counts are read a range of identities at a time, and what filters, projects,
-negates or puts such together passes each range on; where equal rows may come from several places (a projection without
-its key, a concatenation) they have to be brought together, which takes all of them in memory, and a column ``_diff``
-says how often each is there. It writes nothing itself.
-
->>> import ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow, store = dd.Flow(), MemoryStore()
->>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
->>> _ = flow.output("here", people.filter("city = 'Bern'")), flow.output("cities", people.project(["city"]))
->>> with flow.open(store) as engine:
-...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Basel"]})}, time=1)
->>> with Snapshot.open(store) as snapshot:
-...     schema, tables = open_contents(snapshot, "here")
-...     schema.names, [row for table in tables for row in table.to_pylist()]
-...     [row for table in open_contents(snapshot, "cities")[1] for row in table.to_pylist() if row["city"] == "Basel"]
-(['id', 'city'], [{'id': 1, 'city': 'Bern'}])
-[{'city': 'Basel', '_diff': 2}]
+Guarantees: the tables together are the collection as of one time, each row as often as it is there.
+Inputs and counts are read a range of identities at a time, and operators that pass rows on pass each range on, so a
+collection may be larger than memory.
+Limits: where equal rows may come from several places (a projection without its key, a concatenation), all rows are
+brought together in memory, and a column ``_diff`` says how often each is there.
 """
 
 from collections.abc import Iterator
@@ -41,6 +27,21 @@ def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tu
 
     ``as_of``: at a time not before ``since``. Rows of a collection that can have duplicates come once, with ``_diff``.
     O(rows); memory for one range, or for all if rows have to be brought together. Raises `NotReadable`.
+
+    >>> import ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow, store = dd.Flow(), MemoryStore()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
+    >>> _ = flow.output("here", people.filter("city = 'Bern'")), flow.output("cities", people.project(["city"]))
+    >>> with flow.open(store) as engine:
+    ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Basel"]})}, time=1)
+    >>> with Snapshot.open(store) as snapshot:
+    ...     schema, tables = open_contents(snapshot, "here")
+    ...     schema.names, [row for table in tables for row in table.to_pylist()]
+    ...     _, (cities,) = open_contents(snapshot, "cities")
+    ...     sorted(cities.to_pylist(), key=lambda row: row["city"])
+    (['id', 'city'], [{'id': 1, 'city': 'Bern'}])
+    [{'city': 'Basel', '_diff': 2}, {'city': 'Bern', '_diff': 1}]
     """
     node = snapshot.node(name)
     if as_of is not None:

@@ -1,9 +1,4 @@
-"""Inspect: what a state consists of, from its manifest and inventory alone.
-
-Invariant: no data file is read, so it takes the same few milliseconds however large the state is; what it says is what
-the newest manifest says. Keys, versions, files and bytes of every collection are all in the inventory, merges half
-done included, or in those of its partitions, which are added up and told one by one, so that a glance shows which is
-the largest; whether the files are what it says is ``fsck``'s to tell.
+"""Describe the parts of a state from its manifest and inventories alone, without reading a data file.
 
 >>> import ddflow as dd, pyarrow as pa
 >>> from ddflow.storage.memory import MemoryStore

@@ -1,10 +1,10 @@
-"""An inventory, restored and looked at: whether what its files hold is what ddflow would have written.
+"""Check an inventory: whether its files hold what ddflow would have written.
 
-Invariant: whatever is asserted here holds for every state that an engine commits. A checksum says that bytes are those
-that were written, not that they are right. So the order of every batch is checked, the identities and hashes of its
-rows are computed anew, its Bloom filter is made again, keys and deleted keys are counted, and every arrangement and
-batcher asserts its own invariants. What is found goes to a guard, so that one thing which is wrong does not hide
-another; no file is read twice.
+A checksum says that bytes are those that were written, not that they are right. So this checks the order of each batch,
+computes the identities and hashes of its rows and its Bloom filter again, counts keys and deleted keys, and lets
+arrangements and batchers check themselves.
+Guarantees: a state that an engine committed has no finding. Findings go to a guard, so that one does not hide another.
+No file is read twice.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> batch_store = Memo(MemoryStore(), set())

@@ -1,18 +1,12 @@
-"""The stateless fold: the rows that live after all events of a log, from the events alone (merge-on-read).
+"""Fold a log without state: the rows that live after all its events (merge-on-read).
 
-Invariant: it gives the collection that an engine holds once it has taken in the same events, however those were split
-into calls, as far as docs/semantics.md promises that under "Schedule". So it is what a state is compared with. It
-resolves by the same kernels, but holds nothing: an engine in memory, all events in one call. It cannot know what
-depends on when events came in: which were late (``late=``, ``lateness=``), which a refused call left out, what expired;
-nor, under ``noop_ignore=``, which of two rows that do not differ came first into the state. Parts that are marked,
-`ddflow.Full` or `ddflow.Restated`, are not events: they replace what came before. (TrinityLake, "Upsert", Reader
-Requirement.)
+Guarantees: returns the collection of an engine that took in the same events, in calls of any size, as far as
+docs/semantics.md promises that under "Schedule". `verify` compares a state with it. It uses the same kernels in an
+engine in memory, with all events in one call.
+Limits: a log does not tell which events were late (``late=``, ``lateness=``), which a refused call left out, what
+expired, and, under ``noop_ignore=``, which of two rows that do not differ came first.
 
->>> import pyarrow as pa
->>> from ddflow.plan.inputs.spec import tombstone
->>> log = pa.table({"order_id": [1, 1, 2, 2], "ts": [200, 100, 100, 200], "deleted": [False, False, False, True]})
->>> merge_on_read(log, Upsert(key="order_id", order_by="ts", delete=tombstone("deleted"))).to_pylist()
-[{'order_id': 1, 'ts': 200}]
+A part in a mark, `ddflow.Full` or `ddflow.Restated`, replaces what came before it.
 """
 
 from collections.abc import Iterator
@@ -92,6 +86,12 @@ def merge_on_read(
     >>> log = pa.table({"id": [1, 2, 1], "city": ["Bern", "Basel", "Chur"]})
     >>> sorted(merge_on_read(log, Upsert(key="id"))["city"].to_pylist())
     ['Basel', 'Chur']
+
+    >>> import pyarrow as pa
+    >>> from ddflow.plan.inputs.spec import tombstone
+    >>> log = pa.table({"order_id": [1, 1, 2, 2], "ts": [200, 100, 100, 200], "deleted": [False, False, False, True]})
+    >>> merge_on_read(log, Upsert(key="order_id", order_by="ts", delete=tombstone("deleted"))).to_pylist()
+    [{'order_id': 1, 'ts': 200}]
     """
     with fold_log(log, spec, schema, memory=memory, spill=spill, secret=secret) as upsert:
         return upsert.arranged.read().select(upsert.bound.row_schema.names)

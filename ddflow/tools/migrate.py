@@ -1,26 +1,12 @@
-"""Migration: a log is replayed into a new state under another plan, and what differs from the old one comes out.
+"""Replay a log into a new state under another plan, and return the net difference of the outputs.
 
-Invariant: the old state is as it was; the new one is complete when `migrate` returns, and not there when it does not;
-whoever held what the old state's output said, and takes the net difference in, holds what the new one's says.
-Differences of a replay tell a history that was told before, so they are dropped, and contents are compared at the end;
-in epoch mode its times are not those of the old steps, so none before the last can be read;
-whoever follows has seen the old state's times, so the new state's last time is above them, as are all that will follow;
-and what cannot be compared, an output of other columns, is refused by name before anything is done. An output that the
-old state has not comes out whole; one that the new plan has not is named. The log is replayed as the old state was fed
-(``logs``): full contents as full contents, or deleted keys would come back.
+Guarantees: the old state stays as it was. The new state is complete when `migrate` returns, and absent after an error.
+A follower of the old output that takes the net difference in holds the contents of the new one: it comes at the new
+state's last time, which is above all times of the old state. An output whose columns differ is refused before anything
+is done, unless it may come whole; one that only the old plan has is named.
+The log is replayed as the old state was fed: full contents as full contents, or deleted keys would come back.
 
->>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> def plan(least):
-...     flow = dd.Flow()
-...     orders = flow.upserts("orders", {"id": pa.int64(), "amount": pa.int64()}, dd.Upsert(key="id"))
-...     _ = flow.output("large", orders.filter(f"amount >= {least}"))
-...     return flow
->>> log, old = [{"orders": pa.table({"id": [1, 2], "amount": [10, 20]})}], MemoryStore()
->>> with plan(20).open(old) as engine:
-...     _ = engine.step(log[0], time=7)
->>> migrate(old.writer(), MemoryStore(), plan(10), log).tables["large"].to_pylist()
-[{'id': 1, 'amount': 10, '_time': 8, '_diff': 1}]
+Limits: in epoch mode the times of the replay are not those of the old steps, so none before the last can be read.
 """
 
 import os
@@ -102,6 +88,21 @@ class Migrated:
     left : list of str
         Sources and sinks of the old state, which stay with it: the new one begins without positions, because its log
         may end elsewhere, and a target takes epochs of one state; ``ddflow sync --adopt`` gives it to the new one.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> def plan(least):
+    ...     flow = dd.Flow()
+    ...     orders = flow.upserts("orders", {"id": pa.int64(), "amount": pa.int64()}, dd.Upsert(key="id"))
+    ...     _ = flow.output("large", orders.filter(f"amount >= {least}"))
+    ...     return flow
+    >>> log, old = [{"orders": pa.table({"id": [1, 2], "amount": [10, 20]})}], MemoryStore()
+    >>> with plan(20).open(old) as engine:
+    ...     _ = engine.step(log[0], time=7)
+    >>> migrate(old.writer(), MemoryStore(), plan(10), log).tables["large"].to_pylist()
+    [{'id': 1, 'amount': 10, '_time': 8, '_diff': 1}]
     """
 
     tables: dict[str, pa.Table]

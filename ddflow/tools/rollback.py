@@ -1,22 +1,10 @@
-"""Going back: an older version of a state becomes its newest one.
+"""Publish an older version of a state again, as its newest one.
 
-Invariant: either there is a new manifest, of the next number, that says what an older one said, or nothing has changed;
-nothing is deleted, and the one that is damaged stays to be looked into. A writer that is paused, and fenced by the new
-manifest, may still delete what it had found unnamed (``engine.garbage``), so the new one names copies of all files,
-put since; and the newest number may be one whose manifest is damaged, or lost with only its mark left, and must not be
-given twice. Copies are made of bytes that were verified, and of nothing else. It is never done by itself: what was
-committed after that version is lost to readers.
-
->>> from ddflow.storage.memory import MemoryStore
->>> import pyarrow as pa, ddflow as dd
->>> flow = dd.Flow()
->>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> with flow.open(store := MemoryStore()) as engine:
-...     for time in (1, 2):
-...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
->>> back = rollback(store.writer())
->>> back.manifest.epoch, back.manifest.number, back.manifest.note, dd.read(store.writer(), "people").num_rows
-(1, 3, 'rollback to epoch 1 (manifest 1)', 1)
+Guarantees: either there is a new manifest, of the next number, that says what the older one said, or nothing has
+changed. Nothing is deleted, and a damaged manifest stays. Copies are made only of bytes that were verified.
+The new manifest names copies of all files, because a writer that is fenced by it may still delete files that it had
+found unnamed (``engine.garbage``). The newest number may be of a damaged manifest, or of a lost one with only its mark
+left, and is not given twice.
 """
 
 from collections.abc import Iterator
@@ -125,6 +113,19 @@ def rollback(
     Notes
     -----
     O(bytes of the versions looked at).
+
+    Examples
+    --------
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> import pyarrow as pa, ddflow as dd
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+    >>> with flow.open(store := MemoryStore()) as engine:
+    ...     for time in (1, 2):
+    ...         _ = engine.step({"people": pa.table({"id": [time]})}, time)
+    >>> back = rollback(store.writer())
+    >>> back.manifest.epoch, back.manifest.number, back.manifest.note, dd.read(store.writer(), "people").num_rows
+    (1, 3, 'rollback to epoch 1 (manifest 1)', 1)
     """
     with opened_store(state, trust=trust, readonly=False) as store:
         numbers = _numbers(store)

@@ -1,20 +1,7 @@
-"""Verify a state: its collections compared with the stateless fold of their logs, key by key, and its counts recounted.
+"""Verify a state: compare its collections with the stateless fold of their logs, key by key, and recount its counts.
 
-Guarantees: nothing of the state is changed, and no code of the incremental path computes what it is compared with.
+Guarantees: changes nothing of the state. No code of the incremental path computes what the state is compared with.
 Collections are cut into ranges of identities, so memory stays bounded.
-
->>> import ddflow as dd
->>> from ddflow.storage.memory import MemoryStore
->>> flow, store = dd.Flow(), MemoryStore()
->>> _ = flow.output("out", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
->>> log = pa.table({"id": [1, 2, 1], "city": ["Bern", "Basel", "Chur"]})
->>> with flow.open(store) as engine:
-...     _ = engine.step({"people": log.slice(0, 2)}, time=1)
->>> print(verify(store, {"people": log}).inputs["people"].text)
-input 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the state has 2, the log gives 2 of 3 events
-  different (id=1): the state has (id=1, city='Bern'), the log (id=1, city='Chur')
-  note: nothing but arrival decides which event wins: the log must be in the order of arrival
-  note: the state has taken in 2 events, the log has 3
 """
 
 from __future__ import annotations
@@ -271,6 +258,21 @@ class Verified:
         By name.
     operators : mapping of str to int
         By a text that says what is counted: how many groups have a count that is not that of the rows.
+
+    Examples
+    --------
+    >>> import ddflow as dd
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow, store = dd.Flow(), MemoryStore()
+    >>> _ = flow.output("out", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
+    >>> log = pa.table({"id": [1, 2, 1], "city": ["Bern", "Basel", "Chur"]})
+    >>> with flow.open(store) as engine:
+    ...     _ = engine.step({"people": log.slice(0, 2)}, time=1)
+    >>> print(verify(store, {"people": log}).inputs["people"].text)
+    input 'people' DIFFERS from its log: 0 rows missing, 0 extra, 1 different; the state has 2, the log gives 2 of 3 ...
+      different (id=1): the state has (id=1, city='Bern'), the log (id=1, city='Chur')
+      note: nothing but arrival decides which event wins: the log must be in the order of arrival
+      note: the state has taken in 2 events, the log has 3
     """
 
     where: str

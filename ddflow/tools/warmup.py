@@ -1,11 +1,11 @@
-"""Warming up: compile every kernel for exactly the types that the engine calls it with, before anybody waits for it.
+"""Compile every kernel for the types that the engine calls it with.
 
-Invariant: after `warm` no step of any flow compiles anything, in this process or, where the kernel cache can be
-written, in later ones. A kernel is compiled for the types of its arguments, and a list of types kept by hand would be
-wrong one day without a word. So small real flows are run, chosen to lead through every kernel: keys of one word and of
-many, text, floats, lists and nulls, orders, ties, late events, enough keys for the index to grow, enough steps for
-batches to merge, state that was moved to files. Each kernel then has one compiled form; tests/tools/test_warmup.py
-holds that so.
+Small flows are run that lead through every kernel: keys of one word and of many, text, floats, lists and nulls, orders,
+ties, late events, enough keys for the index to grow, enough steps for batches to merge, state in files. A list of types
+kept by hand would go stale without a sign; tests/tools/test_warmup.py checks that each kernel has one compiled form.
+
+Guarantees: after `warm` no step of any flow compiles, in this process and, if the kernel cache can be written, in later
+ones.
 
 >>> from ddflow.kernels.warmup import entries, is_ready
 >>> warmed = warm()
