@@ -88,7 +88,7 @@ def test_a_java_home_that_fits_is_left_as_it_is(bare: Path, tmp_path: Path, monk
     script(tmp_path / "jdk-21" / "bin" / "java", says(tmp_path / "jdk-21", "21"))
     link.symlink_to(tmp_path / "jdk-21")
     monkeypatch.setenv("JAVA_HOME", str(link))
-    assert java.find_java() == java.Java(link, 21, "JAVA_HOME", complete=True)
+    assert java.find_java() == java.Java(link, 21, complete=True)
     assert java.ensure_java() == link
     assert os.environ["JAVA_HOME"] == str(link)
 
@@ -125,7 +125,7 @@ def test_a_shim_drops_the_one_option_and_passes_every_other_word_unchanged(
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == words
     assert (shim.stat().st_mode & 0o777) == 0o700
-    assert java.find_java() == java.Java(shim, 25, "JAVA_HOME", complete=True)
+    assert java.find_java() == java.Java(shim, 25, complete=True)
 
 
 def test_spark_runs_on_a_runtime_that_lacks_the_module_its_launcher_asks_for(tmp_path: Path) -> None:
