@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from spark_bridge.delivery import sync
     from spark_bridge.epochs import run, schema, stage
     from spark_bridge.java import ensure_java
-    from spark_bridge.kafka import KafkaSource
     from spark_bridge.monitoring import Listener
     from spark_bridge.queries import explain, sql
     from spark_bridge.rewrite import evolve, rescale
     from spark_bridge.session import configure
-    from spark_bridge.source import DdflowSource
+    from spark_bridge.sources.kafka import KafkaSource
+    from spark_bridge.sources.state import DdflowSource
     from spark_bridge.streams import stream
 
 _HOMES = {
-    "DdflowSource": "source",
-    "KafkaSource": "kafka",
+    "DdflowSource": "sources.state",
+    "KafkaSource": "sources.kafka",
     "Listener": "monitoring",
     "configure": "session",
     "decode": "decoding",

@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter_ns
 from typing import Any, Final
 
@@ -237,6 +238,32 @@ class OnlyStage:
 
 
 @dataclass(frozen=True)
+class UpdatesFile:
+    """A committed file of updates.
+
+    ``folder``: of outputs, for a Parquet file, else None. ``columns``: at the time of writing, None if the output still
+    has them.
+    """
+
+    epoch: int
+    blob: Blob
+    folder: str | None
+    columns: pa.Schema | None
+
+    def read(self, output: str, schema: pa.Schema, store: Callable[[], BatchStore]) -> pa.Table:
+        """Read its rows in the columns of a ``schema``. O(bytes). Raises `CorruptState`, and the errors of the store.
+
+        ``store``: opens the store, which holds the file unless it is in a folder.
+        """
+        there = schema if self.columns is None else self.columns
+        if self.folder is None:
+            table = store().table(self.blob, there, None)
+        else:
+            table = open_sink(self.folder).read(self.epoch, Fragment(output, self.blob), there)
+        return table if self.columns is None else pa.Table.from_batches([filled(table, schema)])
+
+
+@dataclass(frozen=True)
 class ReadFiles:
     """The rows of committed files of one output: batches of (name, length, digest) in, rows out in types that travel.
 
@@ -261,18 +288,16 @@ class ReadFiles:
     def tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
         """Read the rows of files, one after the other."""
         with ExitStack() as stack:
-            batch_store: BatchStore | None = None
-            there = self.schema if self.there is None else self.there
+
+            @cache
+            def open_batches() -> BatchStore:
+                store = open_store(self.store, trust=self.trust, create=False, readonly=True)
+                stack.callback(store.close)
+                return BatchStore(store)
+
             for blob in blobs:
-                if not inside(blob) and self.folder is not None:
-                    table = open_sink(self.folder).read(self.epoch, Fragment(self.name, blob), there)
-                else:
-                    if batch_store is None:
-                        store = open_store(self.store, trust=self.trust, create=False, readonly=True)
-                        stack.callback(store.close)
-                        batch_store = BatchStore(store)
-                    table = batch_store.table(blob, there, None)
-                yield table if self.there is None else pa.Table.from_batches([filled(table, self.schema)])
+                file = UpdatesFile(self.epoch, blob, None if inside(blob) else self.folder, self.there)
+                yield file.read(self.name, self.schema, open_batches)
 
 
 @dataclass(frozen=True)

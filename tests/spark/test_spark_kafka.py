@@ -18,7 +18,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.connectors.kafka.source import KafkaTopic, TopicReader
 from ddflow.errors import SourceChanged
-from spark_bridge.topics import Topics, TopicStream
+from spark_bridge.sources.kafka import Topics, TopicStream
 
 pytestmark = pytest.mark.together("spark")
 

@@ -39,8 +39,8 @@ from ddflow.partitions.driver_epochs import contents
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import rollback
-from spark_bridge.change_stream import Follower
-from spark_bridge.source import DdflowSource
+from spark_bridge.sources.base import LIMITS
+from spark_bridge.sources.state import DdflowSource
 from spark_bridge.stats import QueryStats
 from spark_bridge.types import carried, carried_schema, spark_schema
 
@@ -107,7 +107,7 @@ class Query:
 
     def poll(self) -> bool:
         """One batch, if there is anything new."""
-        if type(self.follower) is Follower:  # before 4.2, Spark does not say where a batch starts
+        if sys.modules.get(LIMITS, self) is None:  # before 4.2, Spark does not say where a batch starts
             end = self.follower.latestOffset()
         else:
             end = self.follower.latestOffset(self.at, self.follower.getDefaultReadLimit())
@@ -399,8 +399,7 @@ def test_an_output_that_is_taken_out_ends_those_who_follow_it_and_no_others(stat
 @pytest.fixture
 def older(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a PySpark before 4.2 lacks."""
-    monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
-    monkeypatch.delitem(sys.modules, "spark_bridge.batch_limit", raising=False)
+    monkeypatch.setitem(sys.modules, LIMITS, None)
 
 
 @pytest.mark.usefixtures("older")

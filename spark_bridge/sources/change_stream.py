@@ -1,14 +1,13 @@
-"""Following a state as a Spark stream: its contents, once, and then the updates of every epoch that is committed.
+"""Follow a state as a Spark stream: its contents once, then the updates of every committed epoch.
 
-Invariant: the updates between two offsets are the same whenever they are read, so Spark's exactly-once holds for them,
-and the sum of all that a stream has given up to an epoch is what the output holds after it. The first batch may be
-read again, after a crash, when the version that it was of is swept away; then it is what is there now, less what came
-since. A state keeps few epochs, and one may go back to an older epoch and commit others under the same numbers: so an
-offset carries a mark of its epoch, and who cannot compare it does not go on. Other outputs that come or go change
-nothing; one of the same name that is made after it was taken out is another. A batch has all epochs that there are
-(``limiting`` knows of fewer). It commits nothing, to the state or elsewhere.
+The updates between two offsets are the same whenever they are read, and the sum of what a stream gave up to an epoch is
+what the output holds after it. The first batch may be read again when its version is deleted: it is then the contents
+now, less the updates since. A state can go back and commit other epochs under the same numbers, so an offset carries a
+mark of its epoch; a stream that cannot compare it stops. An output made under the name of a dropped one is another.
+Limits: a state keeps few epochs. From PySpark 4.2 on a batch has up to `most` epochs, but for the first. It commits
+nothing.
 
->>> Follower("nowhere", "owner", None, "people", pa.schema([]), "earliest").initialOffset()
+>>> ChangeStream("nowhere", "owner", None, "people", pa.schema([]), "earliest", 3).initialOffset()
 {'epoch': -1, 'mark': ''}
 """
 
@@ -21,13 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
-from ddflow.columns.widening import filled
-from ddflow.connectors.parquet.sink import open_sink
-from ddflow.connectors.protocol import Fragment
 from ddflow.engine.snapshot import found
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.updates import Updates, consolidated, ints
@@ -40,8 +36,9 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store, opened_store
-from ddflow.storage.protocol import Blob, Store
-from spark_bridge.version_reader import parts_of, sent
+from ddflow.storage.protocol import Store
+from spark_bridge.sources.base import StreamReader, list_shares
+from spark_bridge.tasks import UpdatesFile, travelling
 
 Offset = dict[str, Any]
 BYTES: Final = 32 << 20
@@ -50,20 +47,6 @@ AGAIN: Final = (
     "follow it more often; have the state keep more epochs (keep=); or let its outputs go to a folder "
     "(outputs=), where they stay, and follow its Parquet files; or start again, with a new checkpoint"
 )
-
-
-@dataclass(frozen=True)
-class UpdatesFile:
-    """A file of updates.
-
-    ``folder``: of outputs, for a Parquet file, else None. ``columns``: at the time of writing, None if the output still
-    has them.
-    """
-
-    epoch: int
-    blob: Blob
-    folder: str | None
-    columns: pa.Schema | None
 
 
 @dataclass(frozen=True)
@@ -89,23 +72,38 @@ class SnapshotSplit(InputPartition):
     less: tuple[UpdatesFile, ...] = field(default=())
 
 
-class Follower(DataSourceStreamReader):
-    """See `DdflowSource.streamReader`.  ``begin``: "earliest", "latest", "kept" or an epoch's number."""
+class ChangeStream(StreamReader):
+    """See `DdflowSource.streamReader`.
 
-    def __init__(self, store: str, trust: str, flow: Plan | None, name: str, columns: pa.Schema, begin: str) -> None:
+    ``begin``: "earliest", "latest", "kept" or an epoch's number. ``most``: epochs of a batch. Spark knows limits of
+    rows, bytes and files, so epochs are its files.
+    """
+
+    limit = "ReadMaxFiles"
+
+    def __init__(
+        self,
+        store: str,
+        trust: str,
+        flow: Plan | None,
+        name: str,
+        columns: pa.Schema,
+        begin: str,
+        most: int | None = None,
+    ) -> None:
         self.where, self.trust, self.flow, self.output = store, trust, flow, name
-        self.columns, self.begin = columns, begin
+        self.columns, self.begin, self.most = columns, begin, most
         self._store: Store | None = None
         self._last: Manifest | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_last": None}
+        return {**self.__dict__, "target": None, "_store": None, "_last": None}
 
     def initialOffset(self) -> Offset:
         """Where a new query begins.  Raises `SnapshotExpired` for an epoch that is not kept."""
         if self.begin == "earliest":
             return {"epoch": -1, "mark": ""}
-        manifest = self._newest()
+        manifest = self.look()
         if self.begin == "latest":
             return self._offset(manifest, manifest.epoch)
         kept = [each.epoch for each in manifest.receipts]
@@ -121,36 +119,64 @@ class Follower(DataSourceStreamReader):
         return self._offset(manifest, first - 1)
 
     def latestOffset(self, start: Offset | None = None, limit: Any = None) -> Offset:
-        """Return the last epoch of the next batch: the state's. Before 4.2, Spark does not pass the start.
+        """Return the last epoch of the next batch. Before 4.2, Spark does not pass the start.
 
-        O(epochs kept).
+        O(epochs kept). Raises `SnapshotExpired` if it cannot be read.
         """
-        manifest = self._newest()
-        return self._whole(manifest) if manifest.epoch else self.initialOffset()
-
-    def _offset(self, manifest: Manifest, epoch: int) -> Offset:
-        """See `offset`."""
-        return offset(manifest, epoch, self.output)
+        manifest = self.target or self.look()
+        if start is None:
+            return self._whole(manifest) if manifest.epoch else self.initialOffset()
+        if manifest.epoch == start["epoch"] or not manifest.epoch:
+            self._compare(manifest, start)
+            return start
+        if start["epoch"] < 0:
+            return self._whole(manifest)
+        last = min(manifest.epoch, start["epoch"] + getattr(limit, "max_files", manifest.epoch))
+        self._list_epochs(manifest, start, last)
+        return self._offset(manifest, last)
 
     def _whole(self, manifest: Manifest) -> Offset:
         """Return a version's last epoch, with the time of its contents."""
         return self._offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
 
+    def _offset(self, manifest: Manifest, epoch: int) -> Offset:
+        """Return an epoch with a mark that tells it from another epoch of its number; "" if it is not kept.
+
+        If an earlier output of its name was dropped, ``dropped`` has the last epoch of that output.
+        """
+        before = {"dropped": manifest.dropped[self.output]} if self.output in manifest.dropped else {}
+        for each in manifest.receipts:
+            if each.epoch == epoch:
+                calls = [
+                    [
+                        call.kind,
+                        call.time,
+                        call.digest,
+                        call.frontier,
+                        dict(call.counts),
+                        call.outputs[self.output].rows if self.output in call.outputs else 0,
+                    ]
+                    for call in each.calls
+                ]
+                mark = xxhash.xxh3_64_hexdigest(json.dumps(calls, sort_keys=True).encode())
+                return {"epoch": epoch, "mark": mark, **before}
+        return {"epoch": epoch, "mark": "", **before}
+
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Split a batch into partitions for tasks. O(files). Raises `SnapshotExpired`, `PlanChanged`."""
-        manifest = self._newest()
+        manifest = self.look()
         self._compare(manifest, start)
         if start["epoch"] == end["epoch"]:
             return []
         plan = plan_of(manifest.plan, self.flow, self.where)
         schema = self._schema(plan)
         if start["epoch"] < 0:
-            return self._contents(manifest, plan, schema, end)
+            return self._split_contents(manifest, plan, schema, end)
         self._compare(manifest, end)
         version = Version.of(self._open_store(), manifest, self.trust)
         groups: list[list[UpdatesFile]] = []
         room = 0
-        for file in self._files(manifest, self._epochs(manifest, start, end["epoch"])):
+        for file in self._list_files(manifest, self._list_epochs(manifest, start, end["epoch"])):
             if room <= 0:
                 groups.append([])
                 room = BYTES
@@ -167,11 +193,13 @@ class Follower(DataSourceStreamReader):
             tables = self._read_files(partition.version, partition.files, partition.schema)
         else:
             assert isinstance(partition, SnapshotSplit), partition
-            tables = iter([self._snapshot(partition)])
+            tables = iter([self._read_snapshot(partition)])
         for table in tables:
-            yield from sent(table, self.columns, self.output)
+            yield from travelling(table.select(self.columns.names), self.output)
 
-    def _contents(self, manifest: Manifest, plan: Plan, schema: pa.Schema, end: Offset) -> Sequence[InputPartition]:
+    def _split_contents(
+        self, manifest: Manifest, plan: Plan, schema: pa.Schema, end: Offset
+    ) -> Sequence[InputPartition]:
         """Split the first batch: the contents after an epoch."""
         node, store = plan.outputs.get(self.output), self._open_store()
         if node is None:  # a side output, of which a state holds nothing
@@ -182,14 +210,14 @@ class Follower(DataSourceStreamReader):
         except SnapshotExpired:
             if upserts or node.forgetting:
                 raise
-            less = tuple(self._files(manifest, self._epochs(manifest, end, manifest.epoch)))
+            less = tuple(self._list_files(manifest, self._list_epochs(manifest, end, manifest.epoch)))
             return [SnapshotSplit(Version.of(store, manifest, self.trust), None, end["time"], schema, less)]
         self._compare(then, end)
         version = Version.of(store, then, self.trust)
-        parts = parts_of(plan, self.output, then)
-        return [SnapshotSplit(version, part.share, end["time"], None if upserts else schema) for part in parts]
+        shares = list_shares(plan, self.output, then)
+        return [SnapshotSplit(version, share, end["time"], None if upserts else schema) for share in shares]
 
-    def _epochs(self, manifest: Manifest, start: Offset, last: int) -> list[Epoch]:
+    def _list_epochs(self, manifest: Manifest, start: Offset, last: int) -> list[Epoch]:
         """List the epochs after an offset and up to the last one. Raises `SnapshotExpired`."""
         self._compare(manifest, start)
         kept = {each.epoch: each for each in manifest.receipts}
@@ -218,7 +246,7 @@ class Follower(DataSourceStreamReader):
                 "start again, with a new checkpoint",
             )
 
-    def _files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[UpdatesFile]:
+    def _list_files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[UpdatesFile]:
         known = [PastSchemas.of(each, f"manifest {manifest.number} of {self.where}") for each in manifest.past]
         for epoch in epochs:
             past = at(known, epoch.epoch)
@@ -231,13 +259,8 @@ class Follower(DataSourceStreamReader):
         """Read the updates of files, one after the other."""
         with opened_store(version.store, trust=version.trust) as store:
             for file in files:
-                there = schema if file.columns is None else file.columns
                 try:
-                    if file.folder is None:
-                        table = BatchStore(store).table(file.blob, there, None)
-                    else:
-                        table = open_sink(file.folder).read(file.epoch, Fragment(self.output, file.blob), there)
-                    yield table if file.columns is None else pa.Table.from_batches([filled(table, schema)])
+                    yield file.read(self.output, schema, lambda: BatchStore(store))
                 except CorruptState:
                     if file.epoch in (each.epoch for each in found(store).receipts):
                         raise
@@ -247,14 +270,14 @@ class Follower(DataSourceStreamReader):
                         AGAIN,
                     ) from None
 
-    def _snapshot(self, split: SnapshotSplit) -> pa.Table:
+    def _read_snapshot(self, split: SnapshotSplit) -> pa.Table:
         """Read the contents of a version, less the updates since."""
         table = read_updates(split.version, self.flow, self.output, split.share)
         if split.schema is None:
             return table
         if split.less:
             rows = pa.schema(list(split.schema)[:-2])
-            pieces = [table, *map(negated, self._read_files(split.version, split.less, split.schema))]
+            pieces = [table, *map(negate, self._read_files(split.version, split.less, split.schema))]
             both = pa.concat_tables([each.select([*rows.names, DIFF]) for each in pieces]).combine_chunks()
             diffs = both.column(DIFF).to_numpy()
             updates = Updates(both.select(rows.names).cast(rows), np.zeros(diffs.size, np.int32), diffs, ints(0))
@@ -278,7 +301,7 @@ class Follower(DataSourceStreamReader):
             self._store = open_store(self.where, trust=self.trust, create=False, readonly=True)
         return self._store
 
-    def _newest(self) -> Manifest:
+    def look(self) -> Manifest:
         """Return the newest manifest; look for it a hundred times a second, and read it only if it is new."""
         store = self._open_store()
         if self._last is None or store.numbers()[-1:] != [self._last.number]:
@@ -286,31 +309,7 @@ class Follower(DataSourceStreamReader):
         return self._last
 
 
-def offset(manifest: Manifest, epoch: int, output: str) -> Offset:
-    """Return an epoch with a mark that tells it from another epoch of its number; "" if it is not kept.
-
-    If an earlier output of this name was dropped, ``dropped`` has the last epoch of that output.
-    """
-    before = {"dropped": manifest.dropped[output]} if output in manifest.dropped else {}
-    for each in manifest.receipts:
-        if each.epoch == epoch:
-            calls = [
-                [
-                    call.kind,
-                    call.time,
-                    call.digest,
-                    call.frontier,
-                    dict(call.counts),
-                    call.outputs[output].rows if output in call.outputs else 0,
-                ]
-                for call in each.calls
-            ]
-            mark = xxhash.xxh3_64_hexdigest(json.dumps(calls, sort_keys=True).encode())
-            return {"epoch": epoch, "mark": mark, **before}
-    return {"epoch": epoch, "mark": "", **before}
-
-
-def negated(table: pa.Table) -> pa.Table:
+def negate(table: pa.Table) -> pa.Table:
     """Negate the differences of some updates. O(updates)."""
     at = table.schema.get_field_index(DIFF)
     return table.set_column(at, table.schema.field(at), pc.negate(table.column(DIFF)))

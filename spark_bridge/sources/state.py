@@ -1,32 +1,52 @@
-"""Reading a state back as a Spark data source: what an output holds, or held, or what changed; and its updates to come.
+"""Read a state back as a Spark data source: the contents of an output, earlier or now, its changes, and its updates.
 
-Invariant: every option is understood or refused, and all that a state, a plan or a schema says against a read comes out
-before a task runs. Spark hands options over as text, asks for the columns before it says whether a query is a batch or
-a stream, makes an input anew in another process for every question, and lets the user give columns of his own. So both
-kinds of query have the same columns, those of updates, and what is asked is looked at each time. What tasks do is in
-``reading`` and ``following``; nothing here writes.
+Every option is understood or refused, and what a state, a plan or a schema says against a read is an error before a
+task runs. Both kinds of query have the columns of updates, since Spark asks for columns first. A batch is one task a
+partition if that is exact, else one for all; every task reads the version that the driver planned with. Of filters only
+those are taken over from Spark whose answer is the same in Arrow: neither floats, which have a NaN, nor null-safe ones.
+Limits: a version may be deleted before its tasks run, which is an error that says so. `change_stream` has the streams.
 
 >>> DdflowSource({"path": "nowhere", "outptu": "by_city"}).schema()
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: read a state with the option 'outptu': there is no such option; did you mean 'output'? ...
+>>> fits(EqualTo(("id",), 7), pa.schema({"id": pa.int64()})), fits(EqualTo(("x",), 1.5), pa.schema({"x": pa.float64()}))
+(True, False)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.types import StructType
 
 from ddflow.columns.names import did_you_mean
 from ddflow.engine.read.history import check_readable
 from ddflow.engine.read.reads import told_only
 from ddflow.engine.snapshot import found
-from ddflow.errors import MissingExtra, NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
+from ddflow.errors import NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
+from ddflow.partitions.driver_epochs import partitions_with, read_updates, shared
 from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
@@ -34,9 +54,10 @@ from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import opened_store
 from ddflow.storage.protocol import Store
 from ddflow.time import from_text, shown
-from spark_bridge.change_stream import Follower
-from spark_bridge.types import spark_schema
-from spark_bridge.version_reader import BatchReader, Read, Searcher
+from spark_bridge.sources.base import check_limit, check_options, list_shares
+from spark_bridge.sources.change_stream import ChangeStream
+from spark_bridge.tasks import travelling
+from spark_bridge.types import carrier, spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
@@ -47,6 +68,18 @@ _HISTORY: Final = Phrase(
     " keeps more",
 )
 OPTIONS: Final = ("path", "output", "trust", *BATCH, *STREAM)
+ASKED: Final = "read a state"
+
+
+_COMPARE: Final[dict[type[Filter], Callable[[pa.Array, pa.Scalar], pa.Array]]] = {
+    EqualTo: pc.equal,
+    GreaterThan: pc.greater,
+    GreaterThanOrEqual: pc.greater_equal,
+    LessThan: pc.less,
+    LessThanOrEqual: pc.less_equal,
+}
+_EXACT: Final = (pat.is_integer, pat.is_boolean, pat.is_string, pat.is_date32)
+"""Of the types that travel, those whose values compare alike in Spark and in Arrow."""
 
 
 class DdflowSource(DataSource):
@@ -142,7 +175,7 @@ class DdflowSource(DataSource):
         -----
         O(the plan).
         """
-        self._refuse(STREAM, "a batch", "use readStream")
+        check_options(self.options, OPTIONS, STREAM, ASKED, "read a batch", ", or use readStream")
         given = {name for name in ("asOf", "changesFrom", "changesTo") if name in self.options}
         if "asOf" in given and len(given) > 1:
             raise SpecError(
@@ -197,7 +230,7 @@ class DdflowSource(DataSource):
         -----
         O(the plan).
         """
-        self._refuse(BATCH, "a stream", "use read")
+        check_options(self.options, OPTIONS, BATCH, ASKED, "read a stream", ", or use read")
         most = self._number("maxEpochsPerTrigger")
         if most is not None and most < 1:
             raise SpecError(f"maxEpochsPerTrigger={most}", "a batch would have no epochs", "give 1 or more")
@@ -214,27 +247,13 @@ class DdflowSource(DataSource):
             if begin == "earliest" and name not in plan.outputs:
                 begin = "kept"  # a state holds no rows of a side output to begin with
             columns = self._columns(plan.updates_schema(name), schema, name)
-            given = (store.where, self._trust(), self.flow, name, columns, begin)
-            try:
-                from spark_bridge.batch_limit import Limited
-            except ImportError as error:  # Spark asks an input for its newest offset only
-                if most is None:
-                    return Follower(*given)
-                asked = f"follow a state with maxEpochsPerTrigger={most}"
-                raise MissingExtra(asked, str(error), "pip install 'pyspark>=4.2'") from None
-            return Limited(*given, most)
+            check_limit(most, "follow a state with maxEpochsPerTrigger")
+            return ChangeStream(store.where, self._trust(), self.flow, name, columns, begin, most)
 
     @contextmanager
     def _open_state(self, epoch: int | None = None) -> Iterator[tuple[Store, Manifest, Plan, str]]:
         """Open the state; yield it, its version, its plan and the requested output. Raises the errors of `schema`."""
-        known = {name.lower(): name for name in OPTIONS}
-        for name in self.options:
-            if name.lower() not in known:
-                raise SpecError(
-                    f"read a state with the option {name!r}",
-                    "there is no such option",
-                    did_you_mean(name, list(OPTIONS)),
-                )
+        check_options(self.options, OPTIONS, (), ASKED, ASKED)
         if not self.options.get("path"):
             raise SpecError(
                 "read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to load()"
@@ -312,11 +331,117 @@ class DdflowSource(DataSource):
             raise SpecError(f"the option {name}={text!r}", "that says neither", "give 'true' or 'false'")
         return bool(text == "true")
 
-    def _refuse(self, names: Iterable[str], what: str, remedy: str) -> None:
-        for name in names:
-            if name in self.options:
-                raise SpecError(
-                    f"read {what} with the option {name!r}",
-                    "it is of the other kind of query",
-                    f"leave it out, or {remedy}",
-                )
+
+class Read(NamedTuple):
+    """A read: a version of a state, its plan if it has functions, the output's name, columns and times.
+
+    The columns are the requested ones, in the flow's types.
+    """
+
+    version: Version
+    flow: Plan | None
+    name: str
+    columns: pa.Schema
+    as_of: int | None
+    after: int | None
+
+
+@dataclass(frozen=True)
+class Split(InputPartition):
+    """``share``: a stage and a partition, or None for all of the state."""
+
+    share: tuple[int, int] | None
+
+
+class BatchReader(DataSourceReader):
+    """See `DdflowSource.reader`.  Travels to the tasks, which read."""
+
+    def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
+        self.asked, self.filters = read, list[Any]()
+        self.parts = [Split(share) for share in list_shares(plan, read.name, manifest)]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One or more."""
+        return self.parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a partition's rows, in the types that travel. O(bytes of it). Raises the errors of `read_updates`."""
+        assert isinstance(partition, Split), partition
+        version, flow, name, columns, as_of, after = self.asked
+        table = read_updates(version, flow, name, partition.share, as_of, after)
+        for out in travelling(table.select(columns.names), name):
+            for each in self.filters:
+                out = out.filter(_passes(each, out))
+            if out.num_rows:
+                yield out
+
+
+class Searcher(BatchReader):
+    """A reader that applies Spark's filters to rows, and to partitions if they determine the key."""
+
+    def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
+        super().__init__(read, plan, manifest)
+        self._plan: tuple[Plan, Manifest] | None = (plan, manifest)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take over what is exact; give back the rest, for Spark.  O(filters)."""
+        rest = []
+        for each in filters:
+            if fits(each, self.asked.columns):
+                self.filters.append(each)
+            else:
+                rest.append(each)
+        if self._plan is not None and len(self.parts) > 1:
+            plan, manifest = self._plan
+            by = shared(plan, self.asked.name)
+            assert by is not None, "it has several parts"
+            numbers = partitions_with(by.by or (), self._values(), manifest)
+            if numbers is not None:
+                self.parts = [Split((by.stage, number)) for number in numbers]
+        return rest
+
+    def _values(self) -> dict[str, list[Any]]:
+        """Return the values that filters allow, by column."""
+        out: dict[str, list[Any]] = {}
+        for each in self.filters:
+            given = [each.value] if isinstance(each, EqualTo) else list(each.value) if isinstance(each, In) else None
+            if given is not None and each.attribute[0] not in out:
+                kind = self.asked.columns.field(each.attribute[0]).type
+                try:
+                    out[each.attribute[0]] = [pa.scalar(value, carrier(kind)).cast(kind) for value in given]
+                except pa.ArrowInvalid:
+                    continue  # no value of the column's own type: no row has it, and Spark's own finds none
+        return out
+
+
+def fits(given: Filter, columns: pa.Schema) -> bool:
+    """Whether Arrow gives the answer that Spark would.  Pure."""
+    path: tuple[str, ...] = getattr(given, "attribute", ())
+    if len(path) != 1 or path[0] not in columns.names:
+        return False
+    if isinstance(given, IsNull | IsNotNull):
+        return True
+    kind = carrier(columns.field(path[0]).type)
+    values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
+    if kind is None or type(given) not in (*_COMPARE, In) or not any(test(kind) for test in _EXACT) or None in values:
+        return False
+    try:
+        for value in values:
+            pa.scalar(value, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return False
+    return True
+
+
+def _passes(given: Any, rows: pa.RecordBatch) -> pa.Array:
+    column = rows.column(given.attribute[0])
+    if isinstance(given, IsNull):
+        return column.is_null()
+    if isinstance(given, IsNotNull):
+        return column.is_valid()
+    if isinstance(given, In):
+        return pc.is_in(column, pa.array(list(given.value), column.type))
+    return _COMPARE[type(given)](column, pa.scalar(given.value, column.type))

@@ -1,0 +1,1 @@
+"""Data sources for Spark: states, batch and stream, and topics of Kafka."""

@@ -1,0 +1,338 @@
+"""Read topics of Kafka as a Spark data source, for machines without Spark's own Kafka jar; librdkafka reads.
+
+Options are those of Spark's source, mean what they mean there, and are understood or refused; what begins with
+``kafka.`` is librdkafka's. Errors never show the value of such an option. Batches and streams have the columns of
+Spark's source, but for ``timestampType``. A batch of a stream has the messages between two sets of offsets, the same
+ones whenever it is read, so a state gets each once. Positions are in Spark's checkpoint; no consumer group is needed.
+Offsets that a topic lost are an error, never a gap, and so are those of another cluster or topic of the same name.
+
+>>> KafkaSource({"subscrib": "orders"}).reader(KafkaSource({}).schema())
+Traceback (most recent call last):
+    ...
+ddflow.errors.SpecError: read Kafka with the option 'subscrib': there is no such option; did you mean 'subscribe'? ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from ddflow.connectors.kafka.source import Ends, KafkaTopic, RangeReader, TopicPosition, remembered
+from ddflow.errors import SpecError
+from spark_bridge.errors import noted
+from spark_bridge.sources.base import StreamReader, check_limit, check_options
+from spark_bridge.types import spark_schema
+
+SERVERS: Final = "kafka.bootstrap.servers"
+BATCH: Final = ("endingOffsets",)
+STREAM: Final = ("maxOffsetsPerTrigger",)
+OPTIONS: Final = ("subscribe", SERVERS, "startingOffsets", "startingTimestamp", *BATCH, *STREAM)
+Offsets = dict[str, dict[str, int]]
+"""By topic and partition (a text, as JSON has it), the next offset."""
+Positions = dict[str, TopicPosition]
+"""By topic, what Spark keeps: offsets, and of what they are."""
+COLUMNS: Final = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", "UTC"),
+    }
+)
+"""As Spark's own source has them, but for ``timestampType``."""
+
+
+class KafkaSource(DataSource):
+    """The Spark data source ``ddflow-kafka``.  docs/spark.md has the options.
+
+    Examples
+    --------
+    Register it, then load a topic::
+
+        spark.dataSource.register(spark_bridge.KafkaSource)
+        reader = spark.readStream.format("ddflow-kafka").option("kafka.bootstrap.servers", "broker:9092")
+        feed = reader.option("subscribe", "orders").option("startingOffsets", "earliest").load()
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name, ``"ddflow-kafka"``."""
+        return "ddflow-kafka"
+
+    def schema(self) -> StructType:
+        """Return the columns of messages.
+
+        Returns
+        -------
+        pyspark.sql.types.StructType
+            ``key``, ``value``, ``topic``, ``partition``, ``offset``, ``timestamp``.
+        """
+        return spark_schema(COLUMNS, "messages")
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Make what reads a batch: from ``startingOffsets`` ("earliest") to ``endingOffsets`` ("latest").
+
+        Parameters
+        ----------
+        schema : pyspark.sql.types.StructType
+            The columns, all of them.
+
+        Returns
+        -------
+        DataSourceReader
+            One partition for each of a topic's.
+
+        Raises
+        ------
+        SpecError
+            For options that are none, or not of a batch.
+        """
+        self._check(schema, STREAM, "a batch")
+        ending = self.options.get("endingOffsets", "latest")
+        given = {} if ending == "latest" else self._parse_offsets("endingOffsets", ending)
+        return TopicBatch(self._start_topics("earliest"), Topics(self._list_topics("latest"), given))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Make what follows topics: from ``startingOffsets`` ("latest") on.
+
+        Parameters
+        ----------
+        schema
+            As of `reader`.
+
+        Returns
+        -------
+        DataSourceStreamReader
+            With up to ``maxOffsetsPerTrigger`` messages a batch.
+
+        Raises
+        ------
+        SpecError
+            For options that are none, or not of a stream.
+        MissingExtra
+            For a limit of messages before PySpark 4.2.
+        """
+        self._check(schema, BATCH, "a stream")
+        most = self._parse_number("maxOffsetsPerTrigger")
+        check_limit(most, "follow Kafka with maxOffsetsPerTrigger")
+        return TopicStream(self._start_topics("latest"), most)
+
+    def _check(self, schema: StructType, others: tuple[str, ...], kind: str) -> None:
+        """Raise `SpecError` for options that are not of this kind of query, that are missing, and for a schema."""
+        own = [name for name in self.options if not name.lower().startswith("kafka.")]
+        check_options(own, OPTIONS, others, "read Kafka", f"read {kind} of Kafka")
+        for name in ("subscribe", SERVERS):
+            if not self.options.get(name):
+                raise SpecError("read Kafka", f"the option {name} is missing", f'give .option("{name}", ...)')
+        if schema != self.schema():
+            raise SpecError("read Kafka with a schema", "its columns are always the same", "leave schema() out")
+
+    def _list_topics(self, start: str | datetime) -> list[KafkaTopic]:
+        """Make the topics, to be read from a start on."""
+        config = {name[6:]: value for name, value in self.options.items() if name.lower().startswith("kafka.")}
+        servers = config.pop("bootstrap.servers")
+        names = [name.strip() for name in self.options["subscribe"].split(",")]
+        return [KafkaTopic(servers, name, start, False, config) for name in names]
+
+    def _start_topics(self, default: str) -> Topics:
+        at, start = self._parse_number("startingTimestamp"), self.options.get("startingOffsets")
+        if at is not None:
+            if start is not None:
+                raise SpecError(
+                    "read Kafka with startingTimestamp", "there is startingOffsets, too", "give one of them"
+                )
+            return Topics(self._list_topics(datetime.fromtimestamp(at / 1000, UTC)), {})
+        start = default if start is None else start.strip()
+        if start in ("earliest", "latest"):
+            return Topics(self._list_topics(start), {})
+        return Topics(self._list_topics("earliest"), self._parse_offsets("startingOffsets", start))
+
+    def _parse_offsets(self, name: str, given: str) -> Mapping[str, Mapping[str, int]]:
+        """Parse offsets as Spark has them: {"topic": {"0": 23, "1": -2}}."""
+        try:
+            found: Any = json.loads(given)
+            each = [(p, n) for partitions in found.values() for p, n in partitions.items()]
+            if all(p.isdigit() and isinstance(n, int) and n >= -2 for p, n in each):
+                return {str(topic): dict(partitions) for topic, partitions in found.items()}
+        except (ValueError, AttributeError):
+            pass
+        remedy = 'give "earliest", "latest", or {"topic": {"0": 23}} by partition'
+        raise SpecError(f"read Kafka with {name}", "that is no place in a topic", remedy)
+
+    def _parse_number(self, name: str) -> int | None:
+        given = self.options.get(name)
+        if given is None:
+            return None
+        if not (given.strip().isdigit() and int(given)):
+            raise SpecError(f"read Kafka with {name}={given!r:.99}", "that is no whole number", "give 1 or more")
+        return int(given)
+
+
+@dataclass(frozen=True)
+class Range(InputPartition):
+    """Messages of a partition of a topic, from an offset on, before another."""
+
+    of: KafkaTopic
+    partition: int
+    first: int
+    end: int
+
+
+class Topics:
+    """Some topics, watched from where Spark plans.  ``given``: offsets that are named instead of a start."""
+
+    def __init__(self, of: Sequence[KafkaTopic], given: Mapping[str, Mapping[str, int]]) -> None:
+        self.of, self.given = {each.topic: each for each in of}, given
+        self._ends: dict[str, Ends] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ends": {}}
+
+    def connect(self, topic: str) -> Ends:
+        """Connect to a topic."""
+        if topic not in self._ends:
+            self._ends[topic] = Ends(self.of[topic])
+        return self._ends[topic]
+
+    def find_starts(self) -> Offsets:
+        """Find where reading begins.  O(partitions).  Raises `SourceFailed`, `SourceChanged`, `UnreadableInput`."""
+        return {topic: self._find_offsets(topic) or as_json(self.connect(topic).at) for topic in self.of}
+
+    def _find_offsets(self, topic: str) -> dict[str, int]:
+        """Return the given offsets, and the start of other partitions; -1 is the end and -2 the beginning."""
+        if topic not in self.given:
+            return {}
+        ends, asked = self.connect(topic), {int(p): n for p, n in self.given[topic].items()}
+        now = ends.now()
+        found = {p: now[p][{-1: 1, -2: 0}[n]] if n in (-1, -2) and p in now else n for p, n in asked.items()}
+        ends.check(found, now)
+        at = int(self.of[topic].start == "latest")
+        return as_json({partition: each[at] for partition, each in now.items()} | found)
+
+    def find_ends(self, since: Offsets | None = None) -> Offsets:
+        """Find where topics end.  ``since``: offsets that they must still have.
+
+        O(partitions).  Raises as `find_starts`.
+        """
+        found = dict[str, dict[str, int]]()
+        for topic in self.of:
+            ends = self.connect(topic)
+            now = ends.now()
+            if since is not None:
+                ends.check({int(p): n for p, n in since.get(topic, {}).items()}, now)
+            found[topic] = as_json({partition: high for partition, (_, high) in now.items()})
+        return found
+
+    def positions(self, offsets: Offsets) -> Positions:
+        """Return the offsets of the existing topics, in Spark's form. O(partitions)."""
+        return {topic: remembered(each, self.connect(topic).origin) for topic, each in offsets.items()}
+
+    def offsets(self, positions: Positions) -> Offsets:
+        """Return the offsets of positions. O(topics).
+
+        Raises the errors of `find_starts`, and `SourceChanged` for positions of another topic.
+        """
+        return {topic: dict(self.connect(topic).still(each)) for topic, each in positions.items() if topic in self.of}
+
+    def split_ranges(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        """Split the messages between two offsets into ranges for tasks. O(partitions)."""
+        made = list[InputPartition]()
+        for topic, partitions in end.items():
+            before = start.get(topic, {})
+            new = self.connect(topic).now() if partitions.keys() - before.keys() else {}
+            for partition, last in partitions.items():
+                first = before[partition] if partition in before else new[int(partition)][0]
+                if first < last:
+                    made.append(Range(self.of[topic], int(partition), first, last))
+        return made
+
+
+def read_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Read the messages of a range, in a task. O(messages). Raises `SourceFailed`, `SourceChanged`."""
+    assert isinstance(of, Range)
+    with noted(), closing(RangeReader(of.of, of.partition, of.first, of.end)) as reader:
+        for batch in reader.batches():
+            yield pa.RecordBatch.from_arrays([batch.column(f.name).cast(f.type) for f in COLUMNS], schema=COLUMNS)
+
+
+class TopicBatch(DataSourceReader):
+    """Messages up to where topics end when the query is planned, or before the offsets of ``until``."""
+
+    def __init__(self, topics: Topics, until: Topics) -> None:
+        self.topics, self.until = topics, until
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Split the batch into ranges for tasks, at most one a partition of a topic."""
+        return self.topics.split_ranges(self.topics.find_starts(), self.until.find_starts())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the messages of a range."""
+        return read_range(partition)
+
+
+class TopicStream(StreamReader):
+    """Messages as they come, at most so many a batch."""
+
+    limit = "ReadMaxRows"
+
+    def __init__(self, topics: Topics, most: int | None = None) -> None:
+        self.topics, self.most = topics, most
+
+    def look(self) -> Offsets:
+        """Return the ends of the topics."""
+        return self.topics.find_ends()
+
+    def initialOffset(self) -> Positions:
+        """Return where a new query begins."""
+        return self.topics.positions(self.topics.find_starts())
+
+    def latestOffset(self, start: Positions | None = None, limit: Any = None) -> Positions:
+        """Return where the next batch ends.  O(partitions)."""
+        since = None if start is None else self.topics.offsets(start)
+        end = self.topics.find_ends(since) if self.target is None else self.target
+        if since is not None and (most := getattr(limit, "max_rows", None)):
+            end = limit_messages(since, end, most)
+        return self.topics.positions(end)
+
+    def partitions(self, start: Positions, end: Positions) -> Sequence[InputPartition]:
+        """Split a batch into ranges for tasks."""
+        return self.topics.split_ranges(self.topics.offsets(start), self.topics.offsets(end))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read the messages of a range."""
+        return read_range(partition)
+
+
+def as_json(offsets: Mapping[int, int]) -> dict[str, int]:
+    """Name partitions as the keys of JSON do."""
+    return {str(partition): offset for partition, offset in offsets.items()}
+
+
+def limit_messages(start: Offsets, end: Offsets, most: int) -> Offsets:
+    """Limit a batch to ``most`` messages and share them between partitions by their lag. O(partitions).
+
+    >>> limit_messages({"t": {"0": 5, "1": 0}}, {"t": {"0": 105, "1": 20}}, 12)
+    {'t': {'0': 15, '1': 2}}
+    """
+    lag = {
+        (topic, partition): last - start.get(topic, {}).get(partition, 0)
+        for topic, partitions in end.items()
+        for partition, last in partitions.items()
+    }
+    whole, left = sum(lag.values()), most
+    made = {topic: dict(partitions) for topic, partitions in end.items()}
+    for (topic, partition), there in sorted(lag.items(), key=lambda each: -each[1]):
+        taken = min(there, left, -(-there * most // max(whole, 1)))
+        made[topic][partition] = end[topic][partition] - there + taken
+        left -= taken
+    return made
