@@ -26,7 +26,7 @@ from ddflow.errors import SpecError
 from ddflow.plan.inputs.bind import Bound
 from ddflow.plan.inputs.spec import Upsert
 from spark_bridge.errors import noted
-from spark_bridge.job import mapped
+from spark_bridge.job import map_arrow
 from spark_bridge.tasks import Batches, travelling
 from spark_bridge.types import arrow_schema, spark_schema
 
@@ -123,7 +123,7 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     columns = spark_schema(pa.schema([*bound.schema, *kept]), "rows of messages")
     numbered = frame.toDF(*(f"c{i}" for i in range(len(given))))  # Spark minds case, dots and quotes
     task = Decode(bound.format, bound.target._replace(history=True), tuple(given.names), tuple(keep))
-    return mapped(numbered, task, columns)
+    return map_arrow(numbered, task, columns)
 
 
 def _bind_messages(format: Any, schema: Any, spec: Any) -> Bound:

@@ -1,7 +1,9 @@
-"""Run a plan on frames of rows: lazily and without a state, or as one epoch of a state that is committed at once.
+"""Run a plan or a query on DataFrames: lazily from nothing, or as one epoch of a state that is committed at once.
 
-Guarantees: the rows are those of the local engine. A frame of an output reads committed files, so a second action
-computes nothing again.
+The rows are those of the local engine. A frame of an output reads committed files, so a second action computes nothing
+again. A query is a run of a flow with an input for each frame, by its name and in its columns, and one output. A keyed
+frame is upserts, a bare one is rows that are appended. Columns count as nullable, because Spark derives that from how a
+frame was made; rows are looked at.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -12,8 +14,10 @@ computes nothing again.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, overload
+from contextlib import closing
+from typing import Any, Final, Literal, overload
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -22,39 +26,38 @@ from ddflow.connectors.api import TableSink
 from ddflow.dataflow.result import no_output
 from ddflow.dataflow.verdicts import Verdicts
 from ddflow.engine.flow import Flow
+from ddflow.engine.run.options import RunOptions
+from ddflow.engine.run.sync import Synced
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
+from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.driver_epochs import sync_state
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.evolve import PastSchemas
+from ddflow.plan.inputs.spec import KeyedFrame
 from ddflow.plan.plan import Plan
-from spark_bridge.delivery import Outlets, SinkOptions
-from spark_bridge.job import ROWS, SHUFFLES, Job, checked, joined, mapped, routed, router
-from spark_bridge.monitoring import report
+from ddflow.plan.text.explain import Explained
+from spark_bridge.job import (
+    KEEP,
+    ROWS,
+    SHUFFLES,
+    Job,
+    StateOptions,
+    check_address,
+    check_columns,
+    map_arrow,
+    route_rows,
+    router,
+    union,
+)
+from spark_bridge.monitoring import EpochStats, report
 from spark_bridge.session import context_of
-from spark_bridge.state_options import KEEP, StateOptions, check_address
-from spark_bridge.stats import EpochStats
-from spark_bridge.tasks import OnlyStage, ReadFiles, RunStage
-from spark_bridge.types import Shape, by_input, shapes
+from spark_bridge.tasks import OnlyStage, RunStage
+from spark_bridge.types import arrow_schema, by_input, shapes
 
 _NAMES = "name string, length bigint, digest binary"
-
-
-class OutputFiles(NamedTuple):
-    """The places of committed files, and the session that reads them.
-
-    ``folder``: of Parquet outputs, else None. ``past``: their columns at the time of writing, if the plan has others
-    now.
-
-    >>> Ran.__iter__.__name__, OutputFiles._fields
-    ('__iter__', ('session', 'store', 'trust', 'folder', 'past'))
-    """
-
-    session: Any
-    store: str
-    trust: str
-    folder: str | None
-    past: PastSchemas | None
+OUT: Final = "out"
+"""The name of a query's output in a state."""
 
 
 class Ran(Mapping[str, DataFrame]):
@@ -66,25 +69,20 @@ class Ran(Mapping[str, DataFrame]):
     its sink has.
     """
 
-    def __init__(
-        self, shapes: Mapping[str, Shape], done: Committed, files: OutputFiles, sinks: Mapping[str, int]
-    ) -> None:
-        self._shapes, self._done, self._files = shapes, done, files
+    def __init__(self, job: Job, session: Any, done: Committed) -> None:
+        self._shapes, self._done, self._session = job.shapes, done, session
+        self._readers = {name: job.file_reader(done.epoch, name, shape.arrow) for name, shape in job.shapes.items()}
         self.epoch, self.time, self.frontier, self.replayed = done.epoch, done.time, done.frontier, done.replayed
         self.verdicts = Verdicts.of(done.counts, done.figures.get("pending", 0))
-        self.rows, self.figures = done.rows, done.figures
-        self.sinks = sinks
+        self.rows, self.figures, self.sinks = done.rows, done.figures, job.sinks.at
 
     def __getitem__(self, name: str) -> DataFrame:
         if name not in self._shapes:
             return no_output(name, self._shapes)
-        shape, place = self._shapes[name], self._files
         output = self._done.outputs.get(name)
         files = [(blob.name, blob.length, blob.digest) for blob in output.blobs] if output is not None else []
-        there = None if place.past is None else place.past.outputs[name]
-        task = ReadFiles(place.store, place.trust, place.folder, name, self.epoch, shape.arrow, there)
-        named: DataFrame = place.session.createDataFrame(files, _NAMES)
-        return named.mapInArrow(task, shape.spark)
+        named: DataFrame = self._session.createDataFrame(files, _NAMES)
+        return named.mapInArrow(self._readers[name], self._shapes[name].spark)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -100,13 +98,6 @@ class Ran(Mapping[str, DataFrame]):
         """How many updates an output gained, an int, without reading them.  O(1)."""
         output = self._done.outputs.get(name)
         return 0 if output is None else output.rows
-
-
-def ran(job: Job, session: Any, committed: Committed, sinks: Mapping[str, int]) -> Ran:
-    """Collect the outputs and the verdicts of an epoch. ``sinks``: by output, the last epoch that each has."""
-    folder = job.coordinator.manifest.folder
-    past = job.coordinator.log.past(committed.epoch)
-    return Ran(job.shapes, committed, OutputFiles(session, job.store, job.options.trust, folder, past), sinks)
 
 
 @overload
@@ -195,24 +186,15 @@ def run(
     Notes
     -----
     Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  Where arrival decides
-    (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row.  What only rows show (null keys,
-    ties) fails the job that reads them, with ddflow's message inside Spark's.
+    (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row.  Null keys and ties fail the job.
     """
     frames = by_input(flow, frames)
-    if state is not None:
-        options = StateOptions(check_address(state, outputs), partitions, outputs, memory, trust, part_cache, keep=keep)
-        return run_into(flow, frames, options, epoch, close, SinkOptions.of(sinks, give_up_after))
-    _without_state(epoch=epoch, outputs=outputs, memory=memory, close=close or None, sinks=sinks)
-    return _lazily(flow, frames, partitions)
-
-
-def _without_state(**options: Any) -> None:
-    """Raise `SpecError` for an option that needs a state."""
-    for name, given in options.items():
-        if given is not None:
-            raise SpecError(
-                f"run with {name}=", "there is no state", Phrase("give ", Option("state"), ", or leave it out")
-            )
+    if state is None:
+        given = {"epoch": epoch, "outputs": outputs, "memory": memory, "close": close or None, "sinks": sinks}
+        return _run_lazily(flow, frames, partitions, given)
+    options = StateOptions(check_address(state, outputs), partitions, outputs, memory, trust, part_cache, keep=keep)
+    options = options._replace(sinks=sinks, delivery=RunOptions(give_up_after=give_up_after))
+    return _run_epoch(flow, frames, options, epoch, close)
 
 
 def stage(flow: Flow) -> OnlyStage:
@@ -300,11 +282,18 @@ class _Frames(dict[str, DataFrame]):
         return no_output(name, self)
 
 
-def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None) -> dict[str, DataFrame]:
-    """Make a frame for each output from an empty start; outputs share the frames of common stages."""
+def _run_lazily(
+    flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None, given: Mapping[str, Any]
+) -> dict[str, DataFrame]:
+    """Make a frame for each output from an empty start; outputs share the frames of common stages.
+
+    ``given``: options that need a state. Raises `SpecError` for one that is not None.
+    """
+    for name in (name for name, value in given.items() if value is not None):
+        raise SpecError(f"run with {name}=", "there is no state", Phrase("give ", Option("state"), ", or leave it out"))
     cut(flow)
-    flow, known = flow.frozen(), shapes(flow)
-    columns = {name: checked(flow, name, frame, streaming=False) for name, frame in frames.items()}
+    flow, outputs = flow.frozen(), shapes(flow)
+    columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
     for name in flow.inputs:
         if name not in frames:
             raise SchemaMismatch(
@@ -313,31 +302,33 @@ def _lazily(flow: Plan, frames: Mapping[str, DataFrame], partitions: int | None)
                 "give one for every input; it may be empty",
                 input=name,
             )
-    wide, secret = _partitions(partitions, next(iter(frames.values()))), Secret.fresh()
-    chunks = {name: routed(frames[name], router(flow, name, wide, secret, columns[name]), None) for name in flow.inputs}
-    made: dict[tuple[Any, ...], DataFrame] = {}
+    wide, secret = _choose_partitions(partitions, next(iter(frames.values()))), Secret.fresh()
+    routers = (router(flow, name, wide, secret, columns[name]) for name in flow.inputs)
+    chunks = {each.input: route_rows(frames[each.input], each, None) for each in routers}
+    known: dict[tuple[Any, ...], DataFrame] = {}
     out = _Frames()
-    for name, shape in known.items():
-        stages, key = cut(flow, only=name), _read_by(flow, name)
-        frame = made.setdefault(key, joined(chunks[each] for each in key))
+    for name, shape in outputs.items():
+        stages, key = cut(flow, only=name), _list_inputs(flow, name)
+        frame = known.setdefault(key, union(chunks[each] for each in key))
         for stage in range(stages.stages):
             last = stage == stages.stages - 1
             key = (*key, stages.active[stage], *([name] if last else stages.sent(stage)))
-            if key not in made:
+            if key not in known:
                 task = RunStage(stages, stage, secret, wide, columns, name if last else None)
-                made[key] = mapped(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)
-            frame = made[key]
+                known[key] = map_arrow(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)
+            frame = known[key]
         out[name] = frame
     return out
 
 
-def _read_by(flow: Plan, name: str) -> tuple[Any, ...]:
+def _list_inputs(flow: Plan, name: str) -> tuple[Any, ...]:
     """List the names of the inputs that an output depends on."""
     read = walk_inputs([flow.outputs[name] if name in flow.outputs else flow.side_outputs()[name][0]])
     return tuple(name for name, input in flow.inputs.items() if input in read)
 
 
-def _partitions(given: int | None, frame: DataFrame) -> int:
+def _choose_partitions(given: int | None, frame: DataFrame) -> int:
+    """Return the number of partitions of a shuffle: as given, or by Spark's settings. Raises `SpecError`."""
     if given is None:
         most, context = int(frame.sparkSession.conf.get(SHUFFLES) or 0), context_of(frame.sparkSession)
         local = context is not None and str(context.master).startswith("local")
@@ -349,13 +340,8 @@ def _partitions(given: int | None, frame: DataFrame) -> int:
     return given
 
 
-def run_into(
-    flow: Flow,
-    frames: Mapping[str, DataFrame],
-    options: StateOptions,
-    epoch: int | None,
-    close: bool,
-    sinks: SinkOptions,
+def _run_epoch(
+    flow: Flow, frames: Mapping[str, DataFrame], options: StateOptions, epoch: int | None, close: bool
 ) -> Ran:
     """Run and commit one epoch of rows of some inputs.  ``close``: all times after it, in hold-back mode.
 
@@ -367,28 +353,17 @@ def run_into(
             "the flow is in epoch mode, where every epoch closes its own time",
             "leave close= out",
         )
-    columns = {name: checked(flow, name, frame, streaming=False) for name, frame in frames.items()}
+    columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
     session = session_of(frames)
-    job, outlets = Job(flow, columns, options, session), None
-    try:
-        outlets = Outlets(job, session, sinks)
-        outlets.of.pump()  # before the epoch: a sink may refuse
-        outlets.of.make_room()
-        before = job.coordinator.committed(epoch=epoch) if epoch is not None else None
-        packed = job.routed(frames) if frames else None
-        if before is None:
-            committed = job.epoch(session, packed, close=close, epoch=epoch)
-        else:
-            committed = job.again(session, packed, before)
+    with closing(Job(flow, columns, options, session)) as job:
+        job.sinks.pump()  # before the epoch: a sink may refuse
+        job.sinks.make_room()
+        committed = job.commit(session, job.route(frames) if frames else None, close=close, epoch=epoch)
         try:
-            outlets.drain()
+            job.drain()
         finally:
-            report(job.name, EpochStats.of(committed, None, flow.time_type), options.metrics, outlets.of.lags())
-        return ran(job, session, committed, outlets.of.at)
-    finally:
-        if outlets is not None:
-            outlets.close(acknowledge=False)
-        job.close()
+            report(job.name, EpochStats.of(committed, None, flow.time_type), options.metrics, job.sinks.lags())
+        return Ran(job, session, committed)
 
 
 def session_of(frames: Mapping[str, DataFrame]) -> Any:
@@ -403,3 +378,182 @@ def session_of(frames: Mapping[str, DataFrame]) -> Any:
             "give a DataFrame, which may be empty",
         )
     return session
+
+
+def sql(
+    query: str,
+    frames: Mapping[str, KeyedFrame | DataFrame],
+    partitions: int | None = None,
+    *,
+    state: str | None = None,
+    epoch: int | None = None,
+    outputs: str | None = None,
+    close: bool = False,
+    memory: str | int | None = None,
+    trust: Literal["owner", "group"] = "owner",
+    part_cache: str | int | None = "auto",
+    keep: int = KEEP,
+    sinks: Mapping[str, TableSink] | None = None,
+    give_up_after: str | None = "10min",
+) -> DataFrame:
+    """Run a query over batch DataFrames and return a DataFrame of the updates of its answer.
+
+    Without ``state``, the frame is lazy and the answer's updates lead there from nothing. With ``state``, the rows of
+    the frames are one more epoch of it, committed when this returns, and the DataFrame has the updates of that epoch.
+
+    Parameters
+    ----------
+    query : str
+        In Spark's SQL, as `Flow.sql` takes it.
+    frames : mapping of str to KeyedFrame or DataFrame
+        The tables of the query: ``dd.keyed(df, dd.Upsert(key=...))`` for upserts, a bare frame for rows that are
+        appended.  All of them each time; one without new rows is empty.
+    partitions, state, epoch, outputs, close, memory, trust, part_cache, keep, sinks, give_up_after
+        As in `run`.  In a state the output is called "out".
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        The columns of the query, ``_time`` and ``_diff``.
+
+    Raises
+    ------
+    ExpressionError
+        For a query that cannot be maintained, and for a table that has no frame, with their place.
+    SpecError
+        For frames that are no mapping, a frame that the query does not ask, and a spec that does not fit its frame.
+    NotArrow, SchemaMismatch
+        For what is no DataFrame; for a column of a type that cannot travel.
+    DdflowError
+        What `run` raises.
+
+    Examples
+    --------
+    ::
+
+        tables = {"orders": dd.keyed(orders, dd.Upsert(key="id")), "clicks": clicks}
+        query = "select o.city, count(*) n from orders o join clicks c on c.order = o.id group by o.city"
+        spark_bridge.sql(query, tables, state="by_city.state").show()
+    """
+    flow, given = plan_query(query, frames)
+    options: dict[str, Any] = {"state": state, "epoch": epoch, "outputs": outputs, "close": close, "memory": memory}
+    options |= {"trust": trust, "part_cache": part_cache, "keep": keep, "sinks": sinks, "give_up_after": give_up_after}
+    out: DataFrame = run(flow, given, partitions, **options)[OUT]
+    return out
+
+
+def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | None = None) -> Explained:
+    """Describe the operators of a flow like `Flow.explain`, and below them the stages that run them.
+
+    Parameters
+    ----------
+    flow : Flow or str
+        A flow, or a query over ``frames``.
+    frames : mapping of str to KeyedFrame or DataFrame, optional
+        Of a query, as in `sql`.
+
+    Returns
+    -------
+    str
+        Several lines.  A prompt and a notebook show them as they are.
+
+    Raises
+    ------
+    SpecError, ExpressionError, NotArrow, SchemaMismatch
+        As `sql`; `SpecError` for a flow without outputs.
+
+    Notes
+    -----
+    It runs nothing.  Between two stages lies one shuffle.
+
+    Examples
+    --------
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> flow = Flow()
+    >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
+    >>> _ = flow.output("by_city", flow.sql("select city, count(*) n from people group by city"))
+    >>> print(explain(flow))
+    output by_city: city string, n int64
+    └─ count(by=['city'], name='n')    rows move to their [city]; kept by [city]
+       └─ project(['city'])
+          └─ input people    rows move to their [id]; kept by [id]
+                id int64, city string
+                key=['id']
+    <BLANKLINE>
+    stage 0: people, project; sums 0 by [city] of project
+    stage 1: sums 0 by [city] of project; count; by_city
+    """
+    of = plan_query(flow, frames)[0] if isinstance(flow, str) else flow
+    stages = cut(of)
+    return Explained(f"{of.explain()}\n\n{stages}")
+
+
+def plan_query(query: str, frames: Any) -> tuple[Flow, dict[str, Any]]:
+    """Plan a query; return its flow and the frame of each of its inputs. Runs nothing. Raises the errors of `sql`."""
+    if not isinstance(frames, Mapping):
+        found = f"the frames are a {type(frames).__name__}"
+        raise SpecError("a query on Spark", found, "give {table: DataFrame, or dd.keyed(DataFrame, dd.Upsert(...))}")
+    flow, given = Flow(), dict[str, Any]()
+    for name, each in frames.items():
+        frame = given[name] = each.rows if isinstance(each, KeyedFrame) else each
+        schema = pa.schema([field.with_nullable(True) for field in arrow_schema(frame)])
+        if isinstance(each, KeyedFrame):
+            flow.upserts(name, schema, each.spec)
+        else:
+            flow.updates(name, schema)
+    answer = flow.sql(query)
+    asked = walk_inputs([answer])
+    unasked = [name for name, input in flow.inputs.items() if input not in asked]
+    if unasked:
+        raise SpecError("a query on Spark", f"it asks nothing of {unasked}", "leave these frames out")
+    flow.output(OUT, answer)
+    return flow, given
+
+
+def sync(
+    flow: Flow,
+    state: str,
+    sinks: Mapping[str, TableSink],
+    *,
+    adopt: bool = False,
+    dry: bool = False,
+    detach: tuple[str, ...] = (),
+    trust: Literal["owner", "group"] = "owner",
+) -> dict[str, Synced]:
+    """Write the difference between a state's outputs and their targets to the targets, like ``ddflow sync``.
+
+    Stop the writer of the state first; otherwise it is `Fenced`.
+
+    Parameters
+    ----------
+    flow : Flow
+        The state's plan.
+    state : str
+        Its folder, or ``s3://bucket/prefix``.
+    sinks : mapping of str to TableSink
+        By output.
+    adopt, dry
+        As in `Engine.sync`.
+    detach : tuple of str
+        Sinks to forget then, for which the state would go on keeping updates; as `Engine.detach`.
+    trust : {"owner", "group"}
+        As in `Flow.open`.
+
+    Returns
+    -------
+    dict of str to Synced
+        By output, how many rows of the table were deleted, changed and added.
+
+    Raises
+    ------
+    SinkRefused, SinkFailed, SpecError
+        As `Engine.sync`.
+    DdflowError
+        What opening the state raises.
+
+    Notes
+    -----
+    O(rows of the output and the table), in this process; no Spark job runs.
+    """
+    with closing(EpochDriver.open(flow, check_address(state), trust=trust)) as driver:
+        return sync_state(driver, sinks, adopt, dry, detach)

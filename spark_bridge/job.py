@@ -1,28 +1,26 @@
-"""A job: one epoch of a state as Spark runs it, from frames of rows to a commit.
+"""Run one epoch of a state as a Spark job, from frames of rows to a commit and its delivery to sinks.
 
-Invariant: nothing is committed but through the coordinator, by receipts of tasks that ran to their end; so an epoch is
-there whole, once, or not at all, whatever Spark repeats or kills. Frames are checked before a task runs, since a
-failure of Spark's names no column; an epoch needs every partition, also where no row came and Spark leaves tasks out;
-and what the job needs of the session's settings is set around it only, and put back.
+Only the coordinator commits, by receipts of tasks that ran to their end; so an epoch is committed whole, once, or not
+at all, whatever Spark repeats or kills. It goes to sinks after its commit: the driver writes it, or commits files that
+tasks made of a large one. Frames are checked before a task runs, because a failure of Spark's names no column.
 
     rows --Route--> chunks --repartitionById--> stage 0 --repartitionById--> stage 1 ... --> receipts --> commit
 
-What it does not do: choose what an epoch is (``running`` and ``streaming`` do), keep state in this process.
+Limits: `epochs` and `streams` choose what an epoch is. It keeps no state in this process.
 
->>> ROWS.simpleString()
-'struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>'
+>>> ROWS.simpleString(), StateOptions("state").keep, check_address("/mnt/shared/orders")
+('struct<to:int,what:int,origin:string,at:bigint,rows:bigint,digest:binary,payload:binary>', 100, '/mnt/shared/orders')
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, reduce
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -30,14 +28,20 @@ from pyspark.sql.types import StructType
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform
+from ddflow.connectors.api import TableSink
+from ddflow.connectors.parquet.sink import check_target
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
-from ddflow.errors import DdflowError, MissingExtra, SchemaMismatch, WrongMode
+from ddflow.engine.run.delivery import Deliveries, Delivery, warn_of_detached
+from ddflow.engine.run.options import RunOptions
+from ddflow.errors import DdflowError, MissingExtra, Option, Phrase, SchemaMismatch, SpecError, WrongMode
 from ddflow.errors.base import replace_texts
 from ddflow.kernels import background
 from ddflow.kernels.compile import cache_directory
+from ddflow.metrics import Metrics
 from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
 from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.driver_epochs import DriverEpochs
 from ddflow.partitions.epoch_start import EpochStart, Version
 from ddflow.partitions.live_files import PastDigests
 from ddflow.partitions.messages import Heard
@@ -46,34 +50,72 @@ from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.plan.evolve import PastSchemas
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint, rebuild
+from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Epoch
+from ddflow.storage.opening import located
+from ddflow.storage.protocol import Blob
 from spark_bridge.errors import translated
 from spark_bridge.monitoring import LOG, watching
 from spark_bridge.part_cache import AUTO, WATCH, CacheLimit
-from spark_bridge.session import context_of
-from spark_bridge.state_options import StateOptions
-from spark_bridge.tasks import EpochStage, Redigest, Route
+from spark_bridge.session import context_of, describe_jobs, settings
+from spark_bridge.tasks import EpochStage, MakeOfFiles, ReadFiles, Redigest, Route
 from spark_bridge.types import arrow_schema, in_spark, loose, restored, shapes, spark_schema
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
-BATCH_ROWS: Final = 100_000
-"""Rows that Spark hands over together; its own 10,000 cost twice the time."""
-BATCH_BYTES: Final = 64 << 20
-"""Bytes that it hands over together, at most: a row may be a chunk of megabytes."""
-_ROWS_SETTING, _BYTES_SETTING = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
 """Spark's setting: how many partitions a shuffle has."""
 ATTEMPTS: Final = 4
 """How often the job of an epoch may be run; Spark's own number for a task."""
 _GIVEN_UP: Final = "with indeterminate "
-_DESCRIPTION: Final = "spark.job.description"
+KEEP: Final = 100
+"""How many epochs can be replayed, and followed by others, by default."""
+
+
+class StateOptions(NamedTuple):
+    """How a state is opened, how its tasks run, and where its outputs go.
+
+    ``partitions``: None for the state's own. ``outputs``: a folder of Parquet files, or None. ``memory``: a size, of a
+    task. ``trust``: as in `Flow.open`. ``part_cache``: what a worker keeps open, a size or "auto". ``adopt``: whether
+    another query may go on feeding the state. ``name``: what Spark's pages and the log call it, by default its inputs.
+    ``keep``: how many epochs can be replayed, and followed. ``checkpoint``: of the query, for messages. ``metrics``: as
+    in `Flow.open`. ``sinks``: by output, or None. ``delivery``: what may wait for them, and how long one may fail.
+    """
+
+    state: str
+    partitions: int | None = None
+    outputs: str | None = None
+    memory: str | int | None = None
+    trust: Literal["owner", "group"] = "owner"
+    part_cache: str | int | None = AUTO
+    adopt: bool = False
+    name: str | None = None
+    keep: int = KEEP
+    checkpoint: str | None = None
+    metrics: Metrics | None = None
+    sinks: Mapping[str, TableSink] | None = None
+    delivery: RunOptions = RunOptions()
+
+
+def check_address(state: Any, outputs: Any = None) -> str:
+    """Check and return the address of a state that tasks can open too, and check the target of its outputs.
+
+    Raises `SpecError`, `StateRefused` for a scheme that is not supported.
+    """
+    check_target(outputs)
+    if not isinstance(state, str | os.PathLike):
+        raise SpecError(
+            Phrase(Option("state"), f" a {type(state).__name__}"),
+            "tasks in other processes cannot open that",
+            "give a folder that all of them see, or s3://bucket/prefix",
+        )
+    return os.fspath(located(state))
 
 
 class Job:
-    """A flow on a state, opened by the driver. ``columns``: by input, the columns of its rows, from `checked`.
+    """A flow on a state and its sinks, opened by the driver. ``columns``: by input, from `check_columns`.
 
     Raises `SpecError` for a flow that cannot run, for example on a state with another number of partitions than the
-    options, and the errors of `EpochDriver.open`.
+    options, and for an output that has no such sink; and the errors of `EpochDriver.open`.
     """
 
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
@@ -95,11 +137,43 @@ class Job:
         self.flow = self.coordinator.flow
         self.store = self.coordinator.log.manifest_log.store.where
 
-    def close(self) -> None:
-        """Close the state; twice is harmless."""
+        with on_failure(self.coordinator.close):
+            self.session, self.epochs = session, DriverEpochs(self.coordinator, self._stage_files)
+            sinks = options.sinks or {}
+            each = {name: Delivery(self.epochs, name, sink) for name, sink in sinks.items()}
+            self.sinks = Deliveries(each, options.delivery.most, options.delivery.patience)
+            warn_of_detached(self.coordinator.log.sinks, sinks, self.store)
+
+    def close(self, acknowledge: bool = False) -> None:
+        """Close sinks and state; twice is harmless. ``acknowledge``: say in the state what sinks have, not later."""
+        with suppress(DdflowError):
+            if acknowledge:
+                self.epochs.acknowledge()
+        self.sinks.close()
         self.coordinator.close()
 
-    def routed(self, frames: Mapping[str, DataFrame]) -> DataFrame:
+    def drain(self) -> None:
+        """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
+        self.sinks.drain()
+        self.epochs.acknowledge()
+
+    def file_reader(self, epoch: int, name: str, schema: pa.Schema) -> ReadFiles:
+        """Make the reader of an epoch's files of an output."""
+        past, folder = self.coordinator.log.past(epoch), self.coordinator.manifest.folder
+        there = None if past is None else past.outputs.get(name)
+        return ReadFiles(self.store, self.options.trust, folder, name, epoch, schema, there)
+
+    def _stage_files(
+        self, receipt: Epoch, name: str, blobs: tuple[Blob, ...], make: Callable[[pa.Table], bytes]
+    ) -> list[bytes]:
+        """Run a task for each file of an output's updates."""
+        task = MakeOfFiles(self.file_reader(receipt.epoch, name, self.epochs.output_schema(name)), blobs, make)
+        numbers = self.session.range(0, len(blobs), 1, len(blobs))
+        with self.around(self.session, f"epoch {receipt.epoch}, files for the sink of {name}"):
+            collected = numbers.mapInArrow(task, "made binary").collect()
+        return [bytes(each) for (each,) in collected]
+
+    def route(self, frames: Mapping[str, DataFrame]) -> DataFrame:
         """Combine frames into one of chunks, each with its partition. Runs nothing.
 
         Raises `MissingExtra` if pandas is missing or does not fit.
@@ -112,12 +186,18 @@ class Job:
             most = min(most, max(self.memory // 16, 1 << 20))
         how = {name: (self.columns[name], most, self.coordinator.heard.get(name)) for name in frames}
         routers = (router(self.flow, name, partitions, secret, *each) for name, each in how.items())
-        return joined(routed(frames[each.input], each, version) for each in routers)
+        return union(route_rows(frames[each.input], each, version) for each in routers)
 
-    def epoch(
+    def commit(
         self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
     ) -> Committed:
-        """Run and commit the next epoch, of such chunks or of no rows.  Raises what tasks and coordinator raise."""
+        """Commit an epoch of such chunks or of no rows, unless it is committed: then compare its rows.
+
+        Raises what tasks and coordinator raise.
+        """
+        before = self.coordinator.committed(epoch=epoch, feed=feed, adopt=self.options.adopt)
+        if before is not None:
+            return self.replay(session, packed, before)
         began = perf_counter_ns()
         if self.coordinator.growing is not None:
             self._grow(session)
@@ -141,12 +221,12 @@ class Job:
         with self.around(session, f"what is new, before epoch {start.epoch}"):
             self.coordinator.grown(start, self._run_stages(session, None, start))
 
-    def again(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
+    def replay(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
         """Return the result of a committed epoch after comparing its rows. Raises `ReplayMismatch` for others."""
         chunks: list[Any] = []
         past = self.coordinator.log.past(epoch.epoch)
         if packed is not None and past is not None:
-            packed = mapped(packed, Redigest(self._past_digests(past)))
+            packed = map_arrow(packed, Redigest(self._past_digests(past)))
         if packed is not None:
             with self.around(session, f"epoch {epoch.epoch}, again"):
                 chunks = packed.select("what", "rows", "digest").collect()
@@ -185,7 +265,7 @@ class Job:
         frame = packed
         for stage in range(self.coordinator.cut.stages):
             task = EpochStage(self.coordinator.cut, start, stage, self.columns, self.stamp, self.part_cache)
-            frame = mapped(frame.repartitionById(start.partitions, "to"), task)
+            frame = map_arrow(frame.repartitionById(start.partitions, "to"), task)
         collected = frame.select("payload").collect()
         return [Receipt.from_json(bytes(row[0]), "the receipt of a task") for row in collected]
 
@@ -201,7 +281,7 @@ class Job:
         """Set the settings and the description of a job of ddflow, and translate its errors."""
         text = f"ddflow {self.name}: {what}"
         watched = watching(session, text.partition(", stage")[0])  # ours are not Spark's, which are counted there
-        with settings(session, self.memory), described(session, text), watched, translated():
+        with settings(session, self.memory), describe_jobs(session, text), watched, translated():
             yield
 
 
@@ -220,18 +300,18 @@ def router(
     return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes, heard=heard)
 
 
-def routed(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:
+def route_rows(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:
     """Send the rows of an input to chunks. ``version``: of the state that tasks must see. Raises `MissingExtra`."""
     numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))  # Spark minds case, dots and quotes
-    return mapped(numbered, Route(by, version, tuple(frame.columns)))
+    return map_arrow(numbered, Route(by, version, tuple(frame.columns)))
 
 
-def joined(frames: Iterable[DataFrame]) -> DataFrame:
+def union(frames: Iterable[DataFrame]) -> DataFrame:
     """Union the chunks of some inputs."""
     return reduce(lambda one, other: one.union(other), frames)
 
 
-def mapped(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
+def map_arrow(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
     """Map a frame through a task that returns chunks, or rows of a ``schema``.
 
     The driver compiles missing kernels at the same time, because tasks start no processes. Raises `MissingExtra` if
@@ -244,7 +324,7 @@ def mapped(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFrame:
         raise MissingExtra("run a flow on Spark", str(error), "pip install 'ddflow[spark]'") from None
 
 
-def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
+def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ...]:
     """Check a frame without its rows, and return the declared columns that it has.
 
     Raises `SchemaMismatch`, and `WrongMode` for a stream in place of a batch, and the reverse.
@@ -270,38 +350,6 @@ def checked(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[str, ..
                 replace_texts(error, found=error.found + in_spark(frame.schema[field.name].dataType, field))
         raise
     return there
-
-
-@contextmanager
-def settings(session: Any, memory: int | None) -> Iterator[None]:
-    """How much Spark hands to a task together, for the length of a block; more rows if the session says so."""
-    most = BATCH_BYTES if memory is None else max(min(BATCH_BYTES, memory // 8), 1 << 20)
-    rows = int(session.conf.get(_ROWS_SETTING, "10000"))
-    wanted = {_ROWS_SETTING: str(BATCH_ROWS if 0 < rows < BATCH_ROWS else rows), _BYTES_SETTING: str(most)}
-    before = {name: session.conf.get(name, None) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            session.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            with suppress(PySparkException):  # the session may be gone with the job
-                session.conf.unset(name) if old is None else session.conf.set(name, old)
-
-
-@contextmanager
-def described(session: Any, text: str) -> Iterator[None]:
-    """Describe the jobs of a block on Spark's pages. Does nothing on Spark Connect, which has no place for it."""
-    context = context_of(session)
-    if context is None:
-        yield
-        return
-    before = context.getLocalProperty(_DESCRIPTION)
-    context.setLocalProperty(_DESCRIPTION, text)
-    try:
-        yield
-    finally:
-        context.setLocalProperty(_DESCRIPTION, before)
 
 
 def cache_limit(given: str | int | None, session: Any) -> CacheLimit:

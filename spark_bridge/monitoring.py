@@ -1,34 +1,315 @@
-"""What became of a query's batches: kept in the process that commits, logged, and joined to Spark's own progress.
+"""Report the epochs of queries: their figures as a table, a line of the log, JSON, or part of Spark's own progress.
 
-Invariant: the progress of a query that feeds a state carries the epoch that its batch became, by the query's id and the
-batch's number; that of any other query is left alone. Spark sends progress late and from a thread of its own, when the
-query may be further, or gone; so accounts are kept by id in the process that commits, for a while longer than the
-queries. On Spark Connect, where another process commits, they are read from the state. It changes nothing, and no
-query waits for it.
+Every epoch that is counted was committed; one that Spark gave again is listed again, marked, and counts in no total.
+Times of the driver are by the clock, those of tasks are sums over tasks. A `Listener` adds an epoch's figures to the
+progress of Spark, by the query's id and the batch's number. Progress comes late, so the process that commits keeps
+accounts for a while; on Spark Connect, where another process commits, they are read from the state.
+Limits: no query waits for a report. A listener leaves queries that feed no state alone.
 
->>> from types import SimpleNamespace
->>> listener = Listener()
->>> listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(id="somebody else's", batchId=3)))
->>> list(listener.recent)
-[]
+>>> figures = {"rows of orders": 3, "bytes": 900, "take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2,
+...            "miss": 0, "memory": 70}
+>>> batch = EpochStats(6, 7, 8, {"orders": 3}, {"applied": 2, "noop": 1}, 0, {"by_city": 4}, 1100, figures, False)
+>>> batch.progress()["numInputRows"], batch.progress()["durationMs"]["write"], batch.cached
+(3, 2.1, (2, 2))
 """
+
+from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
+import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ddflow.dataflow.budget import shown_size
-from ddflow.metrics import Metrics, SinkLag, publish
-from ddflow.terminal import Line
+from ddflow.dataflow.verdicts import SHOWN, Verdicts
+from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish
+from ddflow.partitions.receipt import ROWS, Committed
+from ddflow.plan.text.codec import time_type
+from ddflow.storage.manifest import Epoch, newest
+from ddflow.storage.opening import opened_store
+from ddflow.terminal import Line, counted, html_table, printable, text_table
+from ddflow.time import INT64, NEVER, shown
 from spark_bridge.session import context_of
-from spark_bridge.stats import NOTHING, EpochStats, QueryStats, summed
+
+LINES: Final = 10
+"""How many of them a table shows."""
+DRIVER: Final = {"begin": "driver_begin", "job": "driver_tasks", "commit": "driver_commit"}
+"""Stages by the driver's clock, and their figures: ``job`` is Spark's, from routing rows to the last receipt."""
+TASKS: Final = ("take", "open", "step", "write")
+"""Stages within the job, summed over its tasks: rows from the shuffle, opening parts, resolving, writing files."""
+
+
+class EpochStats(NamedTuple):
+    """A batch that became an epoch.
+
+    ``batch``: its number to its query; None without a query. ``rows``: that came, by input. ``counts``: events by
+    verdict. ``pending``: events that wait. ``updates``: by output, if not empty. ``nbytes``: of all files written.
+    ``figures``: microseconds and bytes. ``replayed``: whether it was committed before. ``time_type``: of times, as text
+    shows them.
+    """
+
+    batch: int | None
+    epoch: int
+    frontier: int
+    rows: Mapping[str, int]
+    counts: Mapping[str, int]
+    pending: int
+    updates: Mapping[str, int]
+    nbytes: int
+    figures: Mapping[str, int]
+    replayed: bool
+    time_type: pa.DataType = INT64
+
+    @classmethod
+    def of(cls, done: Committed, batch: int | None, time_type: pa.DataType) -> EpochStats:
+        """Make the figures of an epoch that this process committed. O(files)."""
+        written = sum(blob.length for output in done.outputs.values() for blob in output.blobs)
+        return cls(
+            batch,
+            done.epoch,
+            done.frontier,
+            done.rows,
+            done.counts,
+            done.figures.get("pending", 0),
+            {name: output.rows for name, output in done.outputs.items()},
+            done.figures.get("bytes", 0) + written,
+            done.figures,
+            done.replayed,
+            time_type,
+        )
+
+    @classmethod
+    def kept(cls, epoch: Epoch, time_type: pa.DataType) -> EpochStats:
+        """Make the figures of an epoch from a state, without the driver's times. O(files)."""
+        each = []
+        for call in epoch.calls:
+            rows = {name.removeprefix(ROWS): n for name, n in call.figures.items() if name.startswith(ROWS)}
+            done = Committed(
+                epoch.epoch, call.time, call.frontier, call.counts, rows, call.outputs, call.figures, False
+            )
+            each.append(cls.of(done, epoch.batch, time_type))
+        return summed(each)
+
+    @property
+    def cached(self) -> tuple[int, int]:
+        """How many parts were found open in a worker, and how many were needed: those that nothing came for are not."""
+        hits, behind, misses = (self.figures.get(each, 0) for each in ("hit", "behind", "miss"))
+        return hits, hits + behind + misses
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """Microseconds by stage, those that are known.  O(1)."""
+        names = DRIVER | {name: name for name in TASKS}
+        return {stage: self.figures[name] for stage, name in names.items() if name in self.figures}
+
+    def call(self, sinks: Mapping[str, SinkLag]) -> CallMetrics:
+        """Convert the figures for exporters of `Flow.open`. ``sinks``: their lags. O(names)."""
+        seconds = {stage: micros / 1e6 for stage, micros in self.stages.items() if stage in DRIVER}
+        return CallMetrics(
+            "epoch",
+            self.frontier,
+            self.epoch,
+            sum(seconds.values()),
+            self.counts,
+            self.pending,
+            self.updates,
+            self.rows,
+            seconds.get("commit", 0.0),
+            bytes={"all parts": self.figures["memory"]} if "memory" in self.figures else {},
+            sinks=sinks,
+        )
+
+    def progress(self) -> dict[str, Any]:
+        """Convert the figures to the names of Spark's ``StreamingQueryProgress``, for ``json.dumps``. O(names)."""
+        hits, parts = self.cached
+        return {
+            "batchId": self.batch,
+            "epoch": self.epoch,
+            "replayed": self.replayed,
+            "frontier": self.frontier,
+            "numInputRows": sum(self.rows.values()),
+            "sources": [{"description": name, "numInputRows": n} for name, n in self.rows.items()],
+            "durationMs": {stage: micros / 1000 for stage, micros in self.stages.items()},
+            "verdicts": dict(self.counts),
+            "pending": self.pending,
+            "numOutputRows": sum(self.updates.values()),
+            "sinks": [{"description": name, "numOutputRows": n} for name, n in self.updates.items()],
+            "bytesWritten": self.nbytes,
+            "bytesMemory": self.figures.get("memory", 0),
+            "partsCached": hits,
+            "partsBehind": self.figures.get("behind", 0),
+            "partsOpened": parts - hits - self.figures.get("behind", 0),
+        }
+
+    def __str__(self) -> str:
+        """One line, as the log has it."""
+        batch = "" if self.batch is None else f"batchId {self.batch}: "
+        rows, updates = _by_name(self.rows), _by_name(self.updates)
+        stages = self.stages
+        driver = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in DRIVER if name in stages)
+        tasks = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in TASKS if name in stages)
+        cached = f"{self.cached[0]} of {self.cached[1]} parts cached"
+        return (
+            f"{batch}epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
+            f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {shown_size(self.nbytes)}; "
+            f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {cached}"
+        )
+
+
+def summed(batches: Iterable[EpochStats]) -> EpochStats:
+    """Add up several batches; epoch, frontier and pending events are those of the last one. O(names). Pure."""
+    total = NOTHING
+    for each in batches:
+        most = max(total.figures.get("memory", 0), each.figures.get("memory", 0))
+        total = EpochStats(
+            each.batch,
+            each.epoch,
+            each.frontier,
+            _sum(total.rows, each.rows),
+            _sum(total.counts, each.counts),
+            each.pending,
+            _sum(total.updates, each.updates),
+            total.nbytes + each.nbytes,
+            _sum(total.figures, each.figures) | {"memory": most},
+            each.replayed,
+            each.time_type,
+        )
+    return total
+
+
+NOTHING: Final = EpochStats(None, 0, NEVER, {}, {}, 0, {}, 0, {}, False)
+
+
+class QueryStats(tuple[EpochStats, ...]):
+    """The last batches of a query, oldest first, and ``total``, of all ``epochs`` that were committed.
+
+    Prints as a table; equal where the batches are.
+
+    >>> figures = {"take": 1500, "open": 0, "step": 400, "write": 2100, "hit": 2}
+    >>> batch = EpochStats(6, 7, 8, {"orders": 3}, {"applied": 2, "noop": 1}, 0, {"by_city": 4}, 1100, figures, False)
+    >>> print(QueryStats([batch, batch._replace(replayed=True)], batch, 1))
+    1 epoch, 3 rows in, 4 updates out, 1.1 KB written; frontier 8
+    epoch    batch  rows in  applied  noop  by_city  written  take  open  step  write  cached
+    7            6        3        2     1        4   1.1 KB     2     0     0      2     2/2
+    7 again      6        3        2     1        4   1.1 KB     2     0     0      2     2/2
+    total                 3        2     1        4   1.1 KB     2     0     0      2     2/2
+    times in ms: take, open, step, write summed over tasks; cached: parts found open, of all that were needed
+    """
+
+    total: EpochStats
+    epochs: int
+
+    def __new__(cls, batches: Iterable[EpochStats], total: EpochStats, epochs: int) -> QueryStats:
+        """Make the stats from the arguments of the class. O(batches)."""
+        made = super().__new__(cls, batches)
+        made.total, made.epochs = total, epochs
+        return made
+
+    @classmethod
+    def read(cls, state: str, trust: str = "owner") -> QueryStats:
+        """Read the figures of the last epochs that a state keeps, of every writer. O(files of those).
+
+        ``trust``: as in `Flow.open`. Raises `StateRefused`, `CorruptState`, and the errors of the store.
+        """
+        with opened_store(state, trust=trust) as store:
+            manifest = newest(store)
+        if manifest is None:
+            return cls([], NOTHING, 0)
+        kind = time_type(manifest.plan, state)
+        batches = [EpochStats.kept(epoch, kind) for epoch in manifest.receipts]
+        return cls(batches, summed(batches), len(batches))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple.__eq__(self, tuple(other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(each.epoch for each in self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """In Spark's words, as ``json.dumps`` takes it: ``recentProgress``, ``total``, ``epochs``.  O(batches)."""
+        recent = [each.progress() for each in self]
+        return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
+
+    def __str__(self) -> str:
+        return text_table(self._above(), self._table(), self._below())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(self._above(), self._table(), self._below())
+
+    def _above(self) -> str:
+        total = self.total
+        return (
+            f"{counted(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
+            f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
+            f"frontier {shown(total.frontier, total.time_type)}"
+        )
+
+    def _below(self) -> list[str]:
+        known = summed(self).stages
+        driver, tasks = ([name for name in names if name in known] for names in (DRIVER, TASKS))
+        clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
+        if tasks:
+            clock.append(f"{', '.join(tasks)} summed over tasks")
+        return [f"times in ms: {'; '.join([*clock, 'cached: parts found open, of all that were needed'])}"]
+
+    def _table(self) -> list[list[str]]:
+        """Build a row for each of the last batches, then the total; leave out empty columns of verdicts and outputs."""
+        last = self[-LINES:]
+        all_of = summed((*last, self.total))
+        verdicts = [name for name in (*SHOWN, "absent") if all_of.counts.get(name)]
+        waits = any(each.pending for each in last)
+        outputs, stages = list(all_of.updates), [name for name in (*DRIVER, *TASKS) if name in all_of.stages]
+
+        def row(label: str, batch: str, each: EpochStats) -> list[str]:
+            times = (each.stages.get(name) for name in stages)
+            return [
+                label,
+                batch,
+                f"{sum(each.rows.values()):,}",
+                *(f"{each.counts.get(name, 0):,}" for name in verdicts),
+                *([f"{each.pending:,}"] if waits else []),
+                *(f"{each.updates.get(name, 0):,}" for name in outputs),
+                shown_size(each.nbytes),
+                *("" if micros is None else f"{micros / 1000:,.0f}" for micros in times),
+                "/".join(map(str, each.cached)),
+            ]
+
+        head = [
+            "epoch",
+            "batch",
+            "rows in",
+            *verdicts,
+            *(["pending"] if waits else []),
+            *map(printable, outputs),
+            "written",
+            *stages,
+            "cached",
+        ]
+        rows = [
+            row(f"{each.epoch}{' again' if each.replayed else ''}", "" if each.batch is None else str(each.batch), each)
+            for each in last
+        ]
+        return [head, *rows, row("total", "", self.total)]
+
+
+def _by_name(numbers: Mapping[str, int]) -> str:
+    """Format a sum, and its parts if there are several."""
+    parts = ", ".join(f"{printable(name)} {n:,}" for name, n in numbers.items())
+    return f"{sum(numbers.values()):,}" + (f" ({parts})" if parts else "")
+
+
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+
 
 KEPT: Final = 100
 """How many of the last epochs of a query are kept."""
@@ -49,7 +330,7 @@ class Listener(StreamingQueryListener):
     ----------
     callback : callable, optional
         Called with each progress of a query that feeds a state: Spark's ``StreamingQueryProgress`` with one more
-        attribute, ``ddflow``: a `spark_bridge.stats.EpochStats`, or None where no epoch is known of it, as for a
+        attribute, ``ddflow``: a `spark_bridge.monitoring.EpochStats`, or None where no epoch is known of it, as for a
         trigger that found no rows.  Spark logs what it raises.
 
     Attributes

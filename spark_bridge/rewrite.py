@@ -25,8 +25,8 @@ from ddflow.partitions.rescale_rows import Move
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.stages import Stages
 from spark_bridge.errors import noted, translated
-from spark_bridge.job import described, settings
-from spark_bridge.state_options import check_address
+from spark_bridge.job import check_address
+from spark_bridge.session import describe_jobs, settings
 
 LARGE: Final = 64 << 20
 """The size of a state in bytes from which tasks are worth their start."""
@@ -159,7 +159,7 @@ def _run_tasks(
     """Run the tasks, in a job where the state is large, and publish what they made.  ``instead``: without Spark."""
     if session is None:
         raise SpecError(asked, "there is no active session", f"give session=, or use {instead}")
-    with opened as rescaler, settings(session, size), described(session, f"ddflow: {asked}"):
+    with opened as rescaler, settings(session, size), describe_jobs(session, f"ddflow: {asked}"):
         if sum(entry.length for entry in rescaler.store.list()) < LARGE:
             for each in rescaler.tasks:
                 rescaler.made.append(task(rescaler.cut, rescaler.move, *each, rescaler.store))

@@ -1,13 +1,10 @@
-"""Sessions: settings that suit ddflow, for one that is yet to be made, and a local one for trying a plan.
+"""Settings of Spark sessions that suit ddflow, around a job or for a session to be made, and a local session.
 
-Invariant: no setting changes an answer, and a session without them works; what a builder has already is left to it. A
-session is made only where it is asked for by name, and leaving the block stops it and removes what it put on disk; one
-that is there already is refused, never borrowed and never stopped. Spark's Python workers are forked from a daemon,
-which Spark starts by a module's name: one that has ddflow's kernels loaded gives that to all its children, but must be
-importable where executors run, or no worker starts at all. Spark hands the one active session of a process to the
-next builder, writes a warehouse folder into the working directory, looks the host's name up, and starts workers of
-whatever ``python3`` is on PATH. The JVM of a local session goes on until the process ends; it is not tuned for large
-data.
+No setting changes an answer, and a session without them works; a builder keeps what it has already. A job sets what it
+needs around itself only. A session is made only if it is asked for by name; leaving the block stops it and removes its
+files from disk. A running one is refused, never borrowed and never stopped. Spark forks Python workers from the daemon
+that a setting names: ours has ddflow's kernels loaded, but executors must be able to import it, or no worker starts.
+Limits: the JVM of a local session lives until the process ends, and is not tuned for large data.
 
 >>> for setting in SETTINGS:
 ...     print(setting.name)
@@ -15,13 +12,11 @@ spark.sql.execution.arrow.maxRecordsPerBatch
 spark.sql.execution.arrow.maxBytesPerBatch
 spark.python.daemon.module
 spark.python.worker.reuse
->>> local_settings(Path("scratch"), "2g")["spark.sql.warehouse.dir"]
-'scratch/warehouse'
 """
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
@@ -33,6 +28,12 @@ from ddflow.errors import ConcurrentUse, MissingExtra
 from spark_bridge.java import ensure_java
 
 CACHE: Final = "DDFLOW_CACHE_DIR"
+BATCH_ROWS: Final = 100_000
+"""Rows that Spark hands over together; its own 10,000 cost twice the time."""
+BATCH_BYTES: Final = 64 << 20
+"""Bytes that it hands over together, at most: a row may be a chunk of megabytes."""
+_ROWS_SETTING, _BYTES_SETTING = (f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes"))
+_DESCRIPTION: Final = "spark.job.description"
 
 
 class Setting(NamedTuple):
@@ -45,11 +46,11 @@ class Setting(NamedTuple):
 
 SETTINGS: Final = (
     Setting(
-        "spark.sql.execution.arrow.maxRecordsPerBatch",
-        "100000",
+        _ROWS_SETTING,
+        str(BATCH_ROWS),
         "rows reach Python in batches of 100,000, not 10,000: half the time for narrow rows",
     ),
-    Setting("spark.sql.execution.arrow.maxBytesPerBatch", str(64 << 20), "and of 64 MB at most, however wide they are"),
+    Setting(_BYTES_SETTING, str(BATCH_BYTES), "and of 64 MB at most, however wide they are"),
     Setting(
         "spark.python.daemon.module",
         "spark_bridge.daemon",
@@ -114,7 +115,7 @@ def local_settings(scratch: Path, memory: str) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.absolute().as_uri()}",
         "spark.log.stage": "ERROR",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+        _ROWS_SETTING: str(BATCH_ROWS),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
@@ -154,3 +155,35 @@ def context_of(session: Any) -> Any:
         return session.sparkContext
     except (PySparkException, AttributeError, ImportError):
         return None
+
+
+@contextmanager
+def settings(session: Any, memory: int | None) -> Iterator[None]:
+    """Set how much Spark hands to a task together in a block; more rows if the session says so."""
+    most = BATCH_BYTES if memory is None else max(min(BATCH_BYTES, memory // 8), 1 << 20)
+    rows = int(session.conf.get(_ROWS_SETTING, "10000"))
+    wanted = {_ROWS_SETTING: str(BATCH_ROWS if 0 < rows < BATCH_ROWS else rows), _BYTES_SETTING: str(most)}
+    before = {name: session.conf.get(name, None) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            with suppress(PySparkException):  # the session may be gone with the job
+                session.conf.unset(name) if old is None else session.conf.set(name, old)
+
+
+@contextmanager
+def describe_jobs(session: Any, text: str) -> Iterator[None]:
+    """Describe the jobs of a block on Spark's pages. Does nothing on Spark Connect, which has no place for it."""
+    context = context_of(session)
+    if context is None:
+        yield
+        return
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, text)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)

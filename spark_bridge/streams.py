@@ -27,20 +27,18 @@ from ddflow.columns.names import did_you_mean
 from ddflow.connectors.api import TableSink
 from ddflow.engine.flow import Flow
 from ddflow.engine.run.delivery import NAP
+from ddflow.engine.run.options import RunOptions
 from ddflow.errors import SpecError, WrongMode, cut
 from ddflow.metrics import Metrics
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
-from spark_bridge.delivery import Outlets, SinkOptions
-from spark_bridge.epochs import ran, session_of
+from spark_bridge.epochs import Ran, session_of
 from spark_bridge.errors import fail, noted, translated
-from spark_bridge.job import Job, checked, settings
-from spark_bridge.monitoring import ACCOUNTS, Account, report
-from spark_bridge.session import context_of
-from spark_bridge.state_options import KEEP, StateOptions, check_address
-from spark_bridge.stats import EpochStats, QueryStats
+from spark_bridge.job import KEEP, Job, StateOptions, check_address, check_columns
+from spark_bridge.monitoring import ACCOUNTS, Account, EpochStats, QueryStats, report
+from spark_bridge.session import context_of, settings
 from spark_bridge.types import by_input
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
@@ -54,31 +52,24 @@ class Feeder:
     ``account``: the commits of this process. ``fail``: ends the query with an error, if the query is in this process.
     ``failure``: the sink error that ended it.
 
-    >>> options = StateOptions("state", None, None, None, "owner", None)
-    >>> feeder = Feeder(Flow(), {}, options, None, SinkOptions.of({}, "10min"))
+    >>> feeder = Feeder(Flow(), {}, StateOptions("state"), None)
     >>> [name for name, travels in feeder.__getstate__().items() if travels is None]
-    ['then', 'fail', 'failure', '_job', '_outlets', '_lock', '_thread']
+    ['then', 'fail', 'failure', '_job', '_lock', '_thread']
     """
 
     def __init__(
-        self,
-        flow: Flow,
-        columns: Mapping[str, tuple[str, ...]],
-        options: StateOptions,
-        then: Then | None,
-        sinks: SinkOptions,
+        self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, then: Then | None
     ) -> None:
-        self.flow, self.columns, self.options, self.then, self.sinks = flow, columns, options, then, sinks
+        self.flow, self.columns, self.options, self.then = flow, columns, options, then
         self.account, self.at = Account(), dict[str, int]()
         self.fail: Callable[[Exception], Any] | None = None
         self.failure: Exception | None = None
         self._job: Job | None = None
-        self._outlets: Outlets | None = None
         self._lock: Any = RLock()
         self._thread: Thread | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        mine = dict.fromkeys(("fail", "_job", "_outlets", "_lock", "_thread"))
+        mine = dict.fromkeys(("fail", "_job", "_lock", "_thread"))
         options = self.options._replace(metrics=None)  # which takes figures in this process
         return {**self.__dict__, **mine, "account": Account(), "options": options}
 
@@ -105,15 +96,11 @@ class Feeder:
         context = context_of(session)
         query = "" if context is None else context.getLocalProperty(_QUERY) or ""
         feed = Feed(query, batch, tuple(sorted(self.columns)))
-        job = self.job(session)
         if self.failure is not None:
             raise self.failure
-        self.outlets(session).of.make_room()
-        before = job.coordinator.committed(feed=feed, adopt=self.options.adopt)
-        if before is not None:
-            committed = job.again(session, packed, before)
-        else:
-            committed = job.epoch(session, packed, feed=feed)
+        job = self.job(session)
+        job.sinks.make_room()
+        committed = job.commit(session, packed, feed=feed)
         ACCOUNTS.put(feed.query, self.account)
         self._report(job, session, committed, feed.batch)
 
@@ -122,10 +109,10 @@ class Feeder:
 
         Raises the error of a sink that is refused, or has failed for too long.
         """
-        of = self.outlets(session).of
-        drained = of.pump()
-        self.at = of.at
-        of.give_up()
+        sinks = self.job(session).sinks
+        drained = sinks.pump()
+        self.at = sinks.at
+        sinks.give_up()
         if not drained and self._thread is None:
             self._thread = Thread(target=self._again, args=(session,), name="ddflow sinks", daemon=True)
             self._thread.start()
@@ -147,14 +134,14 @@ class Feeder:
 
     def drain(self, session: Any) -> None:
         """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
-        if not self.sinks.sinks:
+        if not self.options.sinks:
             return
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            outlets = self.outlets(session)
-            outlets.drain()
-            self.at = outlets.of.at
+            job = self.job(session)
+            job.drain()
+            self.at = job.sinks.at
 
     def finish(self, session: Any) -> None:
         """Close all open times, or report again how they were closed. Raises the errors of an epoch.
@@ -176,9 +163,9 @@ class Feeder:
             and each.calls[-1].frontier == CLOSED
         ]
         if manifest.frontier < CLOSED:
-            committed = job.epoch(session, None, close=True)
+            committed = job.commit(session, None, close=True)
         elif closing:
-            committed = job.again(session, None, closing[-1])
+            committed = job.replay(session, None, closing[-1])
         else:
             return
         self._report(job, session, committed, None)
@@ -190,31 +177,21 @@ class Feeder:
         try:
             self.pump(session)
         finally:
-            lags = {} if self._outlets is None else self._outlets.of.lags()
-            report(job.name, batch, self.options.metrics, lags)
+            report(job.name, batch, self.options.metrics, job.sinks.lags())
         if self.then is not None:
-            self.then(ran(job, session, committed, self.at), committed.epoch)
+            self.then(Ran(job, session, committed), committed.epoch)
 
     def job(self, session: Any) -> Job:
-        """Open the state if it is not open. Raises the errors of `Job`."""
+        """Open the state and its sinks if they are not open. Raises the errors of `Job`."""
         if self._job is None:
             self._job = Job(self.flow, self.columns, self.options, session)
         return self._job
 
-    def outlets(self, session: Any) -> Outlets:
-        """Open the sinks of the open state. Raises the errors of `Outlets`."""
-        if self._outlets is None:
-            self._outlets = Outlets(self.job(session), session, self.sinks)
-        return self._outlets
-
     def release(self, acknowledge: bool = False) -> None:
         """Close the state; it is opened again when it is needed.  ``acknowledge``: say in it what sinks have."""
         with self._lock:
-            if self._outlets is not None:
-                self._outlets.close(acknowledge)
-                self._outlets = None
             if self._job is not None:
-                self._job.close()
+                self._job.close(acknowledge)
                 self._job = None
 
 
@@ -327,15 +304,15 @@ def stream(
     _check_close(flow, trigger, close)
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
     options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint, metrics)
-    feeder = Feeder(flow, columns, options, then, SinkOptions.of(sinks, give_up_after, sink_backlog))
-    return Stream(feeder, frames, checkpoint, trigger, name, close)
+    options = options._replace(sinks=sinks, delivery=RunOptions(sink_backlog=sink_backlog, give_up_after=give_up_after))
+    return Stream(Feeder(flow, columns, options, then), frames, trigger, close)
 
 
 def _check_streams(flow: Flow, frames: Mapping[str, DataFrame]) -> dict[str, tuple[str, ...]]:
     """Check the streams and return the declared columns of each, by input. Raises the errors of `stream`."""
     if not frames:
         raise SpecError("stream into a state", "no DataFrame is given", "give one for an input at least")
-    return {input: checked(flow, input, frame, streaming=True) for input, frame in frames.items()}
+    return {input: check_columns(flow, input, frame, streaming=True) for input, frame in frames.items()}
 
 
 def _check_close(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> None:
@@ -369,16 +346,9 @@ class Stream:
     """A query that is not started yet.  `stream` makes it."""
 
     def __init__(
-        self,
-        feeder: Feeder,
-        frames: Mapping[str, DataFrame],
-        checkpoint: str,
-        trigger: Mapping[str, Any] | None,
-        name: str | None,
-        close: bool,
+        self, feeder: Feeder, frames: Mapping[str, DataFrame], trigger: Mapping[str, Any] | None, close: bool
     ) -> None:
-        self.feeder, self.frames, self.checkpoint = feeder, frames, checkpoint
-        self.trigger, self.name, self.close = trigger, name, close
+        self.feeder, self.frames, self.trigger, self.close = feeder, frames, trigger, close
 
     def __repr__(self) -> str:
         return f"Stream({self.feeder}; not started: call .start())"
@@ -402,21 +372,20 @@ class Stream:
         session, feeder = session_of(self.frames), copy(self.feeder)
         feeder.options = self.feeder.options  # with metrics=, which a copy for another process leaves out
         with on_failure(feeder.release):
-            job = feeder.job(session)
-            feeder.outlets(session)
-            if context_of(session) is not None:
+            job, elsewhere = feeder.job(session), context_of(session) is None
+            if not elsewhere:
                 feeder.pump(session)  # before the first batch: a sink may refuse
-            packed = job.routed(self.frames)
-            writer = packed.writeStream.foreachBatch(feeder).option("checkpointLocation", self.checkpoint)
+            writer = job.route(self.frames).writeStream.foreachBatch(feeder)
+            writer = writer.option("checkpointLocation", feeder.options.checkpoint)
             if self.trigger:
                 writer = writer.trigger(**self.trigger)
-            if self.name is not None:
-                writer = writer.queryName(self.name)
-            if context_of(session) is None:
+            if feeder.options.name is not None:
+                writer = writer.queryName(feeder.options.name)
+            if elsewhere:
                 feeder.release()
             with settings(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
-        feeder.fail = None if context_of(session) is None else partial(fail, session, started)
+        feeder.fail = None if elsewhere else partial(fail, session, started)
         return Query(started, feeder, session, self.close)
 
 

@@ -81,11 +81,11 @@ def story(cluster: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def dying(monkeypatch: pytest.MonkeyPatch, folder: Path, death: str, stage: int) -> None:
     """Let one attempt at a task of a stage die."""
-    mapped = job.mapped
+    mapped = job.map_arrow
     for module in (job, epochs):
         monkeypatch.setattr(
             module,
-            "mapped",
+            "map_arrow",
             lambda frame, task, *schema: mapped(frame, Faulty(task, str(folder), death, stage), *schema),
         )
 
@@ -157,11 +157,11 @@ def test_a_state_that_executors_cannot_see_is_refused_before_they_work(
     monkeypatch.chdir(tmp_path)
     with flow.open("another") as engine:
         engine.step({"orders": orders_of(3)}, time=1)
-    mapped = job.mapped
+    mapped = job.map_arrow
     for there in ("nowhere", "another"):
         with monkeypatch.context() as patch:
             patch.setattr(
-                job, "mapped", lambda frame, body, at=str(tmp_path / there): mapped(frame, Elsewhere(body, at))
+                job, "map_arrow", lambda frame, body, at=str(tmp_path / there): mapped(frame, Elsewhere(body, at))
             )
             with raises(StateRefused) as told:
                 spark_bridge.run(flow, {"orders": frame}, 2, state="state")

@@ -39,9 +39,9 @@ from ddflow.partitions.driver_epochs import contents
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import rollback
+from spark_bridge.monitoring import QueryStats
 from spark_bridge.sources.base import LIMITS
 from spark_bridge.sources.state import DdflowSource
-from spark_bridge.stats import QueryStats
 from spark_bridge.types import carried, carried_schema, spark_schema
 
 __all__ = ["moto"]

@@ -22,9 +22,8 @@ from test_spark_stream import FIRST, SECOND, THIRD, Fed
 import ddflow as dd
 import spark_bridge
 from ddflow.metrics import SinkLag
-from spark_bridge import monitoring, stats, streams
-from spark_bridge.monitoring import Account, Accounts
-from spark_bridge.stats import EpochStats, QueryStats
+from spark_bridge import monitoring, streams
+from spark_bridge.monitoring import Account, Accounts, EpochStats, QueryStats
 
 pytestmark = pytest.mark.together("spark")
 
@@ -239,10 +238,10 @@ def test_a_table_breaks_neither_a_line_nor_a_page_and_shows_the_last_batches() -
     assert len(told) == monitoring.KEPT and told.epochs == told.total.epoch == monitoring.KEPT + 5
     assert told.total.figures["memory"] == monitoring.KEPT + 4
     text = str(told).splitlines()
-    assert len(text) == stats.LINES + 4 and {len(line) for line in text[1:-1]} == {len(text[1])}
+    assert len(text) == monitoring.LINES + 4 and {len(line) for line in text[1:-1]} == {len(text[1])}
     assert r"o\t<i>" in text[1] and "job by the driver's clock" in text[-1]
     html = told._repr_html_()
-    assert r"o\t&lt;i&gt;" in html and html.count("<tr>") == stats.LINES + 2
+    assert r"o\t&lt;i&gt;" in html and html.count("<tr>") == monitoring.LINES + 2
     assert json.loads(json.dumps(told.to_dict()))["total"]["numInputRows"] == 3 * told.epochs
     assert told[:2] == (told[0], told[1]) and told != 1 and hash(told) == hash(account.stats())
 
