@@ -25,9 +25,9 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.plan.inputs.bind import Bound
 from ddflow.plan.inputs.spec import Upsert
-from spark_bridge.errors import noted
+from spark_bridge.errors import attach_errors
 from spark_bridge.job import map_arrow
-from spark_bridge.tasks import Batches, travelling
+from spark_bridge.tasks import Batches, batches_for_spark
 from spark_bridge.types import arrow_schema, spark_schema
 
 NAME: Final = "messages"
@@ -48,7 +48,7 @@ class Decode:
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         first, target = 0, self.target
-        with noted():
+        with attach_errors():
             for batch in batches:
                 given = pa.Table.from_batches([batch.rename_columns(list(self.names))])
                 made = decoded(self.format, given, target, first)
@@ -57,7 +57,7 @@ class Decode:
                 for name in self.beside:
                     rows = rows.append_column(name, given.column(name).take(at))
                 first += given.num_rows
-                yield from travelling(rows, NAME)
+                yield from batches_for_spark(rows, NAME)
 
 
 def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep: Sequence[str] = ()) -> DataFrame:

@@ -222,7 +222,7 @@ def stage(flow: Flow) -> OnlyStage:
 
         df.repartition(8, "id").mapInArrow(spark_bridge.stage(flow), schema=spark_bridge.schema(flow))
     """
-    return OnlyStage(_only(flow.frozen()), Secret.fresh())
+    return OnlyStage(_cut_single_stage(flow.frozen()), Secret.fresh())
 
 
 def schema(flow: Flow) -> StructType:
@@ -247,7 +247,7 @@ def schema(flow: Flow) -> StructType:
     return shapes(flow)[next(iter(flow.outputs))].spark
 
 
-def _only(flow: Plan) -> Stages:
+def _cut_single_stage(flow: Plan) -> Stages:
     """Cut a flow that is a single stage. Raises `SpecError`, naming the parts that need more."""
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
     stages = cut(flow)

@@ -1,18 +1,17 @@
-"""ddflow's errors across Spark: what a task or a batch refused is raised again on the other side as what it was.
+"""Carry ddflow's errors across Spark: the refusal of a task or a batch is raised again on the other side.
 
-Invariant: an error that a task raised inside `noted` comes out of a block `translated` as the same class with the same
-three parts; any other error of Spark's stays as it is. All that Spark carries from a worker to the driver, and from a
-batch to who awaits its query, is the text of a traceback, in which a message of several lines has no end; so each error
-carries itself along, in a note below its message, that only this module reads. Nothing that comes back is run: a name
-is looked up among ddflow's errors, and the parts are text.
+An error that a task raised inside `attach_errors` leaves a block of `translate_errors` as the same class with the same
+three parts; any other error of Spark's stays unchanged. All that Spark carries to the driver is the text of a
+traceback, so each error carries itself along, in a note below its message. Nothing that comes back is run: a name is
+looked up among ddflow's errors, and the parts are text.
 
 >>> from ddflow.errors import NullKey
 >>> try:
-...     with noted():
+...     with attach_errors():
 ...         raise NullKey("a step", "row 7 has no key", "mend it")
 ... except NullKey as error:
 ...     text = "".join(traceback.format_exception(error))
->>> parsed(text)
+>>> parse_error(text)
 NullKey('a step', 'row 7 has no key', 'mend it')
 """
 
@@ -72,7 +71,7 @@ SPARK: Final = SparkWords()
 
 
 @contextmanager
-def noted() -> Iterator[None]:
+def attach_errors() -> Iterator[None]:
     """Attach ddflow errors that leave the block to themselves as a note, without a row number.
 
     A task or a batch counts rows from Spark's split, and this number means nothing in the DataFrame. An error that has
@@ -106,7 +105,7 @@ def _plain(part: str | PhrasePart) -> Any:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Replace a Spark error that leaves the block by the ddflow error in its text, if there is one."""
     try:
         yield
@@ -114,7 +113,7 @@ def translated() -> Iterator[None]:
         error.words = SPARK
         raise
     except PySparkException as error:
-        own = parsed("".join(traceback.format_exception_only(error)))
+        own = parse_error("".join(traceback.format_exception_only(error)))
         if own is None:
             raise
         own.words = SPARK
@@ -135,7 +134,7 @@ def fail(session: SparkSession, query: Any, error: Exception) -> None:
         query.stop()
 
 
-def parsed(text: str) -> DdflowError | None:
+def parse_error(text: str) -> DdflowError | None:
     """Parse the last ddflow error in a text of tracebacks; return None if there is none."""
     found = None
     for line in text.splitlines():

@@ -54,12 +54,12 @@ from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import located
 from ddflow.storage.protocol import Blob
-from spark_bridge.errors import translated
-from spark_bridge.monitoring import LOG, watching
+from spark_bridge.errors import translate_errors
+from spark_bridge.monitoring import LOG, watch_jobs
 from spark_bridge.part_cache import AUTO, WATCH, CacheLimit
 from spark_bridge.session import context_of, describe_jobs, settings
 from spark_bridge.tasks import EpochStage, MakeOfFiles, ReadFiles, Redigest, Route
-from spark_bridge.types import arrow_schema, in_spark, loose, restored, shapes, spark_schema
+from spark_bridge.types import arrow_schema, from_spark, in_spark, loose, shapes, spark_schema
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
@@ -121,7 +121,7 @@ class Job:
     def __init__(self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, session: Any) -> None:
         self.flow, self.options, self.shapes, self.columns = flow.frozen(), options, shapes(flow), columns
         self.memory, self.part_cache = parse_size(options.memory), cache_limit(options.part_cache, session)
-        self.stamp = _stamp(flow)
+        self.stamp = _compute_stamp(flow)
         self.name = options.name or ", ".join(flow.inputs)
         self.coordinator = EpochDriver.open(
             self.flow,
@@ -129,7 +129,7 @@ class Job:
             partitions=options.partitions,
             outputs=options.outputs,
             trust=options.trust,
-            default_partitions=_default(session),
+            default_partitions=_default_partitions(session),
             memory=self.memory,
             keep=options.keep,
             checkpoint=options.checkpoint,
@@ -169,7 +169,7 @@ class Job:
         """Run a task for each file of an output's updates."""
         task = MakeOfFiles(self.file_reader(receipt.epoch, name, self.epochs.output_schema(name)), blobs, make)
         numbers = self.session.range(0, len(blobs), 1, len(blobs))
-        with self.around(self.session, f"epoch {receipt.epoch}, files for the sink of {name}"):
+        with self.job_context(self.session, f"epoch {receipt.epoch}, files for the sink of {name}"):
             collected = numbers.mapInArrow(task, "made binary").collect()
         return [bytes(each) for (each,) in collected]
 
@@ -205,7 +205,7 @@ class Job:
         ready = perf_counter_ns()
         stages = "stage 0" if self.coordinator.cut.stages == 1 else f"stages 0 to {self.coordinator.cut.stages - 1}"
         batch = "" if feed is None else f"batch {feed.batch}, "
-        with self.around(session, f"{batch}epoch {start.epoch}, {stages}"):
+        with self.job_context(session, f"{batch}epoch {start.epoch}, {stages}"):
             receipts = self._run_stages(session, packed, start)
         ran = perf_counter_ns()
         committed = self.coordinator.finish(start, receipts, feed=feed)
@@ -218,7 +218,7 @@ class Job:
     def _grow(self, session: Any) -> None:
         """Have tasks make what the plan has more than the state."""
         start = self.coordinator.grow()
-        with self.around(session, f"what is new, before epoch {start.epoch}"):
+        with self.job_context(session, f"what is new, before epoch {start.epoch}"):
             self.coordinator.grown(start, self._run_stages(session, None, start))
 
     def replay(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
@@ -228,7 +228,7 @@ class Job:
         if packed is not None and past is not None:
             packed = map_arrow(packed, Redigest(self._past_digests(past)))
         if packed is not None:
-            with self.around(session, f"epoch {epoch.epoch}, again"):
+            with self.job_context(session, f"epoch {epoch.epoch}, again"):
                 chunks = packed.select("what", "rows", "digest").collect()
         rows, digests = dict[str, int](), dict[str, bytes]()
         names = list(self.flow.inputs)
@@ -277,11 +277,11 @@ class Job:
         return called
 
     @contextmanager
-    def around(self, session: Any, what: str) -> Iterator[None]:
+    def job_context(self, session: Any, what: str) -> Iterator[None]:
         """Set the settings and the description of a job of ddflow, and translate its errors."""
         text = f"ddflow {self.name}: {what}"
-        watched = watching(session, text.partition(", stage")[0])  # ours are not Spark's, which are counted there
-        with settings(session, self.memory), describe_jobs(session, text), watched, translated():
+        watched = watch_jobs(session, text.partition(", stage")[0])  # ours are not Spark's, which are counted there
+        with settings(session, self.memory), describe_jobs(session, text), watched, translate_errors():
             yield
 
 
@@ -296,7 +296,7 @@ def router(
 ) -> Partitioner:
     """Make the partitioner of an input's rows, in Spark's types."""
     came = loose(flow.inputs[name].bound.schema)
-    restore: Any = partial(restored, schema=came, what=f"rows for {name!r}")
+    restore: Any = partial(from_spark, schema=came, what=f"rows for {name!r}")
     return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes, heard=heard)
 
 
@@ -343,7 +343,7 @@ def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[s
     own = given.empty_table().drop_columns(carried_only(given, bound.schema))
     declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])
     try:
-        conform(restored(own, declared, what), declared, repr(name), bound.required)
+        conform(from_spark(own, declared, what), declared, repr(name), bound.required)
     except SchemaMismatch as error:
         for field in declared:
             if error.asked == f"column {field.name!r} of {what}":
@@ -377,7 +377,7 @@ def _mebibytes(size: str) -> int:
     return (int(number.rstrip("kmgt")) << {"k": 10, "g": 30, "t": 40}.get(number[-1], 20)) >> 20
 
 
-def _default(session: Any) -> int:
+def _default_partitions(session: Any) -> int:
     """Choose the number of partitions of a new state: the cluster's cores, if Spark knows them.
 
     It is at most the number of partitions of a Spark shuffle.
@@ -386,7 +386,7 @@ def _default(session: Any) -> int:
     return most if context is None else max(min(int(context.defaultParallelism), most), 1)
 
 
-def _stamp(flow: Flow) -> str:
+def _compute_stamp(flow: Flow) -> str:
     """Compute a stamp shared by flows that can use each other's open parts; unique for a flow with functions."""
     description = describe(flow)
     try:

@@ -86,7 +86,7 @@ class EpochStats(NamedTuple):
         )
 
     @classmethod
-    def kept(cls, epoch: Epoch, time_type: pa.DataType) -> EpochStats:
+    def from_state(cls, epoch: Epoch, time_type: pa.DataType) -> EpochStats:
         """Make the figures of an epoch from a state, without the driver's times. O(files)."""
         each = []
         for call in epoch.calls:
@@ -95,7 +95,7 @@ class EpochStats(NamedTuple):
                 epoch.epoch, call.time, call.frontier, call.counts, rows, call.outputs, call.figures, False
             )
             each.append(cls.of(done, epoch.batch, time_type))
-        return summed(each)
+        return sum_epochs(each)
 
     @property
     def cached(self) -> tuple[int, int]:
@@ -163,7 +163,7 @@ class EpochStats(NamedTuple):
         )
 
 
-def summed(batches: Iterable[EpochStats]) -> EpochStats:
+def sum_epochs(batches: Iterable[EpochStats]) -> EpochStats:
     """Add up several batches; epoch, frontier and pending events are those of the last one. O(names). Pure."""
     total = NOTHING
     for each in batches:
@@ -223,8 +223,8 @@ class QueryStats(tuple[EpochStats, ...]):
         if manifest is None:
             return cls([], NOTHING, 0)
         kind = time_type(manifest.plan, state)
-        batches = [EpochStats.kept(epoch, kind) for epoch in manifest.receipts]
-        return cls(batches, summed(batches), len(batches))
+        batches = [EpochStats.from_state(epoch, kind) for epoch in manifest.receipts]
+        return cls(batches, sum_epochs(batches), len(batches))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple.__eq__(self, tuple(other))
@@ -254,7 +254,7 @@ class QueryStats(tuple[EpochStats, ...]):
         )
 
     def _below(self) -> list[str]:
-        known = summed(self).stages
+        known = sum_epochs(self).stages
         driver, tasks = ([name for name in names if name in known] for names in (DRIVER, TASKS))
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
         if tasks:
@@ -264,7 +264,7 @@ class QueryStats(tuple[EpochStats, ...]):
     def _table(self) -> list[list[str]]:
         """Build a row for each of the last batches, then the total; leave out empty columns of verdicts and outputs."""
         last = self[-LINES:]
-        all_of = summed((*last, self.total))
+        all_of = sum_epochs((*last, self.total))
         verdicts = [name for name in (*SHOWN, "absent") if all_of.counts.get(name)]
         waits = any(each.pending for each in last)
         outputs, stages = list(all_of.updates), [name for name in (*DRIVER, *TASKS) if name in all_of.stages]
@@ -385,7 +385,7 @@ class Account:
         """Take in an epoch that is committed; one that was before counts in no total.  O(names)."""
         self._batches.append(batch)
         if not batch.replayed:
-            self._total, self._epochs = summed((self._total, batch)), self._epochs + 1
+            self._total, self._epochs = sum_epochs((self._total, batch)), self._epochs + 1
 
     def stats(self) -> QueryStats:
         """Return a copy of the current record. O(batches)."""
@@ -459,7 +459,7 @@ def progress_text(what: str, stages: Iterable[StageProgress], seconds: float) ->
 
 
 @contextmanager
-def watching(session: Any, what: str) -> Iterator[None]:
+def watch_jobs(session: Any, what: str) -> Iterator[None]:
     """Show how the jobs of a block go, on a terminal only, once they take longer than `SILENT`.
 
     It leaves the line to Spark if that shows its own.  On Spark Connect the server says what it knows.
@@ -478,7 +478,7 @@ def watching(session: Any, what: str) -> Iterator[None]:
                 with suppress(Exception):  # of the session, which may be gone with the job
                     line.show(progress_text(what, stages(), monotonic() - began))
 
-    with _stages(session) as stages:
+    with _watch_stages(session) as stages:
         thread = Thread(target=look, args=(stages,), name="ddflow progress", daemon=True)
         thread.start()
         try:
@@ -490,7 +490,7 @@ def watching(session: Any, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
+def _watch_stages(session: Any) -> Iterator[Callable[[], list[StageProgress]]]:
     """Yield a function that lists the stages of the jobs that this thread runs in the block."""
     context, seen, tag = context_of(session), list[StageProgress](), f"ddflow-{uuid4().hex}"
     if context is None:

@@ -118,19 +118,19 @@ class CacheLimit(NamedTuple):
     workers: int = 1
     granted: int | None = None
 
-    def bytes(self, memory: Memory, cached: int) -> int:
+    def compute_bytes(self, memory: Memory, cached: int) -> int:
         """Compute the current limit. ``cached``: bytes that this worker's cache has already. Pure.
 
         Without a ``fixed`` one, the cache takes a quarter of the worker's share of the memory at most, and leaves an
         eighth of the memory unused.
 
-        >>> CacheLimit(None, 2).bytes(Memory(16 << 30, 12 << 30), 0) >> 20  # a machine of 16 GB, two cores
+        >>> CacheLimit(None, 2).compute_bytes(Memory(16 << 30, 12 << 30), 0) >> 20  # a machine of 16 GB, two cores
         2048
-        >>> CacheLimit(None, 2).bytes(Memory(16 << 30, 3 << 30), 100 << 20) >> 20  # others use most of it
+        >>> CacheLimit(None, 2).compute_bytes(Memory(16 << 30, 3 << 30), 100 << 20) >> 20  # others use most of it
         612
-        >>> CacheLimit(None, 4, 1600 << 20).bytes(Memory(64 << 30, 50 << 30), 0) >> 20  # a container of Kubernetes
+        >>> CacheLimit(None, 4, 1600 << 20).compute_bytes(Memory(64 << 30, 50 << 30), 0) >> 20  # of Kubernetes
         100
-        >>> CacheLimit(512 << 20).bytes(Memory(1 << 30, 0), 0) >> 20
+        >>> CacheLimit(512 << 20).compute_bytes(Memory(1 << 30, 0), 0) >> 20
         512
         """
         if self.fixed is not None:

@@ -24,7 +24,7 @@ from ddflow.partitions.rescale import Rescaled, Rescaler
 from ddflow.partitions.rescale_rows import Move
 from ddflow.partitions.rescale_task import Moved, task
 from ddflow.partitions.stages import Stages
-from spark_bridge.errors import noted, translated
+from spark_bridge.errors import attach_errors, translate_errors
 from spark_bridge.job import check_address
 from spark_bridge.session import describe_jobs, settings
 
@@ -43,7 +43,7 @@ class Rescaling:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Rows of the numbers of tasks in, what each made out."""
-        with noted(), inexact("a state"):
+        with attach_errors(), inexact("a state"):
             for batch in batches:
                 for each in batch.column(0).to_pylist():
                     made = task(self.cut, self.move, *self.tasks[each])
@@ -166,7 +166,7 @@ def _run_tasks(
         elif rescaler.tasks:
             each_of = Rescaling(rescaler.cut, rescaler.move, tuple(rescaler.tasks))
             n = len(rescaler.tasks)
-            with translated():
+            with translate_errors():
                 collected = session.range(0, n, 1, n).mapInArrow(each_of, "made binary").collect()
             rescaler.made += [Moved.from_json(bytes(each), "what a task made") for (each,) in collected]
         return rescaler.finish(rescaler.made)

@@ -3,7 +3,7 @@
 Guarantees: a batch that Spark repeats after a failure is recognised by its id and gets the same answer. Only one query
 feeds a state.
 
->>> _checkpoint("/states/orders")
+>>> _default_checkpoint("/states/orders")
 '/states/orders.checkpoint'
 """
 
@@ -35,7 +35,7 @@ from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
 from spark_bridge.epochs import Ran, session_of
-from spark_bridge.errors import fail, noted, translated
+from spark_bridge.errors import attach_errors, fail, translate_errors
 from spark_bridge.job import KEEP, Job, StateOptions, check_address, check_columns
 from spark_bridge.monitoring import ACCOUNTS, Account, EpochStats, QueryStats, report
 from spark_bridge.session import context_of, settings
@@ -87,7 +87,7 @@ class Feeder:
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
         # Where it fails the query ends, and another one reads the state anew.
-        with self._lock, on_failure(self.release), noted():
+        with self._lock, on_failure(self.release), attach_errors():
             self._take(packed, int(batch))
 
     def _take(self, packed: DataFrame, batch: int) -> None:
@@ -114,11 +114,11 @@ class Feeder:
         self.at = sinks.at
         sinks.give_up()
         if not drained and self._thread is None:
-            self._thread = Thread(target=self._again, args=(session,), name="ddflow sinks", daemon=True)
+            self._thread = Thread(target=self._retry_sinks, args=(session,), name="ddflow sinks", daemon=True)
             self._thread.start()
         return drained
 
-    def _again(self, session: Any) -> None:
+    def _retry_sinks(self, session: Any) -> None:
         """Give sinks what waits, until nothing does, or the query ends."""
         while self.failure is None:
             sleep(NAP)
@@ -207,7 +207,7 @@ SPAN: Final = re.compile(
 def check_trigger(trigger: Any) -> None:
     """Raise `SpecError` for an invalid trigger. O(1).
 
-    >>> until_the_end({"availableNow": True}), until_the_end({"processingTime": "1 minute"}), until_the_end(None)
+    >>> is_bounded({"availableNow": True}), is_bounded({"processingTime": "1 minute"}), is_bounded(None)
     (True, False, False)
     >>> check_trigger({"availablenow": True})
     Traceback (most recent call last):
@@ -231,7 +231,7 @@ def check_trigger(trigger: Any) -> None:
         raise SpecError(asked, f"{name} is {value!r}", f"give a span of time as text: {{{name!r}: '10 seconds'}}")
 
 
-def until_the_end(trigger: Mapping[str, Any] | None) -> bool:
+def is_bounded(trigger: Mapping[str, Any] | None) -> bool:
     """Whether a query with this trigger ends by itself.  O(1)."""
     return bool(trigger) and any((trigger or {}).get(each) for each in FLAGS)
 
@@ -300,7 +300,7 @@ def stream(
     place = check_address(state, outputs)
     frames = by_input(flow, frames)
     columns = _check_streams(flow, frames)
-    checkpoint = checkpoint or _checkpoint(place)
+    checkpoint = checkpoint or _default_checkpoint(place)
     _check_close(flow, trigger, close)
     folder, then = (None, outputs) if callable(outputs) else (outputs, None)
     options = StateOptions(place, partitions, folder, memory, trust, part_cache, adopt, name, keep, checkpoint, metrics)
@@ -323,7 +323,7 @@ def _check_close(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> 
             "the flow is in epoch mode, where every batch closes its own time",
             "leave close= out",
         )
-    if close and not until_the_end(trigger):
+    if close and not is_bounded(trigger):
         raise SpecError(
             "stream with close=True",
             f"trigger={trigger!r} has no end",
@@ -331,7 +331,7 @@ def _check_close(flow: Flow, trigger: Mapping[str, Any] | None, close: bool) -> 
         )
 
 
-def _checkpoint(state: str) -> str:
+def _default_checkpoint(state: str) -> str:
     """Where Spark's checkpoint goes by default: beside the state."""
     if "://" in state:
         raise SpecError(
@@ -481,7 +481,7 @@ class Query:
         DdflowError
             What ended the query.
         """
-        with self._as_own():
+        with self._translate_errors():
             ended: bool | None = self._query.awaitTermination(timeout)
         if ended is not False:
             try:
@@ -501,7 +501,7 @@ class Query:
 
     def processAllAvailable(self) -> None:
         """Wait until all that the inputs have now is committed.  Raises what ended the query."""
-        with self._as_own():
+        with self._translate_errors():
             self._query.processAllAvailable()
 
     def exception(self) -> Exception | None:
@@ -510,10 +510,10 @@ class Query:
         return self._feeder.failure if ended is None else ended
 
     @contextmanager
-    def _as_own(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Raise the original error instead of the Spark error that ended the query."""
         try:
-            with translated():
+            with translate_errors():
                 yield
         except PySparkException as error:
             if self._feeder.failure is None:

@@ -48,9 +48,9 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
-from spark_bridge.errors import noted
+from spark_bridge.errors import attach_errors
 from spark_bridge.part_cache import PARTS, CacheLimit, close, read_memory
-from spark_bridge.types import carried, loose, restored
+from spark_bridge.types import from_spark, loose, to_spark
 
 Batches = Iterable[pa.RecordBatch]
 BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
@@ -61,7 +61,7 @@ _SEEN: Final = set[Version]()
 """The versions that this process has seen."""
 
 
-def look(version: Version) -> None:
+def check_version(version: Version) -> None:
     """Raise `StateRefused`, naming this host, unless it sees the state: that manifest, or a later one. O(1).
 
     A later manifest may belong to another state; the task compares its own files itself.
@@ -85,10 +85,10 @@ class Route:
     names: tuple[str, ...]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with noted():
+        with attach_errors():
             if self.version is not None:
-                look(self.version)
-            yield from self.router((batch.rename_columns(list(self.names)) for batch in batches), _number())
+                check_version(self.version)
+            yield from self.router((batch.rename_columns(list(self.names)) for batch in batches), _task_number())
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Redigest:
     digests: PastDigests
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with noted():
+        with attach_errors():
             yield from map(self.digests, batches)
 
 
@@ -119,9 +119,9 @@ class EpochStage:
     most: CacheLimit
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with noted():
-            settle()
-            yield from self._run_stage(batches, _number())
+        with attach_errors():
+            freeze_objects()
+            yield from self._run_stage(batches, _task_number())
 
     def _run_stage(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
         start, began = self.start, perf_counter_ns()
@@ -135,11 +135,11 @@ class EpochStage:
             yield from shuffle.forwarded
             receipt = None if inputs or sums else idle(self.cut, start, self.stage, number)
             if receipt is None:
-                part, way = self._part(number)
+                part, way = self._open_part(number)
                 with on_failure(close, part):  # half way through, or nobody wants the rest
                     done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests, shuffle.said)
                     size = done.receipt.figures["memory"]
-                    most = self.most.bytes(read_memory(), PARTS.nbytes + (size if way != "miss" else 0))
+                    most = self.most.compute_bytes(read_memory(), PARTS.nbytes + (size if way != "miss" else 0))
                     figures = {
                         **done.receipt.figures,
                         "take": taken,
@@ -150,15 +150,15 @@ class EpochStage:
                     }
                     yield from packed_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
                     yield self._receipts(shuffle, replace(done.receipt, figures=figures), number)
-                PARTS.put(self._key(number), part, size, most, start.epoch)
+                PARTS.put(self._part_key(number), part, size, most, start.epoch)
             else:
                 yield self._receipts(shuffle, receipt, number)
 
-    def _part(self, number: int) -> tuple[StagePart, str]:
+    def _open_part(self, number: int) -> tuple[StagePart, str]:
         """Find the part and say how: "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
         start, stage = self.start, self.stage
         at = start.inventory(stage, number)
-        found = PARTS.take(self._key(number), (at, *start.before(stage, number)))
+        found = PARTS.take(self._part_key(number), (at, *start.before(stage, number)))
         if found is None:
             return StagePart(self.cut, start, stage, number), "miss"
         if found.at == at:
@@ -167,7 +167,7 @@ class EpochStage:
             found.catch_up(start)
         return found, "behind"
 
-    def _key(self, number: int) -> tuple[Any, ...]:
+    def _part_key(self, number: int) -> tuple[Any, ...]:
         start = self.start
         return start.store, self.stamp, start.memory, start.retain, start.partitions, self.stage, number
 
@@ -193,8 +193,8 @@ class RunStage:
     output: str | None
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with noted():
-            settle()
+        with attach_errors():
+            freeze_objects()
             batches = (batch for batch in batches if batch.num_rows)
             for first in batches:
                 # The rows say which partition it is: the caller may have joined tasks, or put others before them.
@@ -211,7 +211,7 @@ class RunStage:
         if self.output is None:
             yield from packed_sums(done.sent, self.cut, self.partitions, self.secret)
         else:
-            yield from travelling(done.outputs[self.output], self.output)
+            yield from batches_for_spark(done.outputs[self.output], self.output)
 
 
 @dataclass(frozen=True)
@@ -225,16 +225,16 @@ class OnlyStage:
     secret: Secret
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with noted():
+        with attach_errors():
             flow, parts = self.cut.flow, [batch for batch in batches if batch.num_rows]
             (name,), (output,) = flow.inputs, flow.outputs
             if parts:
                 bound, table = flow.inputs[name].bound, pa.Table.from_batches(parts)
                 if bound.format is None:
-                    table = restored(table, loose(bound.schema), f"rows for {name!r}")
+                    table = from_spark(table, loose(bound.schema), f"rows for {name!r}")
                 rows = {name: table}
                 del parts
-                yield from travelling(computed(self.cut, 0, self.secret, rows, {}).outputs[output], output)
+                yield from batches_for_spark(computed(self.cut, 0, self.secret, rows, {}).outputs[output], output)
 
 
 @dataclass(frozen=True)
@@ -280,10 +280,10 @@ class ReadFiles:
     there: pa.Schema | None = None
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with noted():
+        with attach_errors():
             named = (zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in batches)
             for table in self.tables(Blob(*each) for batch in named for each in batch):
-                yield from travelling(table, self.name)
+                yield from batches_for_spark(table, self.name)
 
     def tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
         """Read the rows of files, one after the other."""
@@ -309,8 +309,8 @@ class MakeOfFiles:
     make: Callable[[pa.Table], bytes]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with noted():
-            settle()
+        with attach_errors():
+            freeze_objects()
             for batch in batches:
                 for table in self.read.tables(self.blobs[number] for number in batch.column(0).to_pylist()):
                     made = pa.array([self.make(table)], pa.binary())
@@ -328,14 +328,14 @@ def _read_chunks(
     return inputs, {number: table for number in here if (table := shuffle.sums(number)).num_rows}
 
 
-def travelling(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
+def batches_for_spark(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
     """Convert updates to types that travel, in batches of bounded size; none for no rows. O(rows that are cast)."""
     width = max(table.nbytes // max(table.num_rows, 1), 1)
     for batch in table.to_batches(max_chunksize=max(min(BATCH_ROWS, BATCH_BYTES // width), 1)):
-        yield carried(batch, f"output {output!r}")
+        yield to_spark(batch, f"output {output!r}")
 
 
-def settle() -> None:
+def freeze_objects() -> None:
     """Exempt permanent objects from this worker's garbage collector.
 
     Spark calls the collector after every task, which took 0.1 s with all imports. Runs twice in a process: the second
@@ -350,7 +350,7 @@ _BEGUN: Final = itertools.count()
 """Stages that began in this process."""
 
 
-def _number() -> int:
+def _task_number() -> int:
     """Return the task's partition."""
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())

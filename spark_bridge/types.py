@@ -1,6 +1,6 @@
 """Types across the border: which carries which between a flow and Spark, the casts, and the columns of frames.
 
-Invariant: ``restored(carried(rows)) == rows``, and a type is named only if its values come back as what they were.
+Invariant: ``from_spark(to_spark(rows)) == rows``, and a type is named only if its values come back as what they were.
 Each of a flow's types has one type that Spark hands over and takes (``carrier``); whatever Spark delivers in it becomes
 the flow's own again. Spark has no unsigned integers, one unit of time, no fixed widths, and hands timestamps over in
 the zone of the session; a variant arrives as a struct and would go back as one; ``mapInArrow`` fails late on a wrong
@@ -10,8 +10,8 @@ declared to be. Nothing that PySpark keeps to itself is used.
 
 >>> carrier(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
 StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
->>> there = carried(pa.record_batch({"n": pa.array([2**64 - 1], pa.uint64())}), "the example")
->>> there.column(0).type, restored(pa.table(there), pa.schema({"n": pa.uint64()}), "the example").to_pylist()
+>>> there = to_spark(pa.record_batch({"n": pa.array([2**64 - 1], pa.uint64())}), "the example")
+>>> there.column(0).type, from_spark(pa.table(there), pa.schema({"n": pa.uint64()}), "the example").to_pylist()
 (Decimal128Type(decimal128(20, 0)), [{'n': 18446744073709551615}])
 >>> spark_schema(pa.schema({"n": pa.uint64(), "at": pa.timestamp("s")}), "the example").simpleString()
 'struct<n:decimal(20,0),at:timestamp_ntz>'
@@ -115,14 +115,14 @@ def carried_schema(schema: pa.Schema, what: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def carried(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
+def to_spark(batch: pa.RecordBatch, what: str) -> pa.RecordBatch:
     """Convert a batch to the types that travel. O(rows) for the columns that need it. Raises `SchemaMismatch`."""
     schema = carried_schema(batch.schema, what)
     columns = [_cast(c, f.type, f.name, what) for c, f in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def restored(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+def from_spark(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Convert columns from Spark back to their types in ``schema``, by name, if they came in those types' carriers.
 
     The others stay unchanged, for `ddflow.columns.schema.conform` to judge. O(rows) for the columns that need it.

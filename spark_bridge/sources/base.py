@@ -72,9 +72,9 @@ class StreamReader(DataSourceStreamReader):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Go no further than what is available now."""
-        self.target = self.look()
+        self.target = self.find_end()
 
-    def look(self) -> Any:
+    def find_end(self) -> Any:
         """Look where the stream ends now."""
         raise NotImplementedError
 

@@ -38,7 +38,7 @@ from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store, opened_store
 from ddflow.storage.protocol import Store
 from spark_bridge.sources.base import StreamReader, list_shares
-from spark_bridge.tasks import UpdatesFile, travelling
+from spark_bridge.tasks import UpdatesFile, batches_for_spark
 
 Offset = dict[str, Any]
 BYTES: Final = 32 << 20
@@ -103,7 +103,7 @@ class ChangeStream(StreamReader):
         """Where a new query begins.  Raises `SnapshotExpired` for an epoch that is not kept."""
         if self.begin == "earliest":
             return {"epoch": -1, "mark": ""}
-        manifest = self.look()
+        manifest = self.find_end()
         if self.begin == "latest":
             return self._offset(manifest, manifest.epoch)
         kept = [each.epoch for each in manifest.receipts]
@@ -123,19 +123,19 @@ class ChangeStream(StreamReader):
 
         O(epochs kept). Raises `SnapshotExpired` if it cannot be read.
         """
-        manifest = self.target or self.look()
+        manifest = self.target or self.find_end()
         if start is None:
-            return self._whole(manifest) if manifest.epoch else self.initialOffset()
+            return self._end_offset(manifest) if manifest.epoch else self.initialOffset()
         if manifest.epoch == start["epoch"] or not manifest.epoch:
-            self._compare(manifest, start)
+            self._check_offset(manifest, start)
             return start
         if start["epoch"] < 0:
-            return self._whole(manifest)
+            return self._end_offset(manifest)
         last = min(manifest.epoch, start["epoch"] + getattr(limit, "max_files", manifest.epoch))
         self._list_epochs(manifest, start, last)
         return self._offset(manifest, last)
 
-    def _whole(self, manifest: Manifest) -> Offset:
+    def _end_offset(self, manifest: Manifest) -> Offset:
         """Return a version's last epoch, with the time of its contents."""
         return self._offset(manifest, manifest.epoch) | {"time": max(manifest.last, manifest.since)}
 
@@ -164,15 +164,15 @@ class ChangeStream(StreamReader):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Split a batch into partitions for tasks. O(files). Raises `SnapshotExpired`, `PlanChanged`."""
-        manifest = self.look()
-        self._compare(manifest, start)
+        manifest = self.find_end()
+        self._check_offset(manifest, start)
         if start["epoch"] == end["epoch"]:
             return []
         plan = plan_of(manifest.plan, self.flow, self.where)
-        schema = self._schema(plan)
+        schema = self._find_schema(plan)
         if start["epoch"] < 0:
             return self._split_contents(manifest, plan, schema, end)
-        self._compare(manifest, end)
+        self._check_offset(manifest, end)
         version = Version.of(self._open_store(), manifest, self.trust)
         groups: list[list[UpdatesFile]] = []
         room = 0
@@ -195,7 +195,7 @@ class ChangeStream(StreamReader):
             assert isinstance(partition, SnapshotSplit), partition
             tables = iter([self._read_snapshot(partition)])
         for table in tables:
-            yield from travelling(table.select(self.columns.names), self.output)
+            yield from batches_for_spark(table.select(self.columns.names), self.output)
 
     def _split_contents(
         self, manifest: Manifest, plan: Plan, schema: pa.Schema, end: Offset
@@ -212,14 +212,14 @@ class ChangeStream(StreamReader):
                 raise
             less = tuple(self._list_files(manifest, self._list_epochs(manifest, end, manifest.epoch)))
             return [SnapshotSplit(Version.of(store, manifest, self.trust), None, end["time"], schema, less)]
-        self._compare(then, end)
+        self._check_offset(then, end)
         version = Version.of(store, then, self.trust)
         shares = list_shares(plan, self.output, then)
         return [SnapshotSplit(version, share, end["time"], None if upserts else schema) for share in shares]
 
     def _list_epochs(self, manifest: Manifest, start: Offset, last: int) -> list[Epoch]:
         """List the epochs after an offset and up to the last one. Raises `SnapshotExpired`."""
-        self._compare(manifest, start)
+        self._check_offset(manifest, start)
         kept = {each.epoch: each for each in manifest.receipts}
         wanted = range(start["epoch"] + 1, last + 1)
         asked = f"follow {self.where} after epoch {start['epoch']}"
@@ -233,7 +233,7 @@ class ChangeStream(StreamReader):
             )
         return [kept[number] for number in wanted]
 
-    def _compare(self, manifest: Manifest, at: Offset) -> None:
+    def _check_offset(self, manifest: Manifest, at: Offset) -> None:
         """Raise `SnapshotExpired` if the state went back before an offset, or its output was dropped."""
         there, asked = self._offset(manifest, at["epoch"]), f"follow {self.where} at epoch {at['epoch']}"
         if at["epoch"] >= 0 and at.get("dropped") != there.get("dropped"):
@@ -284,7 +284,7 @@ class ChangeStream(StreamReader):
             table = consolidated(updates, Secret.fresh()).to_table(rows, None)
         return stamped(table, split.time, split.schema)
 
-    def _schema(self, plan: Plan) -> pa.Schema:
+    def _find_schema(self, plan: Plan) -> pa.Schema:
         """All columns of the output, those that are wanted among them."""
         there = self.output in (*plan.outputs, *plan.side_outputs())
         schema = (plan.updates_schema(self.output) if there else None) or pa.schema([])
@@ -301,7 +301,7 @@ class ChangeStream(StreamReader):
             self._store = open_store(self.where, trust=self.trust, create=False, readonly=True)
         return self._store
 
-    def look(self) -> Manifest:
+    def find_end(self) -> Manifest:
         """Return the newest manifest; look for it a hundred times a second, and read it only if it is new."""
         store = self._open_store()
         if self._last is None or store.numbers()[-1:] != [self._last.number]:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from ddflow.connectors.kafka.source import Ends, KafkaTopic, RangeReader, TopicPosition, remembered
 from ddflow.errors import SpecError
-from spark_bridge.errors import noted
+from spark_bridge.errors import attach_errors
 from spark_bridge.sources.base import StreamReader, check_limit, check_options
 from spark_bridge.types import spark_schema
 
@@ -260,7 +260,7 @@ class Topics:
 def read_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read the messages of a range, in a task. O(messages). Raises `SourceFailed`, `SourceChanged`."""
     assert isinstance(of, Range)
-    with noted(), closing(RangeReader(of.of, of.partition, of.first, of.end)) as reader:
+    with attach_errors(), closing(RangeReader(of.of, of.partition, of.first, of.end)) as reader:
         for batch in reader.batches():
             yield pa.RecordBatch.from_arrays([batch.column(f.name).cast(f.type) for f in COLUMNS], schema=COLUMNS)
 
@@ -288,7 +288,7 @@ class TopicStream(StreamReader):
     def __init__(self, topics: Topics, most: int | None = None) -> None:
         self.topics, self.most = topics, most
 
-    def look(self) -> Offsets:
+    def find_end(self) -> Offsets:
         """Return the ends of the topics."""
         return self.topics.find_ends()
 

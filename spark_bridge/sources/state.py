@@ -10,7 +10,8 @@ Limits: a version may be deleted before its tasks run, which is an error that sa
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: read a state with the option 'outptu': there is no such option; did you mean 'output'? ...
->>> fits(EqualTo(("id",), 7), pa.schema({"id": pa.int64()})), fits(EqualTo(("x",), 1.5), pa.schema({"x": pa.float64()}))
+>>> columns = pa.schema({"id": pa.int64(), "x": pa.float64()})
+>>> is_exact(EqualTo(("id",), 7), columns), is_exact(EqualTo(("x",), 1.5), columns)
 (True, False)
 """
 
@@ -56,7 +57,7 @@ from ddflow.storage.protocol import Store
 from ddflow.time import from_text, shown
 from spark_bridge.sources.base import check_limit, check_options, list_shares
 from spark_bridge.sources.change_stream import ChangeStream
-from spark_bridge.tasks import travelling
+from spark_bridge.tasks import batches_for_spark
 from spark_bridge.types import carrier, spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
@@ -189,9 +190,9 @@ class DdflowSource(DataSource):
                 "there is no changesFrom",
                 "give it, or asOf instead",
             )
-        with self._open_state(self._number("epoch")) as (store, manifest, plan, name):
+        with self._open_state(self._parse_number("epoch")) as (store, manifest, plan, name):
             kind = plan.time_type
-            as_of, after, to = (self._time(option, kind) for option in ("asOf", "changesFrom", "changesTo"))
+            as_of, after, to = (self._parse_time(option, kind) for option in ("asOf", "changesFrom", "changesTo"))
             if name not in plan.outputs and name not in plan.inputs:
                 raise told_only(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
             as_of = to if after is not None else as_of
@@ -201,9 +202,9 @@ class DdflowSource(DataSource):
             if after is not None and after > (last := max(manifest.last, manifest.since) if as_of is None else as_of):
                 found = f"they end at {shown(last, kind)}"
                 raise TimeWentBack(f"changes from {shown(after, kind)}", found, "give an earlier time")
-            version = Version.of(store, manifest, self._trust())
-            columns = self._columns(plan.updates_schema(name), schema, name)
-            reader = Searcher if self._flag("pushdown") else BatchReader
+            version = Version.of(store, manifest, self._parse_trust())
+            columns = self._select_columns(plan.updates_schema(name), schema, name)
+            reader = Searcher if self._parse_flag("pushdown") else BatchReader
             return reader(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -231,12 +232,12 @@ class DdflowSource(DataSource):
         O(the plan).
         """
         check_options(self.options, OPTIONS, BATCH, ASKED, "read a stream", ", or use read")
-        most = self._number("maxEpochsPerTrigger")
+        most = self._parse_number("maxEpochsPerTrigger")
         if most is not None and most < 1:
             raise SpecError(f"maxEpochsPerTrigger={most}", "a batch would have no epochs", "give 1 or more")
         begin = self.options.get("startingEpoch", "earliest").strip().lower()
         if begin not in ("earliest", "latest"):
-            begin = str(self._number("startingEpoch"))
+            begin = str(self._parse_number("startingEpoch"))
         with self._open_state() as (store, _, plan, name):
             if name in plan.inputs and name not in plan.outputs:
                 raise NotReadable(
@@ -246,9 +247,9 @@ class DdflowSource(DataSource):
                 )
             if begin == "earliest" and name not in plan.outputs:
                 begin = "kept"  # a state holds no rows of a side output to begin with
-            columns = self._columns(plan.updates_schema(name), schema, name)
+            columns = self._select_columns(plan.updates_schema(name), schema, name)
             check_limit(most, "follow a state with maxEpochsPerTrigger")
-            return ChangeStream(store.where, self._trust(), self.flow, name, columns, begin, most)
+            return ChangeStream(store.where, self._parse_trust(), self.flow, name, columns, begin, most)
 
     @contextmanager
     def _open_state(self, epoch: int | None = None) -> Iterator[tuple[Store, Manifest, Plan, str]]:
@@ -258,15 +259,15 @@ class DdflowSource(DataSource):
             raise SpecError(
                 "read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to load()"
             )
-        with opened_store(self.options["path"], trust=self._trust()) as store:
+        with opened_store(self.options["path"], trust=self._parse_trust()) as store:
             manifest = found(store, epoch)
             try:
                 plan = plan_of(manifest.plan, self.flow, store.where)
             except SpecError as error:  # it has functions, which no state holds
                 raise SpecError(error.asked, error.found, "register spark_bridge.DdflowSource.of(flow)") from None
-            yield store, manifest, plan, self._output(plan, store.where)
+            yield store, manifest, plan, self._find_output(plan, store.where)
 
-    def _trust(self) -> str:
+    def _parse_trust(self) -> str:
         trust: str = self.options.get("trust", "owner")
         if trust not in ("owner", "group"):
             raise SpecError(
@@ -274,7 +275,7 @@ class DdflowSource(DataSource):
             )
         return trust
 
-    def _output(self, plan: Plan, where: str) -> str:
+    def _find_output(self, plan: Plan, where: str) -> str:
         """Return the requested output, input or side output."""
         sides, inputs = [*plan.side_outputs()], [*plan.inputs]
         name: str | None = self.options.get("output")
@@ -295,7 +296,7 @@ class DdflowSource(DataSource):
             )
         return name
 
-    def _columns(self, own: pa.Schema | None, asked: StructType, name: str) -> pa.Schema:
+    def _select_columns(self, own: pa.Schema | None, asked: StructType, name: str) -> pa.Schema:
         """Select the requested columns, in the flow's types."""
         assert own is not None, "the name was looked up"
         there = {field.name: field.dataType for field in spark_schema(own, f"output {name!r}")}
@@ -310,7 +311,7 @@ class DdflowSource(DataSource):
                 )
         return pa.schema([own.field(field.name) for field in asked])
 
-    def _number(self, name: str) -> int | None:
+    def _parse_number(self, name: str) -> int | None:
         text = self.options.get(name)
         if text is None:
             return None
@@ -320,12 +321,12 @@ class DdflowSource(DataSource):
             extra = ", 'earliest' or 'latest'" if name == "startingEpoch" else ""
             raise SpecError(f"the option {name}={text!r}", "that is no whole number", f"give one{extra}") from None
 
-    def _time(self, name: str, kind: pa.DataType) -> int | None:
+    def _parse_time(self, name: str, kind: pa.DataType) -> int | None:
         """Parse the time in an option. ``kind``: the type of times."""
         text = self.options.get(name)
         return None if text is None else from_text(f"the option {name}={text!r}", text, kind)
 
-    def _flag(self, name: str) -> bool:
+    def _parse_flag(self, name: str) -> bool:
         text = self.options.get(name, "false").strip().lower()
         if text not in ("true", "false"):
             raise SpecError(f"the option {name}={text!r}", "that says neither", "give 'true' or 'false'")
@@ -369,7 +370,7 @@ class BatchReader(DataSourceReader):
         assert isinstance(partition, Split), partition
         version, flow, name, columns, as_of, after = self.asked
         table = read_updates(version, flow, name, partition.share, as_of, after)
-        for out in travelling(table.select(columns.names), name):
+        for out in batches_for_spark(table.select(columns.names), name):
             for each in self.filters:
                 out = out.filter(_passes(each, out))
             if out.num_rows:
@@ -390,7 +391,7 @@ class Searcher(BatchReader):
         """Take over what is exact; give back the rest, for Spark.  O(filters)."""
         rest = []
         for each in filters:
-            if fits(each, self.asked.columns):
+            if is_exact(each, self.asked.columns):
                 self.filters.append(each)
             else:
                 rest.append(each)
@@ -398,12 +399,12 @@ class Searcher(BatchReader):
             plan, manifest = self._plan
             by = shared(plan, self.asked.name)
             assert by is not None, "it has several parts"
-            numbers = partitions_with(by.by or (), self._values(), manifest)
+            numbers = partitions_with(by.by or (), self._list_values(), manifest)
             if numbers is not None:
                 self.parts = [Split((by.stage, number)) for number in numbers]
         return rest
 
-    def _values(self) -> dict[str, list[Any]]:
+    def _list_values(self) -> dict[str, list[Any]]:
         """Return the values that filters allow, by column."""
         out: dict[str, list[Any]] = {}
         for each in self.filters:
@@ -417,7 +418,7 @@ class Searcher(BatchReader):
         return out
 
 
-def fits(given: Filter, columns: pa.Schema) -> bool:
+def is_exact(given: Filter, columns: pa.Schema) -> bool:
     """Whether Arrow gives the answer that Spark would.  Pure."""
     path: tuple[str, ...] = getattr(given, "attribute", ())
     if len(path) != 1 or path[0] not in columns.names:

@@ -25,7 +25,7 @@ from ddflow.partitions.stages import cut
 from ddflow.partitions.step import computed
 from spark_bridge.job import router
 from spark_bridge.tasks import BATCH_ROWS, OnlyStage, RunStage
-from spark_bridge.types import arrow_schema, carried, carrier, loose, restored
+from spark_bridge.types import arrow_schema, carrier, from_spark, loose, to_spark
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "paid": pa.bool_()}
 ROWS = pa.table(
@@ -151,7 +151,7 @@ def assert_by_hand(flow: dd.Flow, given: dict[str, list[pa.Table]]) -> None:
     expected = locally(flow, {name: pa.concat_tables(tables) for name, tables in given.items()})
     assert list(found) == list(expected)
     for name, table in expected.items():
-        assert counted(restored(found[name], loose(table.schema), name)) == counted(table), name
+        assert counted(from_spark(found[name], loose(table.schema), name)) == counted(table), name
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -193,9 +193,9 @@ VALUES: dict[str, list[Any]] = {
 def test_what_travels_comes_back_as_it_was(name: str) -> None:
     kind = (TYPES | MORE)[name]
     values = pa.array(VALUES[name], kind) if name in VALUES else pa.nulls(2, kind)
-    there = carried(pa.record_batch({"x": values}), "a test")
+    there = to_spark(pa.record_batch({"x": values}), "a test")
     assert there.schema.field(0).type == carrier(kind)
-    back = restored(pa.table(there), loose(pa.schema({"x": kind})), "a test")
+    back = from_spark(pa.table(there), loose(pa.schema({"x": kind})), "a test")
     assert back.column(0).combine_chunks().cast(kind).equals(values)
 
 
@@ -211,10 +211,10 @@ def test_a_type_that_spark_lacks_is_refused_by_its_column(kind: pa.DataType) -> 
 
 def test_a_value_that_does_not_fit_its_column_is_refused_and_never_rounded() -> None:
     with raises(SchemaMismatch):
-        carried(pa.record_batch({"at": pa.array([1], pa.timestamp("ns"))}), "output 'x'")
+        to_spark(pa.record_batch({"at": pa.array([1], pa.timestamp("ns"))}), "output 'x'")
     table = pa.table({"n": pa.array([300], pa.int16())})
     with raises(SchemaMismatch):
-        restored(table, pa.schema({"n": pa.uint8()}), "rows for 's'")
+        from_spark(table, pa.schema({"n": pa.uint8()}), "rows for 's'")
 
 
 @pytest.mark.parametrize(

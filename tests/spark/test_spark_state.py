@@ -42,7 +42,7 @@ from ddflow.storage.memory import MemoryStore
 from spark_bridge import errors, job, part_cache, rewrite
 from spark_bridge.job import cache_limit
 from spark_bridge.part_cache import PARTS, CacheLimit, Memory, read_memory
-from spark_bridge.tasks import EpochStage, Route, look
+from spark_bridge.tasks import EpochStage, Route, check_version
 
 pytestmark = pytest.mark.together("spark")
 
@@ -357,7 +357,7 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
         engine.step({"orders": orders_of(3)}, time=1)
     coordinator = EpochDriver.open(flow, here, partitions=1)
     sight = Version(here, "owner", 0, coordinator.log.manifest_log.digest)
-    look(sight)
+    check_version(sight)
     router = Partitioner(flow, "orders", 1, Secret(1, 2))
 
     def never() -> Iterator[pa.RecordBatch]:
@@ -371,7 +371,7 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
     with flow.open(here) as engine:
         for time in range(3):
             engine.step({"orders": orders_of(3)}, time=time)
-    look(sight._replace(trust="group"))  # whose manifest is still there
+    check_version(sight._replace(trust="group"))  # whose manifest is still there
 
 
 def receipts_of(batches: list[pa.RecordBatch]) -> list[Receipt]:
@@ -487,10 +487,10 @@ def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
 
 
 def test_errors_come_back_as_what_they_were() -> None:
-    with pytest.raises(NullKey) as caught, errors.noted(), errors.noted():
+    with pytest.raises(NullKey) as caught, errors.attach_errors(), errors.attach_errors():
         raise NullKey('a "step"', "two\nlines", "mend: it; now")
     assert len(caught.value.__notes__) == 1
-    found = errors.parsed(f"nothing\n{caught.value.__notes__[0]}\nmore")
+    found = errors.parse_error(f"nothing\n{caught.value.__notes__[0]}\nmore")
     assert isinstance(found, NullKey) and found.args == ('a "step"', "two\nlines", "mend: it; now")
     for text in (
         "",
@@ -499,9 +499,9 @@ def test_errors_come_back_as_what_they_were() -> None:
         errors.MARK + '["print", "", "", ""]',
         errors.MARK + '["DdflowError", 1, "", ""]',
     ):
-        assert errors.parsed(text) is None
+        assert errors.parse_error(text) is None
     where = '{"input": "", "file": "", "offset": "", "column": "", "row": null}'
     sent = f'["DdflowError", [["a"], ["b ", ["Row", {{"number": 3}}]], ["c"]], {where}]'
-    read = errors.parsed(f"{errors.MARK}{sent} SQLSTATE: 1")
+    read = errors.parse_error(f"{errors.MARK}{sent} SQLSTATE: 1")
     assert type(read) is DdflowError and (str(read), read.row) == ("a: b row 3, counted from 0; c", 3)
-    assert errors.parsed(errors.MARK + sent.replace("Row", "print")) is None
+    assert errors.parse_error(errors.MARK + sent.replace("Row", "print")) is None

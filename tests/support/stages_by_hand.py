@@ -17,7 +17,7 @@ from ddflow.partitions.chunks import PACKED
 from ddflow.partitions.stages import cut
 from spark_bridge.job import router
 from spark_bridge.tasks import RunStage
-from spark_bridge.types import carried, shapes
+from spark_bridge.types import shapes, to_spark
 
 SECRET = Secret(5, 6)
 
@@ -28,7 +28,7 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
     for name, tables in given.items():
         by = router(flow, name, partitions, SECRET, columns[name])
         for origin, table in enumerate(tables):
-            packed += by((carried(batch, "a test") for batch in table.to_batches(max_chunksize=3)), origin)
+            packed += by((to_spark(batch, "a test") for batch in table.to_batches(max_chunksize=3)), origin)
     out = {}
     for name, shape in shapes(flow).items():
         stages, chunks = cut(flow, only=name), packed
@@ -36,7 +36,7 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
             last = stage == stages.stages - 1
             task = RunStage(stages, stage, SECRET, partitions, columns, name if last else None)
             chunks = [batch for number in range(partitions) for batch in attempted(task, chunks, number)]
-        out[name] = pa.Table.from_batches(chunks or [carried(whole(shape.arrow.empty_table()), "a test")])
+        out[name] = pa.Table.from_batches(chunks or [to_spark(whole(shape.arrow.empty_table()), "a test")])
     return out
 
 

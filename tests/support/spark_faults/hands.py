@@ -185,7 +185,7 @@ def as_task(worker: PartCache, number: int) -> Iterator[None]:
     """As a task of a partition, in a worker's process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "PARTS", worker)
-        patch.setattr(tasks, "_number", lambda: number)
+        patch.setattr(tasks, "_task_number", lambda: number)
         yield
 
 
