@@ -1,9 +1,8 @@
-"""The daemon that Spark's Python workers are forked from, with ddflow loaded and its kernels read from their cache.
+"""Fork Spark's Python workers from a daemon with ddflow loaded and its kernels read from their cache.
 
-Invariant: a worker that is forked from here behaves as any other, and has nothing open: no store, no thread, no state
-of any flow. What a process has open or has running when it forks is broken in its children, so kernels are loaded in
-one thread and nothing else is; and a daemon that fails gives no worker at all, so whatever keeps kernels from loading
-is left for the worker to meet. Spark starts it, by ``spark.python.daemon.module``; see ``session``.
+A worker that is forked here behaves like any other, and has nothing open. What a process has open or running when it
+forks is broken in its children, so one thread loads kernels and does nothing else. A daemon that fails gives no worker
+at all, so an error while loading is left for the worker to meet. Spark starts it, by ``spark.python.daemon.module``.
 
 >>> callable(main)
 True

@@ -1,9 +1,8 @@
-"""A frame of messages as a frame of rows: what a change feed says, for whoever wants it before a flow, or without one.
+"""Decode a frame of messages of a change feed to a frame of rows, before a flow or without one.
 
-Invariant: rows are those that an input with the same ``format=`` is given: decoded by the same code, in tasks, batch
-for batch, in the order of their messages. Nothing is folded: a key has as many rows as it has events, and a delete is a
-row. A message that cannot be read fails the job, unless the format drops such. Runs nothing; a frame that is a stream
-stays one.
+Tasks decode with the code of an input's ``format=``, batch for batch, in the order of the messages. Nothing is folded:
+a key has a row for each event, and a delete is a row. A message that cannot be read fails the job, unless the format
+drops such. It runs nothing; a frame that is a stream stays one.
 
 >>> import ddflow as dd
 >>> names = _bind_messages(dd.formats.debezium(), {"id": int, "city": str}, dd.Upsert(key="id")).schema.names

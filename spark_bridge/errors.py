@@ -2,16 +2,14 @@
 
 An error that a task raised inside `attach_errors` leaves a block of `translate_errors` as the same class with the same
 three parts; any other error of Spark's stays unchanged. All that Spark carries to the driver is the text of a
-traceback, so each error carries itself along, in a note below its message. Nothing that comes back is run: a name is
-looked up among ddflow's errors, and the parts are text.
+traceback, so each error carries itself along, in a note below its message, which is parsed and never run.
 
 >>> from ddflow.errors import NullKey
 >>> try:
 ...     with attach_errors():
 ...         raise NullKey("a step", "row 7 has no key", "mend it")
 ... except NullKey as error:
-...     text = "".join(traceback.format_exception(error))
->>> parse_error(text)
+...     parse_error("".join(traceback.format_exception(error)))
 NullKey('a step', 'row 7 has no key', 'mend it')
 """
 
@@ -85,18 +83,18 @@ def attach_errors() -> Iterator[None]:
         replace_texts(
             error, found=error.found + f", such as {error.cells}" if error.cells and found != error.found else None
         )
-        _note(error)
+        _attach_note(error)
         raise
 
 
-def _note(error: Exception) -> None:
+def _attach_note(error: Exception) -> None:
     if isinstance(error, DdflowError) and not any(each.startswith(MARK) for each in getattr(error, "__notes__", ())):
-        texts = [[_plain(part) for part in text.parts] for text in error.args]
+        texts = [[_part_to_json(part) for part in text.parts] for text in error.args]
         where = {name: getattr(error, name) for name in WHERE}
         error.add_note(MARK + json.dumps([type(error).__name__, texts, where], default=str))
 
 
-def _plain(part: str | PhrasePart) -> Any:
+def _part_to_json(part: str | PhrasePart) -> Any:
     """Convert a piece of a text to JSON: a part becomes the name of its class and its arguments."""
     if isinstance(part, str):
         return part
@@ -125,7 +123,7 @@ def fail(session: SparkSession, query: Any, error: Exception) -> None:
 
     If Spark does not accept an error this way, the query is stopped instead, without a failure. O(1).
     """
-    _note(error)
+    _attach_note(error)
     text = "".join(traceback.format_exception_only(error)).strip()
     try:
         java: Any = session.sparkContext._jvm
@@ -155,13 +153,13 @@ def _restore_error(text: str) -> DdflowError | None:
     if not (isinstance(kind, type) and issubclass(kind, DdflowError)):
         return None
     try:
-        asked, found, fix = (Phrase(*map(_part, each)) for each in texts)
+        asked, found, fix = (Phrase(*map(_part_from_json, each)) for each in texts)
         return kind(asked, found, fix, **{name: where[name] for name in WHERE})
     except (TypeError, ValueError, KeyError):
         return None
 
 
-def _part(given: Any) -> str | PhrasePart:
+def _part_from_json(given: Any) -> str | PhrasePart:
     """Restore a piece of a text from JSON. Raises `TypeError`, `KeyError` and `ValueError` for anything else."""
     if isinstance(given, str):
         return given

@@ -252,15 +252,15 @@ class Job:
         """
         for left in reversed(range(ATTEMPTS)):
             try:
-                receipts = [] if packed is None else self._receipts(packed, start)
+                receipts = [] if packed is None else self._collect_receipts(packed, start)
                 # A relation that is empty for certain has no tasks.
-                return receipts or self._receipts(self._make_calls(session), start)
+                return receipts or self._collect_receipts(self._make_calls(session), start)
             except Exception as error:  # py4j's own, or Spark's
                 if not left or _GIVEN_UP not in str(error):
                     raise
         raise AssertionError
 
-    def _receipts(self, packed: DataFrame, start: EpochStart) -> list[Receipt]:
+    def _collect_receipts(self, packed: DataFrame, start: EpochStart) -> list[Receipt]:
         """Run all stages; the receipts of their tasks."""
         frame = packed
         for stage in range(self.coordinator.cut.stages):

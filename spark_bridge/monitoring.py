@@ -109,7 +109,7 @@ class EpochStats(NamedTuple):
         names = DRIVER | {name: name for name in TASKS}
         return {stage: self.figures[name] for stage, name in names.items() if name in self.figures}
 
-    def call(self, sinks: Mapping[str, SinkLag]) -> CallMetrics:
+    def to_call(self, sinks: Mapping[str, SinkLag]) -> CallMetrics:
         """Convert the figures for exporters of `Flow.open`. ``sinks``: their lags. O(names)."""
         seconds = {stage: micros / 1e6 for stage, micros in self.stages.items() if stage in DRIVER}
         return CallMetrics(
@@ -238,14 +238,14 @@ class QueryStats(tuple[EpochStats, ...]):
         return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
 
     def __str__(self) -> str:
-        return text_table(self._above(), self._table(), self._below())
+        return text_table(self._title(), self._build_table(), self._footer())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table(self._above(), self._table(), self._below())
+        return html_table(self._title(), self._build_table(), self._footer())
 
-    def _above(self) -> str:
+    def _title(self) -> str:
         total = self.total
         return (
             f"{counted(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
@@ -253,7 +253,7 @@ class QueryStats(tuple[EpochStats, ...]):
             f"frontier {shown(total.frontier, total.time_type)}"
         )
 
-    def _below(self) -> list[str]:
+    def _footer(self) -> list[str]:
         known = sum_epochs(self).stages
         driver, tasks = ([name for name in names if name in known] for names in (DRIVER, TASKS))
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
@@ -261,7 +261,7 @@ class QueryStats(tuple[EpochStats, ...]):
             clock.append(f"{', '.join(tasks)} summed over tasks")
         return [f"times in ms: {'; '.join([*clock, 'cached: parts found open, of all that were needed'])}"]
 
-    def _table(self) -> list[list[str]]:
+    def _build_table(self) -> list[list[str]]:
         """Build a row for each of the last batches, then the total; leave out empty columns of verdicts and outputs."""
         last = self[-LINES:]
         all_of = sum_epochs((*last, self.total))
@@ -269,7 +269,7 @@ class QueryStats(tuple[EpochStats, ...]):
         waits = any(each.pending for each in last)
         outputs, stages = list(all_of.updates), [name for name in (*DRIVER, *TASKS) if name in all_of.stages]
 
-        def row(label: str, batch: str, each: EpochStats) -> list[str]:
+        def format_row(label: str, batch: str, each: EpochStats) -> list[str]:
             times = (each.stages.get(name) for name in stages)
             return [
                 label,
@@ -295,10 +295,12 @@ class QueryStats(tuple[EpochStats, ...]):
             "cached",
         ]
         rows = [
-            row(f"{each.epoch}{' again' if each.replayed else ''}", "" if each.batch is None else str(each.batch), each)
+            format_row(
+                f"{each.epoch}{' again' if each.replayed else ''}", "" if each.batch is None else str(each.batch), each
+            )
             for each in last
         ]
-        return [head, *rows, row("total", "", self.total)]
+        return [head, *rows, format_row("total", "", self.total)]
 
 
 def _by_name(numbers: Mapping[str, int]) -> str:
@@ -358,7 +360,7 @@ class Listener(StreamingQueryListener):
         O(e), for e kept epochs.
         """
         progress = event.progress
-        account = ACCOUNTS.of(str(progress.id))
+        account = ACCOUNTS.get(str(progress.id))
         if account is None:
             return
         found = [each for each in account.stats() if each.batch == progress.batchId]
@@ -397,7 +399,7 @@ class Accounts:
 
     >>> accounts = Accounts()
     >>> accounts.put("a", Account())
-    >>> accounts.of("a") is not None, accounts.of("b")
+    >>> accounts.get("a") is not None, accounts.get("b")
     (True, None)
     """
 
@@ -412,7 +414,7 @@ class Accounts:
             while len(self._accounts) > QUERIES:
                 self._accounts.popitem(last=False)
 
-    def of(self, query: str) -> Any:
+    def get(self, query: str) -> Any:
         """Return the account of a query, which has ``stats()``; None for an unknown query. O(1)."""
         return self._accounts.get(query)
 
@@ -427,7 +429,7 @@ def report(name: str, batch: EpochStats, metrics: Metrics | None, sinks: Mapping
     ``metrics``: takes the figures of an epoch that is new.  ``sinks``: what they lack.
     """
     if metrics is not None and not batch.replayed:
-        publish([metrics], batch.call(sinks))
+        publish([metrics], batch.to_call(sinks))
     if LOG.isEnabledFor(logging.INFO):
         LOG.info("%s: %s", name, batch, extra={"ddflow": {"name": name, **batch.progress()}})
 
@@ -470,7 +472,7 @@ def watch_jobs(session: Any, what: str) -> Iterator[None]:
         yield
         return
 
-    def look(stages: Callable[[], list[StageProgress]]) -> None:
+    def show_progress(stages: Callable[[], list[StageProgress]]) -> None:
         last = False
         while not last:
             last = ended.wait(LOOK)
@@ -479,7 +481,7 @@ def watch_jobs(session: Any, what: str) -> Iterator[None]:
                     line.show(progress_text(what, stages(), monotonic() - began))
 
     with _watch_stages(session) as stages:
-        thread = Thread(target=look, args=(stages,), name="ddflow progress", daemon=True)
+        thread = Thread(target=show_progress, args=(stages,), name="ddflow progress", daemon=True)
         thread.start()
         try:
             yield

@@ -1,23 +1,11 @@
-"""The part cache: parts of a state that a worker keeps open from one task to the next.
+"""Keep parts of a state open in a worker, from one task to the next.
 
-Invariant: whether a part is found here changes nothing but the time that a task takes: one is given out only for the
-inventory that it holds, by name, and to one task at a time. Spark sends a partition to whichever worker is free, so
-another one may have gone on with it, and then the part here is behind, and whoever takes it brings it up to date; a
-task may be killed at any moment, so a part is put back only once its receipt was given; and parts of several states
-share a worker, whose memory is bounded. Every epoch asks for all parts in turn, so when they do not all fit, the cache
-keeps the parts that it has: dropping the oldest would find none. A part that nobody asked for in `ROUNDS` epochs makes
-way. The cache is a process's own, and knows neither Spark nor what a part does.
+A part is given out only for the inventory that it holds, and to one task at a time; it is put back only after its
+receipt, since a task may be killed at any moment. Every epoch asks for all parts in turn, so if they do not all fit,
+the cache keeps those that it has: dropping the oldest would find none. A part unused for `ROUNDS` epochs makes way.
 
->>> from types import SimpleNamespace
->>> def part(name: str) -> StagePart:
-...     return SimpleNamespace(at=name, close=lambda: None)
->>> cache, found = PartCache(), []
->>> for epoch in range(4):  # a scan of four parts, of which two fit
-...     for number in range(4):
-...         found.append(cache.take(("state", number), ["a"]) is not None)
-...         cache.put(("state", number), part("a"), 10, most=25, epoch=epoch)
->>> sum(found), cache.nbytes
-(6, 20)
+>>> PartCache().nbytes, CacheLimit(512 << 20).compute_bytes(Memory(1 << 30, 0), 0) >> 20
+(0, 512)
 """
 
 import os
@@ -59,7 +47,19 @@ class CachedPart(NamedTuple):
 
 
 class PartCache:
-    """Parts by key, least recently used first.  One thread at a time, as a worker has."""
+    """Parts by key, least recently used first.  One thread at a time, as a worker has.
+
+    >>> from types import SimpleNamespace
+    >>> def part(name: str) -> StagePart:
+    ...     return SimpleNamespace(at=name, close=lambda: None)
+    >>> cache, found = PartCache(), []
+    >>> for epoch in range(4):  # a scan of four parts, of which two fit
+    ...     for number in range(4):
+    ...         found.append(cache.take(("state", number), ["a"]) is not None)
+    ...         cache.put(("state", number), part("a"), 10, most=25, epoch=epoch)
+    >>> sum(found), cache.nbytes
+    (6, 20)
+    """
 
     def __init__(self) -> None:
         self._parts: OrderedDict[Key, CachedPart] = OrderedDict()

@@ -2,8 +2,7 @@
 
 No setting changes an answer, and a session without them works; a builder keeps what it has already. A job sets what it
 needs around itself only. A session is made only if it is asked for by name; leaving the block stops it and removes its
-files from disk. A running one is refused, never borrowed and never stopped. Spark forks Python workers from the daemon
-that a setting names: ours has ddflow's kernels loaded, but executors must be able to import it, or no worker starts.
+files from disk. A running one is refused, never borrowed. Executors must be able to import the daemon of a setting.
 Limits: the JVM of a local session lives until the process ends, and is not tuned for large data.
 
 >>> for setting in SETTINGS:

@@ -88,9 +88,9 @@ class Feeder:
     def __call__(self, packed: DataFrame, batch: int) -> None:
         # Where it fails the query ends, and another one reads the state anew.
         with self._lock, on_failure(self.release), attach_errors():
-            self._take(packed, int(batch))
+            self._commit_batch(packed, int(batch))
 
-    def _take(self, packed: DataFrame, batch: int) -> None:
+    def _commit_batch(self, packed: DataFrame, batch: int) -> None:
         """Commit a batch as an epoch, or recognise it as a committed one."""
         session = packed.sparkSession
         context = context_of(session)

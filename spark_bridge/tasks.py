@@ -1,12 +1,9 @@
-"""What tasks run: bring rows to their partitions, compute a stage, with a state or without, read committed files.
+"""Run tasks: bring rows to their partitions, compute a stage with a state or without, read committed files.
 
-Invariant: whatever a task wrote is seen by nobody until the driver publishes it, so one that is retried, run twice,
-killed, or whose rows are thrown away is harmless. With a state, a partition is opened whether rows came or not, its
-receipt is the last that a task gives, and receipts of one stage travel to the driver through the tasks of the next.
-Without one, what a task gives depends on the rows of its partition only, and nothing is written or kept. Spark promises
-the place of a row only by the shuffle, so what came is compared with what the task is. An executor may see another
-folder under the state's name: that is found before any work is done. Nothing is committed here
-(``ddflow.partitions.commit``), and no frames are made (``job``, ``running``).
+Nobody sees what a task wrote until the driver publishes it, so a task that is retried, run twice or killed is harmless.
+With a state, every partition is opened, its receipt is the last that a task gives, and receipts of one stage travel to
+the driver through the tasks of the next. Without one, a task depends on the rows of its partition only and keeps none.
+Limits: an executor may see another folder under the state's name, which is found before any work is done.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
@@ -149,10 +146,10 @@ class EpochStage:
                         "pending": part.dataflow.pending,
                     }
                     yield from packed_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
-                    yield self._receipts(shuffle, replace(done.receipt, figures=figures), number)
+                    yield self._pack_receipts(shuffle, replace(done.receipt, figures=figures), number)
                 PARTS.put(self._part_key(number), part, size, most, start.epoch)
             else:
-                yield self._receipts(shuffle, receipt, number)
+                yield self._pack_receipts(shuffle, receipt, number)
 
     def _open_part(self, number: int) -> tuple[StagePart, str]:
         """Find the part and say how: "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
@@ -172,7 +169,7 @@ class EpochStage:
         return start.store, self.stamp, start.memory, start.retain, start.partitions, self.stage, number
 
     @staticmethod
-    def _receipts(shuffle: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:
+    def _pack_receipts(shuffle: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:
         return packed_receipts([*shuffle.receipts, replace(receipt, said=shuffle.said).to_json()], number)
 
 

@@ -1,20 +1,14 @@
-"""Types across the border: which carries which between a flow and Spark, the casts, and the columns of frames.
+"""Convert types, rows and columns between a flow and Spark.
 
-Invariant: ``from_spark(to_spark(rows)) == rows``, and a type is named only if its values come back as what they were.
-Each of a flow's types has one type that Spark hands over and takes (``carrier``); whatever Spark delivers in it becomes
-the flow's own again. Spark has no unsigned integers, one unit of time, no fixed widths, and hands timestamps over in
-the zone of the session; a variant arrives as a struct and would go back as one; ``mapInArrow`` fails late on a wrong
-type. So what cannot travel is an error that names the column, before a job runs. What travels is nullable throughout,
-and so is, inside a column, what a flow computes with: a null struct has children that are not there, whatever they are
-declared to be. Nothing that PySpark keeps to itself is used.
+``from_spark(to_spark(rows)) == rows``, and a type has a carrier only if its values come back unchanged. Spark has no
+unsigned integers, one unit of time and no fixed widths. A type that cannot travel is an error that names the column,
+before a job runs, because ``mapInArrow`` fails late. Nested fields are nullable: a null struct has no children.
 
 >>> carrier(pa.struct({"n": pa.uint64(), "at": pa.timestamp("s", "Europe/Zurich")}))
 StructType(struct<n: decimal128(20, 0), at: timestamp[us, tz=UTC]>)
 >>> there = to_spark(pa.record_batch({"n": pa.array([2**64 - 1], pa.uint64())}), "the example")
 >>> there.column(0).type, from_spark(pa.table(there), pa.schema({"n": pa.uint64()}), "the example").to_pylist()
 (Decimal128Type(decimal128(20, 0)), [{'n': 18446744073709551615}])
->>> spark_schema(pa.schema({"n": pa.uint64(), "at": pa.timestamp("s")}), "the example").simpleString()
-'struct<n:decimal(20,0),at:timestamp_ntz>'
 """
 
 from collections.abc import Callable, Mapping

@@ -97,7 +97,7 @@ class KafkaSource(DataSource):
         SpecError
             For options that are none, or not of a batch.
         """
-        self._check(schema, STREAM, "a batch")
+        self._check_query(schema, STREAM, "a batch")
         ending = self.options.get("endingOffsets", "latest")
         given = {} if ending == "latest" else self._parse_offsets("endingOffsets", ending)
         return TopicBatch(self._start_topics("earliest"), Topics(self._list_topics("latest"), given))
@@ -122,12 +122,12 @@ class KafkaSource(DataSource):
         MissingExtra
             For a limit of messages before PySpark 4.2.
         """
-        self._check(schema, BATCH, "a stream")
+        self._check_query(schema, BATCH, "a stream")
         most = self._parse_number("maxOffsetsPerTrigger")
         check_limit(most, "follow Kafka with maxOffsetsPerTrigger")
         return TopicStream(self._start_topics("latest"), most)
 
-    def _check(self, schema: StructType, others: tuple[str, ...], kind: str) -> None:
+    def _check_query(self, schema: StructType, others: tuple[str, ...], kind: str) -> None:
         """Raise `SpecError` for options that are not of this kind of query, that are missing, and for a schema."""
         own = [name for name in self.options if not name.lower().startswith("kafka.")]
         check_options(own, OPTIONS, others, "read Kafka", f"read {kind} of Kafka")

@@ -1,10 +1,9 @@
 """Read a state back as a Spark data source: the contents of an output, earlier or now, its changes, and its updates.
 
 Every option is understood or refused, and what a state, a plan or a schema says against a read is an error before a
-task runs. Both kinds of query have the columns of updates, since Spark asks for columns first. A batch is one task a
-partition if that is exact, else one for all; every task reads the version that the driver planned with. Of filters only
-those are taken over from Spark whose answer is the same in Arrow: neither floats, which have a NaN, nor null-safe ones.
-Limits: a version may be deleted before its tasks run, which is an error that says so. `change_stream` has the streams.
+task runs. Both kinds of query have the columns of updates. A batch is one task a partition if that is exact, else one
+for all; every task reads the version that the driver planned with.
+Limits: a version may be deleted before its tasks run, which is an error that says so.
 
 >>> DdflowSource({"path": "nowhere", "outptu": "by_city"}).schema()
 Traceback (most recent call last):
@@ -419,7 +418,10 @@ class Searcher(BatchReader):
 
 
 def is_exact(given: Filter, columns: pa.Schema) -> bool:
-    """Whether Arrow gives the answer that Spark would.  Pure."""
+    """Say whether Arrow gives the answer that Spark would: not for floats, which have a NaN, nor for null-safe filters.
+
+    Pure.
+    """
     path: tuple[str, ...] = getattr(given, "attribute", ())
     if len(path) != 1 or path[0] not in columns.names:
         return False

@@ -87,7 +87,7 @@ def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: Fed) -
 
 @pytest.mark.drawn(2, of="faults on Spark")
 def test_of_two_queries_on_one_state_one_is_told(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
-    both, receipts = threading.Barrier(2), Job._receipts
+    both, receipts = threading.Barrier(2), Job._collect_receipts
 
     def together(self: Job, *given: Any) -> Any:
         told = receipts(self, *given)
@@ -95,7 +95,7 @@ def test_of_two_queries_on_one_state_one_is_told(fed: Fed, monkeypatch: pytest.M
             both.wait(60)  # each has begun the first epoch, and neither has committed it
         return told
 
-    monkeypatch.setattr(Job, "_receipts", together)
+    monkeypatch.setattr(Job, "_collect_receipts", together)
     fed.give(rows_of(0), rows_of(1))
     one, two = (fed.stream(checkpoint=str(fed.folder / name)).start() for name in ("one", "two"))
     ends: list[DdflowError | None] = []

@@ -121,7 +121,7 @@ def test_a_state_tells_its_last_epochs_to_another_process(fed: Fed, monkeypatch:
     assert "driver" not in str(read) and str(read).splitlines()[0] == str(told).splitlines()[0]
     monkeypatch.setattr(streams, "context_of", lambda session: None)  # as on Spark Connect
     elsewhere = streams.Query(query._query, query._feeder, fed.spark, close=False)
-    assert elsewhere.ddflow.stats() == read and monitoring.ACCOUNTS.of(query.id) is elsewhere.ddflow
+    assert elsewhere.ddflow.stats() == read and monitoring.ACCOUNTS.get(query.id) is elsewhere.ddflow
 
 
 def test_a_query_gives_the_figures_of_each_epoch_to_metrics(fed: Fed) -> None:
@@ -258,7 +258,7 @@ def test_accounts_are_kept_of_the_last_queries_only() -> None:
     accounts, one = Accounts(), Account()
     for query in ("", *map(str, range(monitoring.QUERIES)), "0", "new"):
         accounts.put(query, one)
-    assert [accounts.of(query) for query in ("", "1", "0", "new")] == [None, None, one, one]
+    assert [accounts.get(query) for query in ("", "1", "0", "new")] == [None, None, one, one]
 
 
 def test_progress_without_an_epoch_is_passed_on_as_that() -> None:

@@ -28,7 +28,7 @@ def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
     before Spark's own commit has.
     """
     now = [-1]
-    feeder, tasks, finished, commit = Feeder.__call__, Job._receipts, EpochDriver.finish, ManifestLog.commit
+    feeder, tasks, finished, commit = Feeder.__call__, Job._collect_receipts, EpochDriver.finish, ManifestLog.commit
 
     def at(here: str) -> None:
         if here == point and now[0] == batch:
@@ -57,7 +57,7 @@ def dies(point: str, batch: int, die: Callable[[], Any]) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Feeder, "__call__", fed)
-        patch.setattr(Job, "_receipts", receipts)
+        patch.setattr(Job, "_collect_receipts", receipts)
         patch.setattr(EpochDriver, "finish", finishing)
         patch.setattr(ManifestLog, "commit", committing)
         yield
