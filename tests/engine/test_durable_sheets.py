@@ -96,10 +96,10 @@ def test_a_commit_writes_what_changed_and_its_logarithm() -> None:
     small, four, sixteen = settled(256), settled(1024), settled(4096)
     assert sixteen[1] > 700_000 > 3 * four[1] > 6 * small[1]  # their whole text
     for (average, most, puts), _ in (small, four, sixteen):
-        assert average < 32_000 and most < 100_000, (small, four, sixteen)
+        assert average < 48_000 and most < 100_000, (small, four, sixteen)  # some 20,000, by the names of files
         assert puts < 64 * 1.5  # few commits write more than one file of it
     # Two levels of the tree, of which each has as many lines as the first.
-    assert sixteen[0][0] - small[0][0] < 16_000
+    assert sixteen[0][0] - small[0][0] < 30_000
 
 
 def test_a_small_state_is_in_one_inventory() -> None:
