@@ -235,6 +235,7 @@ def test_a_golden_state_is_of_the_format_that_its_folder_says(form: str, kind: s
     assert found is not None and store.manifest(found.number).startswith(f"ddflow manifest {form[7:]} ".encode())
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("form", "kind"), golden())
 def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: str, kind: str, tmp_path: Path) -> None:
     """Where a file's bytes are asked for, which is before anything is done with them."""

@@ -527,6 +527,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 STOPS = [(signal.SIGINT, 130, "ddflow: interrupted\n"), (signal.SIGTERM, 143, "")]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("number", "code", "said"), STOPS)
 def test_a_run_that_is_stopped_leaves_nothing(number: signal.Signals, code: int, said: str, folder: Path) -> None:
     with open_output("many.csv", pa.schema({"id": pa.int64()})) as out:

@@ -162,6 +162,7 @@ READING = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("verb", READING)
 def test_a_verb_that_reads_much_shows_how_much_and_how_fast(verb: str) -> None:
     rows = {"id": range(500), "n": [10] * 500}  # as many as give a rate above 0 on a busy machine

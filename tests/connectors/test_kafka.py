@@ -70,6 +70,7 @@ def value_of_last(servers: str, topic: str) -> list[Any]:
     return [] if last is None else [json.loads(last)]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["total", "large"])
 def test_a_total_is_a_message_of_one_key(servers: str, topic: str, tmp_path: Path, name: str) -> None:
     to = dd.sinks.kafka(servers, f"{topic}-out")
@@ -236,6 +237,7 @@ def test_another_cluster_is_not_read_though_the_offsets_fit(servers: str, topic:
         assert engine.run({"rows": dd.sources.kafka(servers, topic)}).rows == 1
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("mode", ["upsert", "changelog", "retract", "debezium", "updates"])
 def test_a_topic_says_what_the_output_holds(servers: str, topic: str, mode: Any, tmp_path: Path) -> None:
     sinks = {"by_city": dd.sinks.kafka(servers, f"{topic}-out", mode=mode)}

@@ -158,6 +158,7 @@ def copies(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.message.partition("copied again: ")[2] for each in caplog.records if "copied again" in each.message]
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_table_whose_rows_changed_without_the_log_is_copied_again(
@@ -179,6 +180,7 @@ def test_a_table_whose_rows_changed_without_the_log_is_copied_again(
         assert held(engine) == there(server) and len(copies(caplog)) == 1
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SAME)
 def test_a_table_whose_rows_are_the_same_is_not_copied_again(
@@ -230,6 +232,7 @@ def test_it_is_copied_again_within_a_run(server: Server, tmp_path: Path, caplog:
         assert held(engine) == there(server) and len(copies(caplog)) == 3
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["nothing", "other identity", "unlogged", "type", "label", "column"])
 def test_it_is_refused_where_it_is_not_to_be_copied_again(server: Server, tmp_path: Path, name: str) -> None:
     """Until a run may do so; neither state nor slot has moved. A run that was to do so and died changes nothing."""

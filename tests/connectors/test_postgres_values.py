@@ -228,6 +228,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kind", BEYOND)
 def test_a_time_that_no_calendar_has_is_a_message_that_may_be_dropped(
     server: Server, tmp_path: Path, kind: str

@@ -158,6 +158,7 @@ def asking(engine: Any, twin: Twin, over: threading.Event) -> dict[str, Callable
     return {name: until_over(each) for name, each in every.items()}
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("how", ["memory", "spilled", "durable", "durable_spilled", "threads"])
 def test_readers_of_every_verb_see_closed_steps_beside_a_writer(how: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"retain": 3}
@@ -182,6 +183,7 @@ def test_readers_of_every_verb_see_closed_steps_beside_a_writer(how: str, tmp_pa
         assert engine.stats()["pinned"] == 0
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("how", ["memory", "spilled", "durable", "durable_spilled", "reopened"])
 def test_a_look_up_gives_the_row_that_a_read_gives_now_and_at_older_times(how: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"memory": "16MB"} if "spilled" in how else {}

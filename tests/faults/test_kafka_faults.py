@@ -282,6 +282,7 @@ def test_a_topic_of_several_tables_feeds_an_input_each(servers: str, topic: str,
             engine.run({"shop": dd.sources.kafka(servers, topic, tables={"a": "lft"})})
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("first", "then"), [("upsert", "changelog"), ("retract", "upsert"), ("debezium", "retract")])
 def test_a_topic_is_not_written_in_another_mode(
     servers: str, topic: str, tmp_path: Path, first: Any, then: Any

@@ -154,6 +154,7 @@ def local(disk: Any) -> Store:
     return LocalStore(PATH, disk=disk)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_image_holds_the_last_epoch_or_the_next(chunk: int) -> None:
     seed = seeded(__name__, chunk).choice(STORIES)

@@ -22,6 +22,7 @@ __all__ = ["moto"]
 pytestmark = pytest.mark.together("spark")
 
 
+@pytest.mark.drawn(2, of="deployments of Spark")
 def test_a_state_in_a_bucket_is_run_into_told_again_and_streamed_into(
     spark: SparkSession, moto: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 CLIENT = """
 import json, os, sys
 import pyarrow as pa, pyarrow.parquet as pq
@@ -63,6 +65,7 @@ spark.stop()
 """
 
 
+@pytest.mark.drawn(2, of="deployments of Spark")
 def test_runs_and_streams_go_through_a_server(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     # With SPARK_TESTING the server takes a free port, else a fixed one, which another run of tests may have.

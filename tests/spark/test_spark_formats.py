@@ -106,6 +106,7 @@ def of_table(table: str, *ids: int, lsn: int = 0) -> pa.Table:
     return pa.table({"value": values})
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("on_bad", ["stop", "drop"])
 def test_messages_of_two_tables_are_refused_whichever_task_reads_them(
     spark: SparkSession, tmp_path: Path, on_bad: str

@@ -83,6 +83,7 @@ def killed_at(points: tuple[str, ...], spark: SparkSession, tmp_path: Path) -> N
     assert dd.fsck(str(tmp_path / "state")).ok
 
 
+@pytest.mark.drawn(2, of="deployments of Spark")
 def test_a_driver_killed_when_its_outputs_were_told_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     killed_at(POINTS[-1:], spark, tmp_path)
 
@@ -102,6 +103,7 @@ def fail() -> None:
     raise Killed("dies here")
 
 
+@pytest.mark.drawn(2, of="deployments of Spark")
 @pytest.mark.parametrize(
     "folder", [pytest.param(False, marks=pytest.mark.soak, id="function"), pytest.param(True, id="folder")]
 )

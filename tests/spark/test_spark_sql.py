@@ -98,6 +98,7 @@ def framed(spark: SparkSession, tables: Mapping[str, pa.Table]) -> dict[str, Dat
     return {name: frame_of(spark, table) for name, table in tables.items()}
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_queries_give_what_spark_answers(
     spark: SparkSession, tmp_path: Path, steps: list[Any], partitions: int
