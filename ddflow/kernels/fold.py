@@ -1,10 +1,9 @@
-"""Choosing cells: fold the events of each key over the cell that it holds, where the result is one of those cells.
+"""Fold the events of each key over the cell that it holds: choose one of the cells, add numbers up, or list cells.
 
-Invariant: a key's cell after each of its times is named by a reference, an event's row or what was held, and what it
-names was neither skipped nor cleared since. Most strategies differ only in when a given cell takes the place of the one
-that is there, so one loop does for all of them and for every type, and sees flags and order words, never payload; and
-whether a cell is *there* is another question than whether it is null. Which events are folded, and in which order, the
-walk has decided before.
+Guarantees: the walk has decided before which events are folded, and in which order; folds keep that order, so floats
+come out the same to the bit however events are cut into steps. A sum is checked at each addition: one that leaves the
+bounds of its column is refused even if it comes back. No list costs quadratic time.
+Limits: sees flags, numbers, row numbers and hashes; the payload of cells is Arrow's.
 
 >>> import numpy as np
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Narrow
+from ddflow.kernels.arrays import Flags, Floats, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
@@ -99,3 +98,287 @@ def choose(
                 elif what >= CLEAR:
                     current, there = NOTHING, what == BLANK and rule == FIRST
             out[key_time] = current
+
+
+@kernel
+def add(
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    values: Ints,
+    had: Flags,
+    held: Ints,
+    low: int,
+    high: int,
+    out: Ints,
+    there: Flags,
+) -> tuple[int, int, int]:
+    """Add up words of 64 bits that must stay in [low, high].
+
+    walked, action, counts: as `kernels.fold.choose` takes them.  values: int64[n], by row.  had: uint8[g] and held:
+    int64[g], what each key holds.  Written, by key and time: out int64[m]; there uint8[m], 0 where there is no sum.
+    Returns the group, the row and the sum before of the first addition that leaves the bounds, or -1, 0, 0.  O(p + m).
+
+    >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
+    >>> walked, there = Walked(few(0), few(0, 1), few(0, 1)), flags(9)
+    >>> add(walked, flags(CLEAR), flags(), ints(3), flags(1), ints(4), 0, 9, ints(0), there)
+    (-1, 0, 0)
+    >>> there.tolist()
+    [0]
+
+    >>> import numpy as np
+    >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
+    >>> walked, out, there = Walked(few(0, 1), few(0, 2), few(0, 1)), ints(0), flags(0)
+    >>> add(walked, flags(TAKE, TAKE), flags(), ints(3, 4), flags(1), ints(100), -128, 127, out, there), out.tolist()
+    ((-1, 0, 0), [107])
+    >>> add(walked, flags(TAKE, TAKE), flags(), ints(27, 1), flags(1), ints(100), -128, 127, out, there)
+    (0, 1, 127)
+    """
+    permutation, key_times, keys = walked
+    every, at_values, last = counts.size == 0, np.uint64(values.ctypes.data), permutation.size - 1
+    for group in range(keys.size - 1):
+        now, some = held[group], had[group] != 0
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
+                prefetch(at_values + (np.uint64(permutation[min(place + AHEAD, last)]) << np.uint64(3)))
+                if action[place] == TAKE:
+                    row = permutation[place]
+                    if every or counts[row] != 0:
+                        value = values[row]
+                        if some:
+                            total = now + value
+                            if ((now ^ total) & (value ^ total)) < 0 or total < low or total > high:
+                                return group, int(row), int(now)
+                            now = total
+                        else:
+                            now, some = value, True
+                elif action[place] >= CLEAR:
+                    some = False
+            out[key_time], there[key_time] = now, some
+    return -1, 0, 0
+
+
+@kernel
+def add_wide(
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    values: Words,
+    had: Flags,
+    held: Words,
+    least: Words,
+    most: Words,
+    out: Words,
+    there: Flags,
+) -> tuple[int, int]:
+    """Add up words of 128 bits, two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.
+
+    As `add`, but for: values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high one.
+    least, most: uint64[2], the bounds.  Returns the group and the row of the first addition that leaves them, or -1,
+    0; the sum before is then in row 0 of out.  O(p + m).
+
+    >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
+    >>> words = lambda *v: np.array(v, np.uint64).reshape(-1, 2)
+    >>> most, out = 2**64 - 1, words(0, 0)
+    >>> add_wide(Walked(few(0), few(0, 1), few(0, 1)), flags(TAKE), flags(), words(most, 0), flags(1), words(most, 0),
+    ...          words(0, 0)[0], words(most, 9)[0], out, flags(0)), out.tolist() == [[most - 1, 1]]
+    ((-1, 0), True)
+    """
+    permutation, key_times, keys = walked
+    every, sign = counts.size == 0, np.uint64(1 << 63)
+    at_values, last = np.uint64(values.ctypes.data), permutation.size - 1
+    least_low, least_high, most_low, most_high = least[0], least[1] ^ sign, most[0], most[1] ^ sign
+    for group in range(keys.size - 1):
+        low, high, some = held[group, 0], held[group, 1], had[group] != 0
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
+                prefetch(at_values + (np.uint64(permutation[min(place + AHEAD, last)]) << np.uint64(4)))
+                if action[place] == TAKE:
+                    row = permutation[place]
+                    if every or counts[row] != 0:
+                        value, upper = values[row, 0], values[row, 1]
+                        if some:
+                            below = low + value
+                            above = high + upper + np.uint64(below < low)
+                            ranked = above ^ sign  # signed words compare as these do
+                            if (
+                                (high ^ above) & (upper ^ above) & sign != 0
+                                or ranked < least_high
+                                or (ranked == least_high and below < least_low)
+                                or ranked > most_high
+                                or (ranked == most_high and below > most_low)
+                            ):
+                                out[0, 0], out[0, 1] = low, high
+                                return group, int(row)
+                            low, high = below, above
+                        else:
+                            low, high, some = value, upper, True
+                elif action[place] >= CLEAR:
+                    some = False
+            out[key_time, 0], out[key_time, 1], there[key_time] = low, high, some
+    return -1, 0
+
+
+@kernel
+def add_floats(
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    values: Floats,
+    had: Flags,
+    held: Floats,
+    short: bool,
+    out: Floats,
+    there: Flags,
+) -> None:
+    """Add up floats, which have infinities and never leave their type.
+
+    As `add`, but for: values float64[n], held float64[g], out float64[m]; short: round to 32 bits after each addition,
+    which gives what an addition in 32 bits does.  O(p + m).
+
+    >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
+    >>> one, out, walked = np.ones(1), np.zeros(1), Walked(few(0), few(0, 1), few(0, 1))
+    >>> add_floats(walked, flags(TAKE), flags(), one, flags(1), one / 3, True, out, flags(0))
+    >>> out.tolist() == [float(np.float32(4 / 3))]
+    True
+    """
+    permutation, key_times, keys = walked
+    every, at_values, last = counts.size == 0, np.uint64(values.ctypes.data), permutation.size - 1
+    for group in range(keys.size - 1):
+        now, some = held[group], had[group] != 0
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
+                prefetch(at_values + (np.uint64(permutation[min(place + AHEAD, last)]) << np.uint64(3)))
+                if action[place] == TAKE:
+                    row = permutation[place]
+                    if every or counts[row] != 0:
+                        now = now + values[row] if some else values[row]
+                        if short:
+                            now = np.float64(np.float32(now))
+                        some = True
+                elif action[place] >= CLEAR:
+                    some = False
+            out[key_time], there[key_time] = now, some
+
+
+FEW = 24
+"""Elements of a stretch above which they are looked up in a table."""
+
+
+@kernel
+def contributions(
+    walked: Walked,
+    action: Flags,
+    counts: Flags,
+    rows: int,
+    had: Flags,
+    parts: Ints,
+    stretches: Ints,
+    begins: Ints,
+    stops: Ints,
+) -> tuple[int, int]:
+    """List the cells that lists are made of.
+
+    walked, action, counts: as `kernels.fold.choose` takes them.  rows: how many the events have; had: uint8[g], whether
+    a key holds a list.  Written: parts int64[p + g], a row, or ``rows`` + group for the held list; stretches int64[p +
+    g + 1], where in parts each begins; by key and time, int64[m]: begins and stops, its list's range of parts, empty
+    where there is no list.  Returns how many parts and stretches.  O(p + m).
+
+    >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
+    >>> walked = Walked(few(0), few(0, 1), few(0, 1))
+    >>> contributions(walked, flags(CLEAR), flags(), 1, flags(1), ints(0, 0), ints(0, 0, 0), ints(0), ints(0))
+    (1, 1)
+
+    >>> import numpy as np
+    >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
+    >>> walked, parts, stretches = Walked(few(1, 0), few(0, 1, 2), few(0, 2)), ints(0, 0, 0), ints(0, 0, 0, 0)
+    >>> begins, stops = ints(0, 0), ints(0, 0)
+    >>> contributions(walked, flags(TAKE, TAKE), flags(), 2, flags(1), parts, stretches, begins, stops)
+    (3, 1)
+    >>> parts.tolist(), begins.tolist(), stops.tolist()  # the held cell is numbered behind the two rows
+    ([2, 1, 0], [0, 0], [2, 3])
+    """
+    permutation, key_times, keys = walked
+    every = counts.size == 0
+    made = opened = 0
+    for group in range(keys.size - 1):
+        start = made
+        if had[group] != 0:
+            parts[made] = rows + group
+            made += 1
+        for key_time in range(keys[group], keys[group + 1]):
+            for place in range(key_times[key_time], key_times[key_time + 1]):
+                if action[place] == TAKE:
+                    row = permutation[place]
+                    parts[made] = row
+                    made += 1 if every or counts[row] != 0 else 0
+                elif action[place] >= CLEAR:
+                    if made > start:
+                        stretches[opened] = start
+                        opened += 1
+                    start = made
+            begins[key_time], stops[key_time] = start, made
+        if made > start:
+            stretches[opened] = start
+            opened += 1
+    stretches[opened] = made
+    return made, opened
+
+
+@kernel
+def spelled(first: Ints, ends: Ints, out: Ints) -> None:
+    """Spell out ranges of numbers, one after the other.
+
+    first: int64[r], where each begins.  ends: int64[r + 1], from 0 on, where each ends in out.  out: written,
+    int64[ends[r]].  O(r + out).
+
+    >>> out = np.empty(3, np.int64)
+    >>> spelled(np.array([7, 4]), np.array([0, 2, 3]), out), out.tolist()
+    (None, [7, 8, 4])
+    """
+    for i in range(first.size):
+        number = first[i]
+        for at in range(ends[i], ends[i + 1]):
+            out[at] = number
+            number += 1
+
+
+@kernel
+def distinct(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
+    """Mark the first of equal elements of each stretch.
+
+    hashes: uint64, by element.  elements: int64[e]; ends: int64[s + 1], where each stretch begins in them.  kept:
+    uint8[e], written.  O(e) expected; scratch of the longest stretch.
+
+    >>> kept = np.empty(4, np.uint8)
+    >>> distinct(np.array([5, 6], np.uint64), np.array([0, 1, 0, 0]), np.array([0, 3, 4]), kept), kept.tolist()
+    (None, [1, 1, 0, 1])
+    """
+    few, table = np.empty(FEW, np.uint64), np.empty(0, np.int64)
+    for stretch in range(ends.size - 1):
+        begin, end = ends[stretch], ends[stretch + 1]
+        if end - begin <= FEW:
+            size = 0
+            for at in range(begin, end):
+                value, i = hashes[elements[at]], 0
+                while i < size and few[i] != value:
+                    i += 1
+                kept[at] = i == size
+                if i == size:
+                    few[size] = value
+                    size += 1
+            continue
+        slots = 1
+        while slots < 2 * (end - begin):
+            slots *= 2
+        if table.size < slots:
+            table = np.empty(slots, np.int64)
+        table[:slots] = -1
+        for at in range(begin, end):
+            value = hashes[elements[at]]
+            slot = np.int64(value & np.uint64(slots - 1))
+            while table[slot] >= 0 and hashes[table[slot]] != value:
+                slot = (slot + 1) & (slots - 1)
+            kept[at] = table[slot] < 0
+            if table[slot] < 0:
+                table[slot] = elements[at]

@@ -1,22 +1,10 @@
 """The walk under versions of cells: every cell is compared by the order of the event that set it.
 
-Invariant: a cell holds what the greatest order above the latest delete gave it, the row lives while an event above that
-delete was seen; so the outcome does not depend on the order of arrival, but for ties that the rule leaves to it. A
-late delete clears the older cells of a row that lives on, a late event fills the older cells of one that has moved on;
-and who wins a tie under GREATEST is known by the cells' values only, which are compared here as words. What is kept of
-a key: the order of its row, that of its latest delete, that of each cell, side by side.
+A key keeps the order of its row, that of its latest delete, and that of each cell. A cell holds the value of the
+greatest order above the latest delete, and the row lives while an event above that delete was seen. `walk_cells_plain`
+does the same for an order of one column without nulls where the last to arrive wins a tie; a test compares the two.
 
->>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
->>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64), np.empty(1, np.uint8),
-...               ints(0))
->>> gives, none, short = np.array([[1, 1], [0, 1]], np.uint8), np.empty((2, 0), np.int64), np.empty((2, 0), np.uint8)
->>> walk_cells(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
-...            np.zeros(1, np.uint8), np.empty((1, 4), np.int64), gives, ints(0, 0), np.array([[0, 0, 1, 1]]),
-...            Rule(LAST, True, True, False, False, False), 1, Values(none, short, none, short),
-...            np.empty((4, 6), np.int64), taken)
--1
->>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
-([[1, 0], [1, 0], [0, 1]], [5, 3])
+Guarantees: the outcome does not depend on the order of arrival, except for ties that the rule leaves to it.
 """
 
 from typing import NamedTuple
@@ -25,32 +13,32 @@ import numpy as np
 
 from ddflow.kernels.arrays import Flags, Ints
 from ddflow.kernels.compile import kernel
-from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST, STALE, SUPERSEDED, TIE_LOST
-from ddflow.kernels.walk import (
-    CLEAR,
-    NONE,
-    OLDER,
-    REFUSED,
-    ROW,
-    SKIP,
-    TAKE,
-    TIED,
-    Rule,
-    Taken,
-    Walked,
-    _against,
-    _inherit,
-)
-
-__all__ = ["LAST", "Rule", "Taken", "Values", "Walked", "walk_cells"]
+from ddflow.kernels.fold import CLEAR, SKIP, TAKE, Walked
+from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, STALE, SUPERSEDED, TIE_LOST
+from ddflow.kernels.walk import NONE, OLDER, REFUSED, ROW, TIED, Rule, Taken, _against, _inherit
 
 UNSET = -(2**63)
+"""The word of an order that was never set."""
 LATEST, EARLIEST, EVERY = 0, 1, 2
 """Which event gives a cell its value: that of the greatest order, of the least one, or all of them do."""
 
 
 class Values(NamedTuple):
-    """The cells' values as words, under GREATEST; else of no columns."""
+    """The cells' values as words, under GREATEST; else of no columns.
+
+    >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
+    >>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64),
+    ...               np.empty(1, np.uint8), ints(0))
+    >>> gives, none = np.array([[1, 1], [0, 1]], np.uint8), np.empty((2, 0), np.int64)
+    >>> short = np.empty((2, 0), np.uint8)
+    >>> walk_cells(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
+    ...            np.zeros(1, np.uint8), np.empty((1, 4), np.int64), gives, ints(0, 0), np.array([[0, 0, 1, 1]]),
+    ...            Rule(0, True, True, False, False, False), 1, Values(none, short, none, short),
+    ...            np.empty((4, 6), np.int64), taken)
+    -1
+    >>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
+    ([[1, 0], [1, 0], [0, 1]], [5, 3])
+    """
 
     word: Ints
     """int64[cells, n], by row."""
@@ -288,3 +276,78 @@ def _same_base(scratch: Ints, part: int, wide: int, base: int, there: bool) -> b
     while w < base and scratch[2, w] == scratch[0, begin + w]:
         w += 1
     return w == base
+
+
+@kernel
+def _write_part_order(running: Ints, key_time: int, part: int, wide: int, word: int) -> None:
+    """Set the order of a part to an event's: the flag for not null, if there is a word for it, and the word."""
+    running[key_time, part * wide] = 1
+    running[key_time, part * wide + wide - 1] = word
+
+
+@kernel
+def walk_cells_plain(
+    steps: Walked, order: Ints, gone: Flags, status: Flags, prior: Ints, gives: Flags, over: bool, out: Taken
+) -> None:
+    """Walk all keys under versions of cells, where the latest event gives each cell its value.
+
+    As `walk_cells` takes them, with order: int64[n, v], v 1, or 2 of which the first is 1: not null.  prior: int64[g,
+    (2 + cells) * v], of which the last word of each order decides.  O(n * cells), some 10 ns an event and cell.
+
+    >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
+    >>> taken = Taken(np.empty((3, 2), np.uint8), np.empty(2, np.uint8), np.empty((1, 4), np.int64),
+    ...               np.empty(1, np.uint8), ints(0))
+    >>> walk_cells_plain(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([[5], [3]]), np.zeros(2, np.uint8),
+    ...                  np.zeros(1, np.uint8), np.empty((1, 4), np.int64), np.array([[1, 1], [0, 1]], np.uint8), False,
+    ...                  taken)
+    >>> taken.action.tolist(), taken.running[0].tolist()[2:]  # the older event fills the second cell
+    ([[1, 0], [1, 0], [0, 1]], [5, 3])
+    """
+    permutation, key_times, keys = steps
+    action, why, running, live, last = out
+    cells, wide = gives.shape[0], order.shape[1]
+    at, began = wide - 1, np.empty((2 + cells) * wide, np.int64)
+    for key in range(keys.size - 1):
+        known = not over and status[key] != NONE
+        alive = not over and status[key] == ROW
+        first = keys[key]
+        for w in range((2 + cells) * wide):
+            running[first, w] = prior[key, w] if known else np.int64(UNSET)
+        for key_time in range(first, keys[key + 1]):
+            for w in range((2 + cells) * wide):
+                if key_time > first:
+                    running[key_time, w] = running[key_time - 1, w]
+                began[w] = running[key_time, w]
+            known, lived, best = known or key_time > first, alive, np.int64(-1)
+            for place in range(key_times[key_time], key_times[key_time + 1]):
+                row = permutation[place]
+                word, dead = order[row, at], gone[row] != 0
+                action[0, place] = SKIP
+                if word < running[key_time, wide + at]:
+                    for c in range(cells):
+                        action[1 + c, place] = SKIP
+                    why[row] = STALE if known and word < began[wide + at] else SUPERSEDED
+                    continue
+                newer = not alive or word >= running[key_time, at]
+                acted = dead or newer
+                late = not newer and not (known and lived and word < began[at])
+                if dead:
+                    _write_part_order(running, key_time, 1, wide, word)
+                    action[0, place] = CLEAR if newer else TAKE
+                    alive = alive and not newer
+                elif newer:
+                    _write_part_order(running, key_time, 0, wide, word)
+                    alive, action[0, place] = True, TAKE
+                for c in range(cells):
+                    action[1 + c, place] = SKIP
+                    if not dead and gives[c, row] == 0:
+                        continue
+                    if word >= running[key_time, (2 + c) * wide + at]:
+                        _write_part_order(running, key_time, 2 + c, wide, word)
+                        action[1 + c, place], acted = CLEAR if dead else TAKE, True
+                    elif not dead:
+                        late = late or not (known and word < began[(2 + c) * wide + at])
+                why[row] = SUPERSEDED if acted or late else STALE
+                if acted:
+                    best = np.int64(row)
+            live[key_time], last[key_time] = np.uint8(alive), best

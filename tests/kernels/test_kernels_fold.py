@@ -11,9 +11,25 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.fold import BLANK, CLEAR, FIRST, GREATEST, LAST, LEAST, NOTHING, SKIP, TAKE, Walked, choose
-from ddflow.kernels.lists import contributions, distinct, spelled
-from ddflow.kernels.sums import add, add_floats, add_wide
+from ddflow.kernels.fold import (
+    BLANK,
+    CLEAR,
+    FIRST,
+    GREATEST,
+    LAST,
+    LEAST,
+    NOTHING,
+    SKIP,
+    TAKE,
+    Walked,
+    add,
+    add_floats,
+    add_wide,
+    choose,
+    contributions,
+    distinct,
+    spelled,
+)
 
 pytestmark = pytest.mark.kernels
 LOW = 2**64 - 1

@@ -32,9 +32,22 @@ from ddflow.columns.layout import Array, offset_width, plainly
 from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.schema import is_word
 from ddflow.errors import ListTooLong, MergeOverflow, Option, Phrase, TooLarge
-from ddflow.kernels.fold import CLEAR, FIRST, GREATEST, LAST, LEAST, NOTHING, Walked, choose
-from ddflow.kernels.lists import contributions, distinct, spelled
-from ddflow.kernels.sums import add, add_floats, add_wide
+from ddflow.kernels.fold import (
+    CLEAR,
+    FIRST,
+    GREATEST,
+    LAST,
+    LEAST,
+    NOTHING,
+    Walked,
+    add,
+    add_floats,
+    add_wide,
+    choose,
+    contributions,
+    distinct,
+    spelled,
+)
 from ddflow.plan.merge.strategy import LISTS, Strategy, last_non_null
 
 MOST = 2**31 - 1

@@ -35,11 +35,11 @@ from ddflow.columns.sorting import Sorted
 from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression
 from ddflow.kernels import walk_cells
+from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, choose
 from ddflow.kernels.fold import LAST as LATEST
-from ddflow.kernels.fold import NOTHING, choose
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LAST, OUTCOME, Outcomes, Rules
-from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
+from ddflow.kernels.walk import NONE, ROW
 from ddflow.operators.upsert import user_functions
 from ddflow.operators.upsert.events import Keyed
 from ddflow.operators.upsert.state import UpsertState

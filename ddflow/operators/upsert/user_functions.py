@@ -12,11 +12,11 @@ from ddflow.columns.hashing import Ints, validity
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import arrays
 from ddflow.errors import IllegalTransition, MergerFailed
+from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, Walked, choose
 from ddflow.kernels.fold import LAST as LATEST
-from ddflow.kernels.fold import NOTHING, Walked, choose
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.scalars import CHANGED, FINE, NULL, merger, records
-from ddflow.kernels.walk import CLEAR, NONE, ROW, SKIP, TAKE
+from ddflow.kernels.walk import NONE, ROW
 from ddflow.operators.upsert.folds import Cells, fold
 from ddflow.operators.upsert.walking import Walking
 from ddflow.plan.merge.bound import Column

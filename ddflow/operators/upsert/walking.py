@@ -20,10 +20,8 @@ from ddflow.columns.rows import RowPool, Rows, gather_column, shown_row
 from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
-from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups
-from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells
-from ddflow.kernels.walk_cells_plain import walk_cells_plain
-from ddflow.kernels.walk_row import walk_row
+from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups, walk_row
+from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells, walk_cells_plain
 from ddflow.operators.upsert.events import Keyed
 from ddflow.operators.upsert.folds import Cells, fold, ranked
 from ddflow.operators.upsert.folds import present as present_of
