@@ -16,8 +16,15 @@ import numpy as np
 from ddflow.columns.hashing import NONE, Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, sort_buckets, sort_rows
-from ddflow.kernels.sort_ordered import sort_ordered
+from ddflow.kernels.sort import (
+    begin_buckets,
+    count_buckets,
+    fill_buckets,
+    group_starts,
+    sort_buckets,
+    sort_ordered,
+    sort_rows,
+)
 
 FILLED, RESOLVED = 4, 25
 """Nanoseconds that it takes to put a row into its bucket, and to look a key up or resolve it, about."""

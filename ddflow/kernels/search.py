@@ -1,31 +1,19 @@
-"""Searching a hash-ordered batch for the keys of a step, where no index says which row is theirs.
+"""Search a sorted batch for the keys of a step, if no index has their rows.
 
-Invariant: what is found is the *last* row of the identity, the newest version that the batch has of the key. The batch
-may be mapped and far larger than any cache, so a binary search would miss at every one of its 25 steps. Identities are
-uniform, so where a key stands can be computed: from a row that is known, k rows away, to within some sqrt(k) rows. The
-wanted keys are sorted, so the last one found is such a row. Each key is guessed three times while those before it have
-their turns, each guess from what stands at the one before, and the machine is asked for the place in between, so that
-many misses are under way at once. From the last guess, nearly always on the right cache line or the next, the search
-gallops: with many versions of a key, or identities that are not uniform at all, it is logarithmic in how wrong the
-guess was.
+A batch may be mapped and far larger than any cache, where each step of a binary search would miss. Identities are
+uniform, so the place of a key is guessed from a known row, three times while earlier keys have their turns, with a
+prefetch each; the search gallops from the last guess. A batch of few rows for each key is walked instead.
+`search_ordered` serves identities of several words and their prefixes.
 
-Where the batch has but few rows for each wanted key, guessing is no use; then both are walked side by side, as when
-merging.  Columns come as addresses, so that resident and mapped (read-only) ones are one compiled form; the caller
-holds the memory and owns the bounds.  It does not verify that the batch is sorted: from one that is not it finds
-less, but reads no memory that is not the batch's.
-
->>> import numpy as np
->>> batch, none = np.array([2, 5, 5, 9], np.uint64), np.empty(0, np.uint64)
->>> found = np.empty(3, np.int64)
->>> search(np.array([1, 5, 9], np.uint64), none, np.arange(3), np.arange(3), np.uint64(batch.ctypes.data), np.uint64(0),
-...        np.int64(4), np.int64(0), found), found.tolist()
-(2, [-1, 2, 3])
+Guarantees: finds the last, which is the newest, row of an identity; logarithmic in the error of the guess.
+Limits: does not verify that a batch is sorted, but reads no other memory.
 """
 
 import numpy as np
 
 from ddflow.kernels.arrays import Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.ordered_tree import Identities, Number
 from ddflow.kernels.pointer import load_u64, prefetch
 
 FAR, MIDDLE, NEAR = 24, 16, 8
@@ -204,6 +192,12 @@ def search(
     >>> words, one, found, nowhere = np.zeros(1, np.uint64), np.array([0]), np.empty(1, np.int64), np.uint64(0)
     >>> search(words, words[:0], one, one, nowhere, nowhere, np.int64(0), np.int64(0), found), found.tolist()
     (0, [-1])
+
+    >>> batch, none = np.array([2, 5, 5, 9], np.uint64), np.empty(0, np.uint64)
+    >>> found = np.empty(3, np.int64)
+    >>> search(np.array([1, 5, 9], np.uint64), none, np.arange(3), np.arange(3), np.uint64(batch.ctypes.data),
+    ...        np.uint64(0), np.int64(4), np.int64(0), found), found.tolist()
+    (2, [-1, 2, 3])
     """
     if begin >= n:
         found[:] = -1
@@ -216,3 +210,67 @@ def search(
     if n - begin < DENSE * (j - i):
         return _walk(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
     return _leap(high, low, starts, wanted[i:j], part_high, second, int(begin), int(n), found[i:j])
+
+
+@kernel
+def _stands(keys: Identities, key: Number, rows: Identities, row: Number) -> int:
+    """-1, 0 or 1: how a row stands to a key, by as many words as the key has."""
+    mine, other = load_u64(rows.high + np.uint64(row << 3)), load_u64(keys.high + np.uint64(key << 3))
+    if mine != other:
+        return -1 if mine < other else 1
+    if keys.low == np.uint64(0):
+        return 0
+    mine, other = load_u64(rows.low + np.uint64(row << 3)), load_u64(keys.low + np.uint64(key << 3))
+    if mine != other:
+        return -1 if mine < other else 1
+    for w in range(keys.words):
+        mine = load_u64(rows.more + np.uint64((row * rows.words + w) << 3))
+        other = load_u64(keys.more + np.uint64((key * keys.words + w) << 3))
+        if mine != other:
+            return -1 if mine < other else 1
+    return 0
+
+
+@kernel
+def search_ordered(
+    keys: Identities, wanted: Ints, rows: Identities, begin: Number, end: Number, first: Ints, last: Ints
+) -> None:
+    """Find where the rows of some keys stand in a part.
+
+    wanted: int64[m], which of the keys, ascending words; these may have fewer words than rows.  begin, end: the part.
+    Written: first, last: int64[m], the rows [first, last) of each.  O(m log rows).
+
+    >>> words, few = np.empty(0, np.uint64), np.empty(0, np.int64)
+    >>> none = Identities.of(words, words, words.reshape(0, 0))
+    >>> search_ordered(none, few, none, 0, 0, few, few)
+
+    >>> words, none = np.array([1, 5, 5, 9], np.uint64), np.empty((0, 0), np.uint64)
+    >>> rows, keys = Identities.of(words, words[:0], none), Identities.of(words[1:2], words[:0], none)
+    >>> first, last = np.empty(1, np.int64), np.empty(1, np.int64)
+    >>> search_ordered(keys, np.zeros(1, np.int64), rows, 0, 4, first, last)
+    >>> first.tolist(), last.tolist()
+    ([1], [3])
+    """
+    at = begin
+    for i in range(wanted.size):
+        for upper in range(2):
+            step, low_end = np.int64(1), at
+            while low_end + step <= end:
+                order = _stands(keys, wanted[i], rows, low_end + step - 1)
+                if order > 0 or (order == 0 and upper == 0):
+                    break
+                low_end += step
+                step += step
+            stop = min(low_end + step - 1, end)
+            at = low_end
+            while at < stop:
+                middle = (at + stop) >> 1
+                order = _stands(keys, wanted[i], rows, middle)
+                if order > 0 or (order == 0 and upper == 0):
+                    stop = middle
+                else:
+                    at = middle + 1
+            if upper == 0:
+                first[i] = at
+            else:
+                last[i] = at

@@ -1,20 +1,11 @@
-"""Sorting by identity: one counting sort by leading bits, then a short sort inside each bucket.
+"""Sort rows by identity, and number equal ones.
 
-Invariant: the result is stable, so events of one key keep the order in which they came, and nothing above ever needs to
-sort by time or arrival again. Identities are uniform, so a bucket holds about one event and the second sort is nearly
-free, until a feed has a hot key; then one bucket holds a fifth of all events, and an insertion sort there would be
-quadratic. Large buckets are merged from their natural runs instead, which costs nothing for a bucket of one key. It
-does not look at keys, times or payload.
+One counting sort by leading bits, then a short sort inside each bucket. Identities are uniform, so a bucket holds about
+one row; the crowded bucket of a hot key is merged from its natural runs. `sort_ordered` goes on by the further words of
+identities. `group` numbers equal identities without sorting, which is faster for few groups.
 
->>> import numpy as np
->>> high, none = np.array([3, 1, 3, 2], np.uint64) << np.uint64(62), np.empty(0, np.uint64)
->>> at, permutation, ids = np.empty((1, 4), np.int32), np.empty(4, np.int32), np.empty(4, np.uint64)
->>> count_buckets(high, np.int64(2), at[0])
->>> begin_buckets(at)
->>> fill_buckets(high, none, np.int64(0), np.int64(2), at[0], permutation, ids, none)
->>> sort_buckets(at[0], np.int64(0), np.int64(4), permutation, ids, none)
->>> permutation.tolist()
-[1, 3, 0, 2]
+Guarantees: stable, so events of one key keep the order in which they came.
+Limits: never looks at keys, times or payload.
 """
 
 from typing import Any
@@ -106,6 +97,16 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
     >>> count_buckets(np.array([1, 2**63, 2], np.uint64), np.int64(1), counts)
     >>> counts.tolist()
     [2, 1]
+
+    >>> import numpy as np
+    >>> high, none = np.array([3, 1, 3, 2], np.uint64) << np.uint64(62), np.empty(0, np.uint64)
+    >>> at, permutation, ids = np.empty((1, 4), np.int32), np.empty(4, np.int32), np.empty(4, np.uint64)
+    >>> count_buckets(high, np.int64(2), at[0])
+    >>> begin_buckets(at)
+    >>> fill_buckets(high, none, np.int64(0), np.int64(2), at[0], permutation, ids, none)
+    >>> sort_buckets(at[0], np.int64(0), np.int64(4), permutation, ids, none)
+    >>> permutation.tolist()
+    [1, 3, 0, 2]
     """
     shift = np.uint64(64 - bits)
     counts[:] = 0
@@ -288,3 +289,99 @@ def order_by_rank(ranks: Narrow, second: Ints, size: np.int64, out: Ints) -> Non
         b = 2 * ranks[i] + (second[i] if second.size != 0 else 0)
         out[ends[b]] = i
         ends[b] += 1
+
+
+@kernel
+def _order(low: Words, more: Words, one: int, other: int) -> int:
+    """-1, 0 or 1: how the words of one row stand to those of another."""
+    if low[one] != low[other]:
+        return -1 if low[one] < low[other] else 1
+    for w in range(more.shape[1]):
+        if more[one, w] != more[other, w]:
+            return -1 if more[one, w] < more[other, w] else 1
+    return 0
+
+
+@kernel
+def sort_ordered(permutation: Narrow, groups: Narrow, low: Words, more: Words, scratch: Narrow, starts: Narrow) -> int:
+    """Sort the rows of each group by their other words; return how many identities there are.
+
+    permutation: int32[n], rows sorted by first word, changed.  groups: int32[g + 1], places where first words begin.
+    low: uint64[n], more: uint64[n, w], by row.  scratch: int32[n].  starts: int32[n + 1], written: places where
+    identities begin, and n.  O(n log n).
+
+    >>> one, none = np.zeros(1, np.int32), np.empty((1, 0), np.uint64)
+    >>> sort_ordered(one, np.array([0, 1], np.int32), np.ones(1, np.uint64), none, one.copy(), np.empty(2, np.int32))
+    1
+
+    >>> permutation, starts = np.array([2, 0, 1], np.int32), np.empty(4, np.int32)
+    >>> low, none = np.array([7, 5, 7], np.uint64), np.empty((3, 0), np.uint64)
+    >>> sort_ordered(permutation, np.array([0, 3], np.int32), low, none, permutation.copy(), starts)
+    2
+    >>> permutation.tolist(), starts[:3].tolist()
+    ([1, 2, 0], [0, 1, 3])
+    """
+    found = 0
+    for g in range(groups.size - 1):
+        begin, end = np.int64(groups[g]), np.int64(groups[g + 1])
+        wide = 1
+        while wide < end - begin:
+            for left in range(begin, end - wide, 2 * wide):
+                middle: Any = left + wide
+                stop: Any = min(left + 2 * wide, end)
+                if _order(low, more, permutation[middle - 1], permutation[middle]) <= 0:
+                    continue
+                for i in range(left, middle):
+                    scratch[i] = permutation[i]
+                i, j, to = left, middle, left
+                while i < middle:
+                    if j < stop and _order(low, more, permutation[j], scratch[i]) < 0:
+                        permutation[to] = permutation[j]
+                        j += 1
+                    else:
+                        permutation[to] = scratch[i]
+                        i += 1
+                    to += 1
+            wide *= 2
+        for place in range(begin, end):
+            if place == begin or _order(low, more, permutation[place - 1], permutation[place]) != 0:
+                starts[found] = place
+                found += 1
+    starts[found] = permutation.size
+    return found
+
+
+@kernel
+def group(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Ints) -> int:
+    """Assign a number to each group of equal identities, and return the number of groups.
+
+    high, low: uint64[n] (low of size 0 for one-word identities).  table: int32[2**bits], all -1, more than n, scratch.
+    Written: groups int32[n], the number of each row's group; first int64[at least as many as groups], the first row of
+    each.  O(n) expected.
+
+    >>> group(np.zeros(1, np.uint64), np.empty(0, np.uint64), np.int64(1), np.full(2, -1, np.int32),
+    ...       np.empty(1, np.int32), np.empty(1, np.int64))
+    1
+
+    >>> import numpy as np
+    >>> high, none = np.array([9, 2**63, 9], np.uint64), np.empty(0, np.uint64)
+    >>> groups, first = np.empty(3, np.int32), np.empty(3, np.int64)
+    >>> group(high, none, np.int64(3), np.full(8, -1, np.int32), groups, first), groups.tolist(), first[:2].tolist()
+    (2, [0, 1, 0], [0, 1])
+    """
+    shift, mask = np.uint64(64 - bits), table.size - 1
+    found = 0
+    for i in range(high.size):
+        slot = np.int64(high[i] >> shift)
+        while True:
+            number = table[slot]
+            if number < 0:
+                table[slot], groups[i], first[found] = found, found, i
+                found += 1
+                break
+            row = first[number]
+            if high[row] == high[i] and (low.size == 0 or low[row] == low[i]):
+                groups[i] = number
+                break
+            slot = (slot + 1) & mask
+    return found

@@ -1,27 +1,12 @@
-"""Diffs back to upserts: what each key shows after each time, from the rows it held and the updates of a step.
+"""Turn diffs back into upserts: the row, or all rows, that each key has after each time.
 
-Invariant: a *candidate* is one row of one key that was held or is touched by an update; a key's candidates stand
-together, and its counts, runs of equal time applied in order, are what the collection holds. A run is netted before it
-is applied, so that a row which leaves and comes back at one time was never gone; a row hidden behind a greater one must
-show again when that one goes, for which a heap of candidates is kept and pruned only at its top; and one key may have
-all updates of a step, so no loop may look at all candidates for each of them. What a candidate's row is, and which of
-two is greater, the shell knows: it numbers them in that order.
+A *candidate* is a row that a key held or that an update touches; the candidates of a key stand together, numbered so
+that a greater number is a greater row. The rows held are *cells*: int64[m, 4] of NEXT (the next cell of its key or of
+the free ones, -1: none), COUNT (its multiplicity, 0 for a free one), HASH (of its values beside the key), REF (where
+its row is).
 
-The rows held are *cells*: int64[m, 4] of NEXT (the next cell of its key or of the free ones, -1: none), COUNT (its
-multiplicity, 0 for a free one), HASH (of its values beside the key), REF (where its row is).
-
->>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
->>> first, cell, row, count, hashes, at = ints(0, 0), ints(0, 0), ints(0, 0), ints(0, 0), ints(0, 0), few(0, 0)
->>> candidates(few(0, 1), few(0, 2), ints(7, 8), np.empty((0, 4), np.int64), ints(-1), first, cell, row, count, hashes,
-...            at)
->>> first.tolist(), at.tolist()
-([0, 2], [0, 1])
->>> told, shown = ints(0, 0), ints(0, 0)
->>> settle(few(0, 1), few(0, 2), few(0, 1), ints(1, 1), at, first, False, count, ints(0, 0), np.empty(4, np.int64),
-...        few(0, 0), told, shown)
-(2, 0, 0, 0)
->>> shown.tolist()
-[0, 1]
+Guarantees: the diffs of one time are netted before they are applied, so a row that leaves and comes back was never
+gone. A hidden row shows again when the greater one goes. No loop looks at all candidates for each update.
 """
 
 import numpy as np
@@ -298,3 +283,102 @@ def keep(
                 free = at
         heads[g] = head
     return free, used, more
+
+
+@kernel
+def _sort(values: Narrow, n: int) -> None:
+    """Sort the first n values in their place, by a heap: numba's own sort takes a second to compile.  O(n log n)."""
+    for size in range(n + n // 2 - 1, -1, -1):  # the first n // 2 rounds make the heap, each other one takes its top
+        root, stop = size - n, n
+        if root < 0:
+            root, stop = 0, size
+            values[0], values[size] = values[size], values[0]
+        while 2 * root + 1 < stop:
+            child = 2 * root + 1
+            if child + 1 < stop and values[child + 1] > values[child]:
+                child += 1
+            if values[root] >= values[child]:
+                break
+            values[root], values[child] = values[child], values[root]
+            root = child
+
+
+@kernel
+def _merge(values: Narrow, n: int, others: Narrow, m: int) -> None:
+    """Merge m ascending values into n that are ascending, from behind; there is room for n + m.  O(n + m)."""
+    i, j = n - 1, m - 1
+    for at in range(n + m - 1, -1, -1):
+        if j < 0 or (i >= 0 and values[i] > others[j]):
+            values[at] = values[i]
+            i -= 1
+        else:
+            values[at] = others[j]
+            j -= 1
+
+
+@kernel
+def list_all(
+    permutation: Narrow,
+    starts: Narrow,
+    ranks: Narrow,
+    diffs: Ints,
+    candidate: Narrow,
+    first: Ints,
+    count: Ints,
+    net: Ints,
+    live: Narrow,
+    entered: Narrow,
+    out_row: Ints,
+    out_size: Ints,
+    listed: Ints,
+    counted: Ints,
+) -> tuple[int, int, int, int, int]:
+    """List all that a key holds after each time at which it changed.
+
+    As `settle`, but for: live: int32[m], scratch.  out_size: int64[n], written: how many candidates each list has, 0
+    where the key is gone.  listed, counted: int64[room], written as far as there is room: the candidates of the lists,
+    ascending, and their counts.  Returns how many lists, how much room they need, and the refusal as `settle` does.
+    O(n + m, and for each list its length and the logarithm of that).
+
+    >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
+    >>> listed = ints(9, 9)
+    >>> list_all(few(0), few(0, 1), few(0), ints(2), few(1), ints(0, 2), ints(1, 0), ints(0, 0), few(0, 0), few(0),
+    ...          ints(0), ints(0), listed, ints(0, 0)), listed.tolist()
+    ((1, 2, 0, 0, 0), [0, 1])
+    """
+    written, needed, why, where, worst = 0, 0, 0, 0, 0
+    for g in range(starts.size - 1):
+        size = 0
+        for c in range(first[g], first[g + 1]):
+            if count[c] > 0:
+                live[size] = c
+                size += 1
+        begin, stop = starts[g], starts[g + 1]
+        while begin < stop:
+            rank, end = ranks[permutation[begin]], begin
+            while end < stop and ranks[permutation[end]] == rank:
+                end += 1
+            came, left, changed, refused, place = _apply(permutation, begin, end, diffs, candidate, net, count, entered)
+            if refused != 0:
+                if why == 0 or permutation[place] < permutation[worst]:
+                    why, where, worst = refused, g, place
+                break
+            if left > 0:
+                stay = 0
+                for i in range(size):
+                    if count[live[i]] > 0:
+                        live[stay] = live[i]
+                        stay += 1
+                size = stay
+            if came > 0:
+                _sort(entered, came)
+                _merge(live, size, entered, came)
+                size += came
+            if changed:
+                for i in range(size if needed + size <= listed.size else 0):
+                    listed[needed + i], counted[needed + i] = live[i], count[live[i]]
+                out_row[written], out_size[written] = permutation[begin], size
+                written += 1
+                needed += size
+            begin = end
+    return written, needed, why, where, worst

@@ -33,8 +33,8 @@ from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, in_order
 from ddflow.kernels import accumulate as kernels
-from ddflow.kernels.group import group
 from ddflow.kernels.resolve import LIVE, OCCUPIED
+from ddflow.kernels.sort import group
 from ddflow.operators.base import Hashes, SteppedRows, once_each
 from ddflow.operators.updates import Updates, overflow
 from ddflow.trace.arrangement import Arrangement

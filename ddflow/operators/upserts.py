@@ -23,7 +23,7 @@ from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.upserts_all import list_all
+from ddflow.kernels.upserts import list_all
 from ddflow.operators.held_rows import NULLS, STEP, Candidates, HeldChange, HeldRows
 from ddflow.operators.updates import Updates, few, ints, overflow
 from ddflow.time import shown as time_shown

@@ -20,12 +20,11 @@ import numpy as np
 
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
 from ddflow.columns.layout import Arena
-from ddflow.kernels.around import around_ordered
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, entries, redirect
 from ddflow.kernels.ordered import evict_ordered, group_ordered, seek_ordered, walk_ordered, write_ordered
-from ddflow.kernels.ordered_back import group_back
 from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, empty_tree
+from ddflow.kernels.ordered_window import around_ordered, group_back
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, Write
 
@@ -128,7 +127,8 @@ class OrderedIndex(Index):
         """Find the rows of the windows of places by ascending prefixes, and the window of each place.
 
         A window is the range that a change at its places can affect. A row's content is the word after those of
-        ``order``, and runs of equal content are one: see `ddflow.kernels.around`.  O(places log entries + rows).
+        ``order``, and runs of equal content are one: see `ddflow.kernels.ordered_window`.  O(places log entries +
+        rows).
         """
         keys, room = Identities.of(high, low, more := words_of(order)), 8 * high.size + 16
         segments, begins = np.empty(high.size, np.int64), np.empty(high.size + 1, np.int64)

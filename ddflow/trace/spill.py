@@ -26,8 +26,7 @@ from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
 from ddflow.kernels.ordered_tree import Identities
-from ddflow.kernels.search import search
-from ddflow.kernels.search_ordered import search_ordered
+from ddflow.kernels.search import search, search_ordered
 from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import Instant, Strict
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.group import group
+from ddflow.kernels.sort import group
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1

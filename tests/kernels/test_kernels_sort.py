@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from ddflow.columns.layout import Arena
 from ddflow.columns.sorting import sort
 from ddflow.columns.threads import Threads
-from ddflow.kernels.sort import (
-    begin_buckets,
-    count_buckets,
-    fill_buckets,
-    group_starts,
-    order_by_rank,
-    sort_buckets,
-)
+from ddflow.kernels.sort import begin_buckets, count_buckets, fill_buckets, group_starts, order_by_rank, sort_buckets
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
