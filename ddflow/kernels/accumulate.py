@@ -1,22 +1,19 @@
-"""Accumulating diffs: the net change of each row at each time, and the running count of each group.
+"""Add up diffs: the net change of each row at each time, and the running counts of groups.
 
-Invariant: nothing with a net diff of 0 comes out, and no (group, time) comes out twice. Counts are int64 and numba
-wraps silently, so every sum is checked and the row that would overflow is returned; and a count's own output is a
-difference too: the old count leaves at the time at which the new one enters. What equal rows are, the shell knows.
+A *cell* is the updates of one group at one time (`GroupTimes`). Cells stand by group, within one by time, so the state
+after a cell is the state before the next one of its group.
 
->>> import numpy as np
->>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
->>> ranks, rows, diffs = np.empty(3, np.int32), np.empty(3, np.int64), np.empty(3, np.int64)
->>> net(few(0, 1, 2), few(0, 2, 3), few(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
-(1, -1)
->>> rows[0], diffs[0]
-(np.int64(2), np.int64(5))
+Guarantees: no net diff is 0, and no (group, time) comes out twice. Every sum is checked, since int64 wraps silently:
+the row, or the cell, that would overflow is returned. A cell is judged at its end, so it may leave int64 and come back.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Narrow
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
+from ddflow.kernels.pointer import prefetch
 
 
 @kernel
@@ -39,6 +36,14 @@ def net(
     >>> a, b = np.zeros(1, np.int32), np.empty(1, np.int64)
     >>> net(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
     (1, -1)
+
+    >>> import numpy as np
+    >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
+    >>> ranks, rows, diffs = np.empty(3, np.int32), np.empty(3, np.int64), np.empty(3, np.int64)
+    >>> net(few(0, 1, 2), few(0, 2, 3), few(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
+    (1, -1)
+    >>> rows[0], diffs[0]
+    (np.int64(2), np.int64(5))
     """
     written = 0
     for group in range(starts.size - 1):
@@ -129,3 +134,136 @@ def count(
             version_rank[at], version_row[at] = rank, row
             version_count[at], version_group[at] = now, group
     return updates, versions, -1
+
+
+AHEAD = 24
+"""Rows ahead that are asked for."""
+
+
+class GroupTimes(NamedTuple):
+    """c cells of g groups."""
+
+    rows: Ints
+    """int64[n]: the updates by group, within one by time."""
+    starts: Ints
+    """int64[c + 1]: the place of each cell's first update."""
+    firsts: Ints
+    """int64[g + 1]: each group's first cell."""
+
+
+@kernel
+def cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
+    """Find the cells of rows by group, of which none is empty.
+
+    rows: int64[n], by group, within one by rank.  groups: int32[n], from 0 without a gap, and ranks: int32[n], by row.
+    Written: starts int64[c + 1], cell_ranks int32[c], firsts int64[g + 1].  Returns c, at most n.  O(n).
+
+    >>> cells(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
+    ...       np.zeros(1, np.int32), np.zeros(2, np.int64))
+    1
+
+    >>> import numpy as np
+    >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
+    >>> rows, starts, ranks, firsts = ints(0, 2, 1), ints(0, 0, 0, 0), few(0, 0, 0), ints(0, 0, 0)
+    >>> cells(rows, few(0, 1, 0), few(0, 0, 1), starts, ranks, firsts)
+    3
+    >>> starts.tolist(), ranks.tolist(), firsts.tolist()
+    ([0, 1, 2, 3], [0, 1, 0], [0, 2, 3])
+    """
+    found, group, rank, last = 0, -1, -1, rows.size - 1
+    at_groups, at_ranks = np.uint64(groups.ctypes.data), np.uint64(ranks.ctypes.data)
+    for place in range(rows.size):
+        row, ahead = rows[place], np.uint64(rows[min(place + AHEAD, last)]) << np.uint64(2)
+        prefetch(at_groups + ahead)
+        prefetch(at_ranks + ahead)
+        if groups[row] != group or ranks[row] != rank:
+            if groups[row] != group:
+                group = groups[row]
+                firsts[group] = found
+            rank = ranks[row]
+            starts[found], cell_ranks[found] = place, rank
+            found += 1
+    starts[found], firsts[group + 1] = rows.size, found
+    return found
+
+
+@kernel
+def tally_cells(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out: Ints) -> int:
+    """Add up the diffs of rows.
+
+    present: uint8[n], by row, 0 where one does not count; of size 0 where all do.  diffs: int64[n], by row.  held:
+    int64[g], what each group had.  Written: out int64[c], what it has after each cell.  Returns the cell after which
+    that is outside of int64, or -1.  O(n).
+
+    >>> one, few = np.zeros(1, np.int64), np.arange(2)
+    >>> tally_cells(GroupTimes(one, few, few), np.empty(0, np.uint8), one + 3, one + 4, one), one.tolist()
+    (-1, [7])
+    """
+    rows, starts, firsts = cells
+    every, at_diffs, last = present.size == 0, np.uint64(diffs.ctypes.data), rows.size - 1
+    for group in range(firsts.size - 1):
+        now = held[group]
+        for cell in range(firsts[group], firsts[group + 1]):
+            beyond = 0
+            for place in range(starts[cell], starts[cell + 1]):
+                row = rows[place]
+                prefetch(at_diffs + (np.uint64(rows[min(place + AHEAD, last)]) << np.uint64(3)))
+                if every or present[row] != 0:
+                    diff = diffs[row]
+                    total = now + diff
+                    if ((now ^ total) & (diff ^ total)) < 0:
+                        beyond += 1 if diff > 0 else -1
+                    now = total
+            if beyond != 0:
+                return cell
+            out[cell] = now
+    return -1
+
+
+@kernel
+def differences(
+    before: Ints,
+    there: Flags,
+    hashes: Words,
+    ranks: Narrow,
+    ends: Ints,
+    cells: Ints,
+    places: Ints,
+    out_ranks: Narrow,
+    diffs: Ints,
+) -> int:
+    """List the rows that leave and enter with each cell, in the order of times; a retraction before its assertion.
+
+    before: int64[c], the place of the row before each cell, or -1.  there: uint8[s], 0 if there is no row, and hashes:
+    uint64[s], by place; those after cells are the last ones.  ranks: int32[c], below the size of ends, which is scratch
+    and one more.  Written: cells, places, out_ranks, diffs, each [2 c].  Returns the number of rows.  O(c).
+
+    >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
+    >>> places, diffs, made = ints(0, 0), ints(0, 0), (ints(0, 0), few(0, 0))
+    >>> differences(ints(0), np.ones(2, np.uint8), np.arange(2, dtype=np.uint64), few(0), ints(0, 0), made[0], places,
+    ...             made[1], diffs), places.tolist(), diffs.tolist()
+    (2, [0, 1], [-1, 1])
+    """
+    first = there.size - before.size
+    ends[:] = 0
+    for turn in range(2):
+        for cell in range(before.size):
+            old, new, rank = before[cell], first + cell, ranks[cell]
+            leaves, enters = old >= 0 and there[old] != 0, there[new] != 0
+            if leaves and enters and hashes[old] == hashes[new]:
+                continue
+            if turn == 0:
+                ends[rank + 1] += np.int64(leaves) + np.int64(enters)
+                continue
+            at = ends[rank]
+            if leaves:
+                cells[at], places[at], out_ranks[at], diffs[at] = cell, old, rank, -1
+                at += 1
+            if enters:
+                cells[at], places[at], out_ranks[at], diffs[at] = cell, new, rank, 1
+                at += 1
+            ends[rank] = at
+        if turn == 0:
+            for rank in range(1, ends.size):
+                ends[rank] += ends[rank - 1]
+    return int(ends[max(ends.size - 2, 0)])

@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddflow.kernels.accumulate import GroupTimes
 from ddflow.kernels.arrays import Flags, Ints, Words
-from ddflow.kernels.cells import GroupTimes
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u8, load_u32, load_u64, mul128, prefetch, store_u32, store_u64
 

@@ -1,23 +1,12 @@
 """The index: identity -> what a key holds, in a hash-ordered table with open addressing.
 
-Invariant: the table is cut into *shards*, equal ranges of slots for equal ranges of identities, and an entry stands at
-or after its home slot in its shard, with no empty slot between. So a step sorted by identity walks the table front to
-back, and threads that hold other shards write beside each other. There is no wrap-around (a shard ends in spare
-slots), since wrapping would break the order; a probe that runs off the end of its shard reports so, and the shell
-rebuilds larger. An entry is one row of words: identity, value hash, reference, then (for two-word identities) the
-second word, then the words of the order it was won with. A reference of 0 is an empty slot. It holds no payload and no
-history; those are in the batches that references point into.
+The table is cut into shards, equal ranges of slots for equal ranges of identities. An entry is a row of words:
+identity, value hash, reference (0: an empty slot), then the second word of the identity, if any, and the words of its
+order.
 
->>> import numpy as np
->>> table = np.zeros((8 + 4, 3), np.uint64)
->>> high, none, order = np.array([5, 2**63], np.uint64), np.empty(0, np.uint64), np.empty((2, 0), np.int64)
->>> both, value, live = np.array([0, 1]), np.array([7, 8], np.uint64), np.ones(2, np.uint8)
->>> write(table, np.uint64(8), ONE, np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
-2
->>> place, reference, value = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.uint64)
->>> seek(table, np.uint64(8), ONE, high, none, both.astype(np.int32), place, reference, value, order)
->>> place.tolist(), reference.tolist()
-([0, 4], [1, 2])
+Guarantees: an entry stands at or after its home slot in its shard, with no empty slot between. So a sorted step walks
+the table front to back, and threads write shards beside each other. `evict` keeps it so, in place.
+Limits: no wrap-around; a probe that runs off its shard reports so, and the caller rebuilds. No payload, no history.
 """
 
 from typing import Any
@@ -95,6 +84,17 @@ def seek(
     ...      place, np.empty(1, np.int64), np.empty(1, np.uint64), np.empty((1, 0), np.int64))
     >>> int(place[0])
     0
+
+    >>> import numpy as np
+    >>> table = np.zeros((8 + 4, 3), np.uint64)
+    >>> high, none, order = np.array([5, 2**63], np.uint64), np.empty(0, np.uint64), np.empty((2, 0), np.int64)
+    >>> both, value, live = np.array([0, 1]), np.array([7, 8], np.uint64), np.ones(2, np.uint8)
+    >>> write(table, np.uint64(8), ONE, np.array([-1, -1]), both, high, none, value, live, order, 1, 0, 0)
+    2
+    >>> place, reference, value = np.empty(2, np.int64), np.empty(2, np.int64), np.empty(2, np.uint64)
+    >>> seek(table, np.uint64(8), ONE, high, none, both.astype(np.int32), place, reference, value, order)
+    >>> place.tolist(), reference.tolist()
+    ([0, 4], [1, 2])
     """
     wide = low.size != 0
     first = LOW + 1 if wide else LOW
@@ -318,3 +318,62 @@ def entries(table: Words, places: Ints, high: Words, low: Words, value: Words, o
             low[i] = table[slot, LOW]
         for w in range(order.shape[1]):
             order[i, w] = np.int64(table[slot, first + w])
+
+
+@kernel
+def evict(table: Words, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags) -> int:
+    """Remove the entries of a range of identities that point into certain batches; return how many there were.
+
+    An emptied slot would cut off the entries beyond it from their homes, so these move back, in place and in one walk.
+    Proof: let all slots before ``s`` be done, so no slot from the home of an entry in them to it is empty. An entry at
+    ``s`` that stays goes to the first empty slot at or after its home, which is ``s`` at the latest: nothing that was
+    not looked at is overwritten. Later only slots after ``s`` are emptied. The walk begins at the home of the least
+    identity evicted, and ends at the first slot, at or after the home of the greatest, that was empty from the start:
+    the homes of entries beyond lie beyond, too, and no hole before that slot matters to them.
+
+    table: uint64[slots, width], the entries of `index` (of one word or two), changed.  capacity, shards: as it was
+    written with.  begin, end: the first word of the identities is at or after ``begin`` and before ``end``; an ``end``
+    of 0 is 2**64, so (0, 0) is all of them.  gone: uint8[batch slots], 1 for those whose entries go; every reference's
+    batch slot is one of them.  No scratch.  O(slots in the range) and the cluster after it; where identities crowd, no
+    more than it costs to look each of them up.
+
+    >>> table = np.array([[5, 0, 1]], np.uint64)
+    >>> evict(table, np.uint64(1), np.uint64(1), np.uint64(6), np.uint64(0), np.ones(1, np.uint8))
+    0
+    >>> evict(table, np.uint64(1), np.uint64(1), np.uint64(5), np.uint64(6), np.ones(1, np.uint8)), table.tolist()
+    (1, [[0, 0, 0]])
+
+    >>> table = np.zeros((4, 3), np.uint64)
+    >>> table[:2] = [[1, 7, (1 << BATCH) | 5], [2, 8, 6]]  # both at home in slot 0, in batches 1 and 0
+    >>> all_of_it = np.uint64(0), np.uint64(0)
+    >>> evict(table, np.uint64(2), np.uint64(1), *all_of_it, np.array([0, 1], np.uint8)), table.tolist()[:2]
+    (1, [[2, 8, 6], [0, 0, 0]])
+    """
+    last = end - np.uint64(1)  # wraps to the greatest
+    if begin > last:
+        return 0
+    removed = 0
+    slots = np.uint64(table.shape[0]) // shards
+    slot, stop = _home(begin, capacity, shards, slots), _home(last, capacity, shards, slots)
+    free = slot  # from the homes that may still come up to it, no slot is empty
+    while slot < table.shape[0]:
+        if table[slot, REF] == np.uint64(0):
+            if slot >= stop:
+                break
+            free = slot + 1
+        elif begin <= table[slot, ID] <= last and gone[np.int64(table[slot, REF] >> np.uint64(BATCH)) & BATCHES] != 0:
+            for w in range(table.shape[1]):
+                table[slot, w] = np.uint64(0)
+            removed += 1
+        else:
+            to = max(free, _home(table[slot, ID], capacity, shards, slots))
+            while to < slot and table[to, REF] != np.uint64(0):
+                to += 1
+            if to < slot:
+                for w in range(table.shape[1]):
+                    table[to, w] = table[slot, w]
+                    table[slot, w] = np.uint64(0)
+            while free <= slot and table[free, REF] != np.uint64(0):
+                free += 1
+        slot += 1
+    return removed

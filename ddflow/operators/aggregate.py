@@ -32,7 +32,7 @@ from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.columns.widening import filled
 from ddflow.errors import AggregateOverflow
-from ddflow.kernels import cells as kernels
+from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.aggregates.parts import BYTES, Beyond, Folding, StatePart, Tally

@@ -33,7 +33,7 @@ from ddflow.columns.rows import RowPool, Rows, View, shown_row
 from ddflow.columns.schema import arrays, one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow
-from ddflow.kernels.pair import pair
+from ddflow.kernels.join import pair
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Operator, Readable, Running, register
 from ddflow.operators.ordered_rows import numbered, stepped_pool

@@ -31,7 +31,7 @@ from ddflow.columns.row_match import Alike
 from ddflow.columns.rows import RowPool, Rows, gather, gathered, shown_row
 from ddflow.columns.schema import arrays, empty
 from ddflow.errors import NotUnique
-from ddflow.kernels.single import find_single
+from ddflow.kernels.join import find_single
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register

@@ -31,9 +31,9 @@ from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.rows import RowPool, gather, gather_column
 from ddflow.columns.schema import arrays
 from ddflow.errors import TooLarge
-from ddflow.kernels.cells import differences
+from ddflow.kernels.accumulate import differences
 from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.standing import standing
+from ddflow.kernels.top import standing
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, GroupOperator, Running, once_each, register
 from ddflow.operators.ordered_rows import Folded, OrderedGroups

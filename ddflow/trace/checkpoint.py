@@ -36,8 +36,8 @@ from msgspec import Raw
 from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState, cut
-from ddflow.kernels.check import first_wrong
 from ddflow.kernels.gather import SLOTS
+from ddflow.kernels.merge import first_wrong
 from ddflow.storage.fields import MEND, encoded
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.time import Description

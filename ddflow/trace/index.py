@@ -28,8 +28,8 @@ from ddflow.columns.layout import Arena
 from ddflow.columns.sorting import RESOLVED
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import index as kernels
-from ddflow.kernels.evict import evict
 from ddflow.kernels.gather import SLOT, SLOTS
+from ddflow.kernels.index import evict
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 
 SPARE, LEAST, LOAD, CROWDED = 256, 1024, 0.7, 0.85

@@ -20,7 +20,7 @@ from test_evolve import FOREVER, one, same, told
 import ddflow as dd
 from ddflow.columns.widening import filled
 from ddflow.errors import PlanChanged, SchemaMismatch
-from ddflow.kernels.cells import GroupTimes
+from ddflow.kernels.accumulate import GroupTimes
 from ddflow.operators.aggregates.parts import BYTES, Exact, Folding
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.memory import MemoryStore

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.evict import evict
 from ddflow.kernels.gather import SLOT, SLOTS
-from ddflow.kernels.index import ID, LOW, ONE, REF, seek
+from ddflow.kernels.index import ID, LOW, ONE, REF, evict, seek
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 
 pytestmark = pytest.mark.kernels

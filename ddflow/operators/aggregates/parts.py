@@ -3,7 +3,7 @@
 Invariant: a state depends on the rows that are there, not on the order in which they came or on rows that left; of no
 rows it is nothing (0, or empty). So a group without rows leaves nothing behind.
 
->>> from ddflow.kernels.cells import GroupTimes
+>>> from ddflow.kernels.accumulate import GroupTimes
 >>> ints = lambda *v: np.array(v, np.int64)
 >>> folding = Folding(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
 >>> Tally().fold(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
@@ -25,7 +25,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, Words, validity, view
 from ddflow.columns.layout import address, plainly
 from ddflow.kernels import exact
-from ddflow.kernels.cells import GroupTimes, tally_cells
+from ddflow.kernels.accumulate import GroupTimes, tally_cells
 from ddflow.kernels.exact_results import LEAST
 
 BYTES: Final = pa.large_binary()

@@ -311,7 +311,7 @@ class OwnPart(StatePart):
     """The states of an aggregate of the user's own.  ``of``: the type of its values.
 
     >>> from ddflow.plan.aggregates import Aggregate
-    >>> from ddflow.kernels.cells import GroupTimes
+    >>> from ddflow.kernels.accumulate import GroupTimes
     >>> from ddflow.operators.aggregates.parts import Folding
     >>> total = Aggregate((0.0,), lambda s, x: (s[0] + x,), lambda s, x: (s[0] - x,), lambda s: s[0])
     >>> part = OwnPart(total, pa.int32())
