@@ -95,10 +95,10 @@ def stop(begun):
 told, begun = None, start()
 %s
 told = told or stop(begun)
-from ddflow.kernels import background
+from ddflow.kernels import cache
 before = spent(resource.RUSAGE_CHILDREN)
 told["children"] = before - told["children"]
-for helper in background.running():
+for helper in cache.running():
     helper.stdin.close()
     helper.wait()
 told["helper"] = spent(resource.RUSAGE_CHILDREN) - before

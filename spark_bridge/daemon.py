@@ -25,7 +25,7 @@ def prepare() -> None:
     """
     try:
         import spark_bridge.tasks  # noqa: F401
-        from ddflow.kernels.background import filled
+        from ddflow.kernels.cache import filled
         from ddflow.kernels.compile import cache_directory
         from ddflow.tools.warmup import warm
 

@@ -36,7 +36,7 @@ from ddflow.engine.run.delivery import Deliveries, Delivery, warn_of_detached
 from ddflow.engine.run.options import RunOptions
 from ddflow.errors import DdflowError, MissingExtra, Option, Phrase, SchemaMismatch, SpecError, WrongMode
 from ddflow.errors.base import replace_texts
-from ddflow.kernels import background
+from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
 from ddflow.metrics import Metrics
 from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
@@ -317,7 +317,7 @@ def map_arrow(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFra
     The driver compiles missing kernels at the same time, because tasks start no processes. Raises `MissingExtra` if
     PySpark cannot do that here: if pandas is missing or does not fit.
     """
-    background.start(cache_directory())
+    cache.start(cache_directory())
     try:
         return frame.mapInArrow(task, schema)
     except ImportError as error:

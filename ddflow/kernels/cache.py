@@ -1,42 +1,30 @@
-"""Where compiled kernels stay between runs: one private folder for one exact set of sources, versions and processor.
+"""The cache of compiled kernels: a private folder for one exact set of sources, versions and processor.
 
-Invariant: what is read back is what this user's own process wrote for exactly the code that is running, or it is not
-read at all. The folder is named by a digest of every source file of this package and of the versions and switches that
-shape machine code, so any change is another folder. A file names that folder and its kernel, so one copied from
-elsewhere is not taken, and carries a checksum. A damaged file costs a compilation, which replaces it. The sources must
-still be those that were imported, else nothing is read or written.
-
-It is not numba's own index because that has no checksums, and because two processes that compile two signatures of one
-kernel at once number their files alike: one signature then runs the other's machine code.
-
-A file holds a pickle, for that is how numba serialises its results, and who can write a pickle can run code. So each
-opening checks, on the open folder itself and not on its name: it is no symbolic link, belongs to this user, and nobody
-else may enter it (mode 0700); the folder above is this user's or root's, and nobody else may rename what is in it (not
-writable by others, or sticky). Who can plant a file there can already act as this user. The checksum guards against
-damage, not against an adversary.
-
-Limits: it knows nothing of numba and takes no lock. Files appear whole under their final name (written aside, then
-renamed), so two processes that compile the same kernel at once both succeed.
-
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder:
-...     kept = KernelFolder.choose([Path("/dev/null/nowhere"), Path(folder)], "0" * 32)
-...     kept.write("double", b"machine code")
-...     kept.read("double"), kept.read("triple"), kept.directory.parent == Path(folder)
-(b'machine code', None, True)
+Guarantees: a file that is read back was written by this user for exactly the code that is running. The folder is named
+by a digest of all kernel sources, versions and switches; a file carries a checksum, and a damaged one is compiled
+again. Files appear whole under their final name, so processes may write at once. Nothing waits for the filler, a
+process of low priority that ends with the one that started it; one fills a cache at a time, and never from a task of
+Spark.
+Limits: files are pickles. So each opening checks that only this user can write to the folder; the checksum guards
+against damage, not against an adversary. ``docs/decisions/001-kernel-cache.md`` says why it
+is not numba's own cache.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import stat
+import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import IO, Any, Final
 
 LOG = logging.getLogger("ddflow")
 KEPT = 4
@@ -149,7 +137,15 @@ def _forget_old(directory: Path) -> None:
 
 
 class KernelFolder:
-    """The files of one digest in one folder; ``directory`` is None where nothing can be kept."""
+    """The files of one digest in one folder; ``directory`` is None where nothing can be kept.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     kept = KernelFolder.choose([Path("/dev/null/nowhere"), Path(folder)], "0" * 32)
+    ...     kept.write("double", b"machine code")
+    ...     kept.read("double"), kept.read("triple"), kept.directory.parent == Path(folder)
+    (b'machine code', None, True)
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
@@ -227,3 +223,100 @@ def _write_file(directory: Path, name: str, payload: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(aside, dir_fd=here)
             raise
+
+
+FILLED: Final = "filled"
+LOCK: Final = "filling.lock"
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def start(directory: Path | None) -> bool:
+    """Start the process that fills a cache, once for this process and only if need be.  Returns whether it runs.
+
+    >>> import os
+    >>> os.environ["DDFLOW_BACKGROUND"] = "0"
+    >>> start(Path("/nowhere"))
+    False
+    >>> del os.environ["DDFLOW_BACKGROUND"]
+    """
+    if _started or directory is None or os.environ.get("DDFLOW_BACKGROUND") == "0" or in_task():
+        return False
+    if filled(directory):
+        return False
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with contextlib.suppress(OSError):  # no memory for a process, say: then this one compiles when its time has come
+        _started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "ddflow.tools.fill_cache"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+        notice(
+            "ddflow compiles its kernels in the background, once on this machine: a minute of one core, "
+            "while small steps are interpreted. `ddflow warmup` does it ahead."
+        )
+    return bool(_started)
+
+
+def running() -> list[subprocess.Popen[bytes]]:
+    """List the processes that this one has started; closing its ``stdin`` ends one."""
+    return list(_started)
+
+
+def filled(directory: Path | None) -> bool:
+    """Whether all kernels of a cache have been compiled once."""
+    return directory is not None and (directory / FILLED).exists()
+
+
+def note_filled(directory: Path | None) -> None:
+    """Note that all kernels are in a cache.  One that has gone, or cannot be written, is no error."""
+    if directory is not None:
+        with contextlib.suppress(OSError):
+            (directory / FILLED).touch(mode=0o600)
+
+
+@contextlib.contextmanager
+def filling(directory: Path) -> Iterator[bool]:
+    """Lock the cache for one filling process.  Yields False if another one fills it, or has filled it."""
+    with open(directory / LOCK, "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        if filled(directory):
+            yield False
+            return
+        yield True
+
+
+def end_with(parent: IO[Any]) -> None:
+    """End this process as soon as the other end of a pipe has closed."""
+
+    def watch() -> None:
+        while os.read(parent.fileno(), 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="ddflow-parent").start()
+
+
+def notice(text: str) -> None:
+    """Tell whoever waits: a line on a terminal's or a notebook's stderr, or in the log of one of Spark's tasks.
+
+    Where nobody would read it, it is logged as information.
+    """
+    if sys.stderr.isatty() or "ipykernel" in sys.modules or in_task():
+        print(text, file=sys.stderr, flush=True)
+    else:
+        logging.getLogger("ddflow").info("%s", text)
+
+
+def in_task() -> bool:
+    """Whether this process runs tasks of Spark's: it is, or was forked from, a daemon of Python workers."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return "pyspark.daemon" in sys.modules or getattr(spec, "name", "") == "pyspark.worker"

@@ -1,47 +1,136 @@
-"""``@kernel``, the decorator every kernel wears: compiled by numba on its first call, kept in a cache that heals.
+"""`@kernel`, the decorator of every kernel: compiled by numba on its first call, or interpreted at first.
 
-Invariant: importing a module of kernels compiles nothing; a kernel called twice with the same types is compiled once a
-machine, not once a process; and whatever has happened to the cache, the call still returns the right answer.
-``cache.py`` says how that survives edits, damage, read-only installs and homes, and several processes at once.
+The first calls of a kernel that is not in the cache are interpreted, if their arrays are small and this process has not
+interpreted for long (`Patience`). `entries` lists the kernels to compile ahead, for `ddflow.tools.warmup`.
 
-Every kernel is compiled to run without the GIL (background merges run beside the interpreter) and with numpy's
-arithmetic: division by zero gives zero or an infinity, overflow wraps.  With ``NUMBA_DISABLE_JIT=1`` a kernel runs as
-the Python it is written in, under the same arithmetic; with ``NUMBA_BOUNDSCHECK=1`` every index is checked, and the
-compiled form is kept apart.
-
-What it does not do: compile ahead of time (``ddflow warmup`` calls the kernels), or cache a function outside of this
-package or with a closure: the digest would not cover its code.
-
->>> @kernel
-... def double(n: int) -> int:
-...     return n + n
->>> double(21)  # interpreted, because it is not compiled yet
-42
->>> with PATIENCE.over():
-...     double(21)
-42
+Guarantees: importing compiles nothing; a kernel is compiled once a machine for each set of types; interpreted and
+compiled calls give the same bits, with numpy's arithmetic (division by zero gives an infinity, overflow wraps), and
+without the GIL. ``NUMBA_DISABLE_JIT=1`` runs all as Python, ``NUMBA_BOUNDSCHECK=1`` checks indexes; compiled forms are
+kept apart.
+Limits: a function outside of this package, or with a closure, is not cached: the digest would not cover its code.
 """
+
+from __future__ import annotations
 
 import contextlib
 import functools
 import gc
 import hashlib
+import importlib
+import pkgutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from time import thread_time
+from types import FunctionType
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
 
 import llvmlite
 import llvmlite.binding
 import numba
 import numpy as np
-from numba.core import caching, config, serialize, types
+from numba.core import caching, config, event, serialize, types
 from numba.core.compiler import CompileResult
 from numba.core.registry import CPUDispatcher
 
-from ddflow.kernels import background, cache
-from ddflow.kernels.background import notice
-from ddflow.kernels.interpret import PATIENCE, interpreted
+from ddflow import kernels as package
+from ddflow.kernels import cache
+from ddflow.kernels.cache import notice
+
+SMALL: Final = 1 << 15
+"""Elements in the arrays of a call, at most; an interpreted kernel takes microseconds for each."""
+
+
+FIRST: Final = 16
+"""Calls of a kernel that are interpreted, at most: a process that goes on for longer wants the compiled form."""
+
+
+class Patience:
+    """How long this process may still interpret kernels.
+
+    Attributes
+    ----------
+    seconds : float
+        CPU seconds that are left; below 0, kernels are compiled at once.
+    """
+
+    def __init__(self, seconds: float, calls: int = FIRST) -> None:
+        self.seconds, self.most = seconds, calls
+        self._calls: Counter[str] = Counter()
+
+    def allows(self, kernel: str, arguments: tuple[Any, ...]) -> bool:
+        """Whether a call of a kernel with these arguments may be interpreted, which counts then.  O(arguments)."""
+        allowed = self.seconds > 0 and self._calls[kernel] < self.most and sum(map(_elements, arguments)) <= SMALL
+        self._calls[kernel] += allowed
+        return allowed
+
+    @contextmanager
+    def over(self) -> Iterator[None]:
+        """Compile every kernel that is called within the block."""
+        left, self.seconds = self.seconds, 0.0
+        try:
+            yield
+        finally:
+            self.seconds = left
+
+
+PATIENCE = Patience(2.0)
+
+
+@functools.cache
+def interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel's function, to be called in its place.  The time that it takes is taken from `PATIENCE`.
+
+    >>> def add(a, b):
+    ...     return a + b
+    >>> interpreted(add)(np.int64(1), 2)
+    3
+    """
+    plain = _among(function, _globals(function.__module__))
+
+    def run(*arguments: Any) -> Any:
+        began = thread_time()
+        with np.errstate(all="ignore"):
+            result = plain(*arguments)
+        PATIENCE.seconds -= thread_time() - began
+        return _scalars(result)
+
+    return run
+
+
+@functools.cache
+def _globals(module: str) -> dict[str, Any]:
+    """Copy the globals of a module, with its kernels' functions in the place of the kernels."""
+    scope = dict(vars(sys.modules[module]))
+    for name, value in list(scope.items()):
+        if (function := getattr(value, "py_func", None)) is not None:
+            own = function.__module__ == module
+            scope[name] = _among(function, scope if own else _globals(function.__module__))
+    return scope
+
+
+def _among(function: Any, scope: dict[str, Any]) -> FunctionType:
+    """Copy a function with other globals."""
+    return FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+
+
+def _scalars(result: Any) -> Any:
+    """Convert numpy's scalars in a result to Python's, as compiled code returns them."""
+    if isinstance(result, np.generic) and not isinstance(result, np.void):
+        return result.item()
+    if isinstance(result, tuple):
+        values = map(_scalars, result)
+        return result._make(values) if hasattr(result, "_make") else tuple(values)
+    return result
+
+
+def _elements(argument: Any) -> int:
+    if isinstance(argument, np.ndarray):
+        return argument.size
+    return sum(map(_elements, argument)) if isinstance(argument, tuple) else 0
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +153,17 @@ _registry: list[Any] = []
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile ``function`` with numba on its first call, and keep the result in the cache; the type stays the same."""
+    """Compile ``function`` with numba on its first call, and keep the result in the cache; the type stays the same.
+
+    >>> @kernel
+    ... def double(n: int) -> int:
+    ...     return n + n
+    >>> double(21)  # interpreted, because it is not compiled yet
+    42
+    >>> with PATIENCE.over():
+    ...     double(21)
+    42
+    """
     compiled: Any
     if config.DISABLE_JIT:
         compiled = Interpreted(function)
@@ -98,7 +197,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
             types = tuple(map(self.typeof_pyval, args))
             if not self._cache.has(types, self.targetctx):
                 if PATIENCE.allows(self._cache.name, args):
-                    background.start(cache_directory())
+                    cache.start(cache_directory())
                     return interpreted(self.py_func)
                 _compiling()
         with _pause_collection():
@@ -219,3 +318,38 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
 
     def _file(self, key: tuple[Any, ...]) -> str:
         return f"{self.name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"
+
+
+def entries() -> list[Any]:
+    """List the kernels that Python calls, in the order of their modules.  Imports all of them; compiles nothing.
+
+    >>> [kernel.py_func.__name__ for kernel in entries() if kernel.py_func.__module__.endswith(".accumulate")]
+    ['net', 'count']
+    """
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    own = [kernel for kernel in kernels() if kernel.py_func.__module__.startswith(f"{package.__name__}.")]
+    return [kernel for kernel in own if not kernel.py_func.__name__.startswith("_")]
+
+
+def is_ready(kernel: Any) -> bool:
+    """Whether a kernel has a compiled form in this process, or needs none because the compiler is off."""
+    return isinstance(kernel, Interpreted) or bool(kernel.signatures)
+
+
+@contextmanager
+def watched(compiling: Callable[[str], None]) -> Iterator[None]:
+    """Call ``compiling`` with the name of each kernel, its helpers too, when its compilation begins."""
+
+    class Watcher(event.Listener):  # type: ignore[misc]
+        """Numba's events, passed on."""
+
+        def on_start(self, event: Any) -> None:
+            """Report that a compilation begins."""
+            compiling(event.data["dispatcher"].py_func.__name__)
+
+        def on_end(self, event: Any) -> None:
+            """Do nothing when a compilation ends."""
+
+    with event.install_listener("numba:compile", Watcher()):
+        yield

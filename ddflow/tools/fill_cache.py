@@ -1,4 +1,4 @@
-"""The process that fills the cache of compiled kernels in the background; `ddflow.kernels.background` starts it.
+"""The process that fills the cache of compiled kernels in the background; `ddflow.kernels.cache` starts it.
 
 Invariant: it writes nothing but the cache, and ends with the process that started it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ddflow.kernels import background
+from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
 from ddflow.tools.warmup import warm
 
@@ -16,10 +16,10 @@ from ddflow.tools.warmup import warm
 def main() -> None:
     """Fill the cache, unless another process does."""
     os.nice(19)
-    background.end_with(sys.stdin)
+    cache.end_with(sys.stdin)
     directory = cache_directory()
     if directory is not None:
-        with background.filling(directory) as ours:
+        with cache.filling(directory) as ours:
             if ours:
                 warm()
 

@@ -7,7 +7,7 @@ kept by hand would go stale without a sign; tests/tools/test_warmup.py checks th
 Guarantees: after `warm` no step of any flow compiles, in this process and, if the kernel cache can be written, in later
 ones.
 
->>> from ddflow.kernels.warmup import entries, is_ready
+>>> from ddflow.kernels.compile import entries, is_ready
 >>> warmed = warm()
 >>> warmed.kernels == len(entries()), all(map(is_ready, entries()))
 (True, True)
@@ -29,10 +29,8 @@ from ddflow.columns.sorting import in_order
 from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spill import make_room
-from ddflow.kernels.background import note_filled
-from ddflow.kernels.compile import Interpreted, cache_directory
-from ddflow.kernels.interpret import PATIENCE
-from ddflow.kernels.warmup import entries, is_ready, watched
+from ddflow.kernels.cache import note_filled
+from ddflow.kernels.compile import PATIENCE, Interpreted, cache_directory, entries, is_ready, watched
 from ddflow.operators.upsert.resolution import EMITTED
 from ddflow.storage.fields import decoded, encoded
 from ddflow.storage.files.batch_store import BatchStore

@@ -18,20 +18,20 @@ import numpy as np
 import pytest
 from test_cli import program_on_a_terminal
 
-from ddflow.kernels import background
+from ddflow.kernels import cache
 
 TESTS = Path(__file__).parent.parent
 DRAW = """
 import hashlib, json, sys
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings, strategies as st
-from ddflow.kernels import compile, interpret
+from ddflow.kernels import compile
 from doors import EngineDoor
 from rules import Refused
 from strategies import scenarios, shapes
 from test_laws import calls
 
-interpret.PATIENCE.seconds, interpret.PATIENCE.most = float(sys.argv[1]), 1 << 60
+compile.PATIENCE.seconds, compile.PATIENCE.most = float(sys.argv[1]), 1 << 60
 ran, said = [0], []
 real = compile.interpreted
 def interpreted(function):
@@ -109,9 +109,9 @@ with flow.open() as engine:
     out = engine.step({"orders": table}, 1)["orders"].num_rows
 from numba.core import event
 from ddflow.kernels.compile import kernels
-from ddflow.kernels import background
+from ddflow.kernels import cache
 compiled = sum(bool(each.signatures) for each in kernels())
-helpers = [each.pid for each in background.running()]
+helpers = [each.pid for each in cache.running()]
 print(json.dumps({"out": out, "compiled": compiled, "helpers": helpers}), flush=True)
 if len(sys.argv) > 2:
     time.sleep(600)
@@ -127,7 +127,7 @@ def test_a_first_small_step_compiles_nothing_and_a_large_one_does(tmp_path: Path
 
 
 def test_patience_ends() -> None:
-    from ddflow.kernels.interpret import SMALL, Patience
+    from ddflow.kernels.compile import SMALL, Patience
 
     patience = Patience(1.0, calls=2)
     assert not patience.allows("large", ((np.zeros(SMALL // 2), np.zeros(SMALL)), 1))
@@ -166,13 +166,13 @@ def test_the_process_that_fills_the_cache_is_niced_and_ends_with_its_parent_howe
 
 
 def test_one_process_fills_a_cache_and_a_filled_one_is_left_alone(tmp_path: Path) -> None:
-    with background.filling(tmp_path) as first, background.filling(tmp_path) as second:
+    with cache.filling(tmp_path) as first, cache.filling(tmp_path) as second:
         assert (first, second) == (True, False)
-        background.note_filled(tmp_path)
-    with background.filling(tmp_path) as third:
+        cache.note_filled(tmp_path)
+    with cache.filling(tmp_path) as third:
         assert not third
-    assert not background.start(tmp_path)
-    assert not background.start(None)
+    assert not cache.start(tmp_path)
+    assert not cache.start(None)
 
 
 def test_who_waits_at_a_terminal_is_told_that_kernels_are_compiled(

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.together("warmup")  # one process compiles for all of t
 TESTS = Path(__file__).parent.parent
 WARM = """
 import json, sys
-from ddflow.kernels.warmup import entries
+from ddflow.kernels.compile import entries
 from ddflow.tools.warmup import warm
 told = []
 warmed = warm(lambda *each: told.append(each))
@@ -34,7 +34,7 @@ print(json.dumps({"kernels": warmed.kernels, "compiled": warmed.compiled, "direc
 DRAW = """
 import json
 import chance
-from ddflow.kernels.warmup import entries, watched
+from ddflow.kernels.compile import entries, watched
 from hypothesis import HealthCheck, given, settings, strategies as st
 from doors import EngineDoor
 from rules import Refused
