@@ -25,11 +25,11 @@ def prepare() -> None:
     """
     try:
         import spark_bridge.tasks  # noqa: F401
-        from ddflow.kernels.cache import filled
+        from ddflow.kernels.cache import is_filled
         from ddflow.kernels.compile import cache_directory
         from ddflow.tools.warmup import warm
 
-        if filled(cache_directory()):
+        if is_filled(cache_directory()):
             warm()
         # Spark collects garbage after every task, and what is loaded here never is any.
         gc.collect()

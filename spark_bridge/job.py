@@ -317,7 +317,7 @@ def map_arrow(frame: DataFrame, task: Any, schema: StructType = ROWS) -> DataFra
     The driver compiles missing kernels at the same time, because tasks start no processes. Raises `MissingExtra` if
     PySpark cannot do that here: if pandas is missing or does not fit.
     """
-    cache.start(cache_directory())
+    cache.start_filler(cache_directory())
     try:
         return frame.mapInArrow(task, schema)
     except ImportError as error:

@@ -134,7 +134,7 @@ def word_reader(kind: pa.DataType) -> Read:
 
 
 def _canonical(floats: Words) -> Words:
-    kernels.canonical_floats(floats)
+    kernels.canonicalize_floats(floats)
     return floats
 
 
@@ -150,7 +150,7 @@ def ordered_words(column: pa.Array) -> Ints:
     """int64[n]: words of a word type whose order is the order of the values, NaN largest; nulls unspecified."""
     out = words(column)
     if pat.is_floating(column.type):
-        kernels.ordered_floats(out)
+        kernels.order_floats(out)
     elif pat.is_uint64(column.type):
         out = out ^ np.uint64(1 << 63)
     return out.view(np.int64)
@@ -201,7 +201,7 @@ class RowHashes:
         high = np.empty(n, np.uint64)
         if self.word is None:
             low = np.empty(n, np.uint64)
-            kernels.finish(self._absorb_columns(columns, n), high, low)
+            kernels.finish_hashes(self._absorb_columns(columns, n), high, low)
             return high, low
         given, present = self.word(columns[0]), ALL_VALID
         if columns[0].null_count:
@@ -230,14 +230,14 @@ class RowHashes:
             if columns[0].null_count:
                 high[validity(columns[0]) == 0] = self.secret[0] ^ np.uint64(0x9E3779B97F4A7C15)
         elif columns:
-            kernels.finish(self._absorb_columns(columns, n), high, NONE)
+            kernels.finish_hashes(self._absorb_columns(columns, n), high, NONE)
         else:
             high[:] = 0
         return high
 
     def _absorb_columns(self, columns: Sequence[pa.Array], n: int) -> Words:
         state = np.empty((n, 4), np.uint64)
-        kernels.start(*self.secret, state)
+        kernels.start_hashes(*self.secret, state)
         for absorb, column in zip(self.absorb, columns, strict=True):
             absorb(state, column, validity(column) if column.null_count else ALL_VALID)
         return state

@@ -20,7 +20,7 @@ from ddflow.kernels.sort import (
     begin_buckets,
     count_buckets,
     fill_buckets,
-    group_starts,
+    find_group_starts,
     sort_buckets,
     sort_ordered,
     sort_rows,
@@ -72,7 +72,7 @@ def sort(high: Words, low: Words, arena: Arena | None = None, threads: Threads =
     threads.each(fill_buckets, rows)
     cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
     threads.each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
-    groups = group_starts(ids, seconds, starts)
+    groups = find_group_starts(ids, seconds, starts)
     return Sorted(permutation, ids, seconds, starts[: groups + 1])
 
 

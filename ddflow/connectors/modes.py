@@ -29,7 +29,7 @@ from ddflow.connectors.files.writers import json_objects
 from ddflow.connectors.formats.cells import CellForm, cells_as, shape_of
 from ddflow.connectors.formats.parse import objects
 from ddflow.errors import CountOverflow, NotUnique, SinkRefused
-from ddflow.kernels.accumulate import net
+from ddflow.kernels.accumulate import net_changes
 
 MESSAGES: Final = pa.schema({"key": pa.string(), "value": pa.string()})
 """The columns of messages."""
@@ -295,7 +295,7 @@ def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:
     diffs, n = np.array(one_chunk(updates.column(DIFF)), np.int64), updates.num_rows
     by = sort(*identities(rows.combine_chunks(), secret, n))
     ranks, places, sums = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
-    written, refused = net(by.permutation, by.starts, np.zeros(n, np.int32), diffs, ranks, places, sums)
+    written, refused = net_changes(by.permutation, by.starts, np.zeros(n, np.int32), diffs, ranks, places, sums)
     if refused >= 0:
         raise CountOverflow("add up an epoch", "a sum of diffs leaves int64", "write it in mode 'updates'")
     if written < n:

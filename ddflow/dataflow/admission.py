@@ -32,7 +32,7 @@ from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, Unse
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.verdicts import NAMES
 from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, cut
-from ddflow.kernels.sort import extent
+from ddflow.kernels.sort import find_extent
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.inputs.input import Binding
 from ddflow.time import CLOSED, NEVER, shown
@@ -297,7 +297,7 @@ class Admission:
             )
         assert self.words is not None
         times = self.words(column).view(np.int64)
-        least, greatest, ascending = extent(times) if times.size else (CLOSED, NEVER, True)
+        least, greatest, ascending = find_extent(times) if times.size else (CLOSED, NEVER, True)
         if greatest == CLOSED and (beyond := np.flatnonzero((times == CLOSED) & here)).size:
             raise SchemaMismatch(
                 f"the times of {self.bound.name!r}",

@@ -24,7 +24,7 @@ def _overflows(a: int, b: int) -> bool:
 
 
 @kernel
-def net(
+def net_changes(
     permutation: Narrow, starts: Narrow, ranks: Narrow, diffs: Ints, out_rank: Narrow, out_row: Ints, out_diff: Ints
 ) -> tuple[int, int]:
     """Sum the diffs of equal (identity, time) and drop zeros: consolidation.
@@ -34,13 +34,13 @@ def net(
     each int64[n].  Returns how many, and a row whose sum overflows or -1.  O(n).
 
     >>> a, b = np.zeros(1, np.int32), np.empty(1, np.int64)
-    >>> net(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
+    >>> net_changes(a, np.array([0, 1], np.int32), a, np.ones(1, np.int64), a.copy(), b, b.copy())
     (1, -1)
 
     >>> import numpy as np
     >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
     >>> ranks, rows, diffs = np.empty(3, np.int32), np.empty(3, np.int64), np.empty(3, np.int64)
-    >>> net(few(0, 1, 2), few(0, 2, 3), few(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
+    >>> net_changes(few(0, 1, 2), few(0, 2, 3), few(0, 0, 0), one(1, -1, 5), ranks, rows, diffs)
     (1, -1)
     >>> rows[0], diffs[0]
     (np.int64(2), np.int64(5))
@@ -64,7 +64,7 @@ def net(
 
 
 @kernel
-def count(
+def count_groups(
     groups: Narrow,
     ranks: Narrow,
     diffs: Ints,
@@ -91,7 +91,8 @@ def count(
     updates and versions, and a row whose count overflows or -1.  O(n).
 
     >>> a, e, f = np.zeros(1, np.int32), lambda: np.empty(2, np.int64), lambda: np.empty(2, np.int32)
-    >>> count(a, a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), f(), e(), e(), e(), f(), e(), e(), e(), e())
+    >>> count_groups(a, a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), f(), e(), e(), e(), f(), e(), e(), e(),
+    ...              e())
     (2, 1, -1)
     """
     updates = versions = begin = 0
@@ -152,20 +153,20 @@ class GroupTimes(NamedTuple):
 
 
 @kernel
-def cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
+def find_cells(rows: Ints, groups: Narrow, ranks: Narrow, starts: Ints, cell_ranks: Narrow, firsts: Ints) -> int:
     """Find the cells of rows by group, of which none is empty.
 
     rows: int64[n], by group, within one by rank.  groups: int32[n], from 0 without a gap, and ranks: int32[n], by row.
     Written: starts int64[c + 1], cell_ranks int32[c], firsts int64[g + 1].  Returns c, at most n.  O(n).
 
-    >>> cells(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
+    >>> find_cells(np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros(2, np.int64),
     ...       np.zeros(1, np.int32), np.zeros(2, np.int64))
     1
 
     >>> import numpy as np
     >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
     >>> rows, starts, ranks, firsts = ints(0, 2, 1), ints(0, 0, 0, 0), few(0, 0, 0), ints(0, 0, 0)
-    >>> cells(rows, few(0, 1, 0), few(0, 0, 1), starts, ranks, firsts)
+    >>> find_cells(rows, few(0, 1, 0), few(0, 0, 1), starts, ranks, firsts)
     3
     >>> starts.tolist(), ranks.tolist(), firsts.tolist()
     ([0, 1, 2, 3], [0, 1, 0], [0, 2, 3])
@@ -221,7 +222,7 @@ def tally_cells(cells: GroupTimes, present: Flags, diffs: Ints, held: Ints, out:
 
 
 @kernel
-def differences(
+def list_differences(
     before: Ints,
     there: Flags,
     hashes: Words,
@@ -240,8 +241,8 @@ def differences(
 
     >>> few, ints = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64))
     >>> places, diffs, made = ints(0, 0), ints(0, 0), (ints(0, 0), few(0, 0))
-    >>> differences(ints(0), np.ones(2, np.uint8), np.arange(2, dtype=np.uint64), few(0), ints(0, 0), made[0], places,
-    ...             made[1], diffs), places.tolist(), diffs.tolist()
+    >>> list_differences(ints(0), np.ones(2, np.uint8), np.arange(2, dtype=np.uint64), few(0), ints(0, 0), made[0],
+    ...                  places, made[1], diffs), places.tolist(), diffs.tolist()
     (2, [0, 1], [-1, 1])
     """
     first = there.size - before.size

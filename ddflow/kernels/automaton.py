@@ -29,9 +29,9 @@ def one(
 ) -> tuple[int, int]:
     """Each key in one state or none.
 
-    walked, action: as `fold.choose` takes them.  symbols: int32[n], by row.  table: int32[states, symbols]: a state,
-    NOTHING or REFUSED.  held: int32[g], a state or NOTHING.  start: a state.  Written: out, int32[m], by key and time.
-    Returns the row and the state for which there is no transition, or -1 twice.  O(p + m), some 4 ns an event.
+    walked, action: as `fold.choose_cells` takes them.  symbols: int32[n], by row.  table: int32[states, symbols]: a
+    state, NOTHING or REFUSED.  held: int32[g], a state or NOTHING.  start: a state.  Written: out, int32[m], by key and
+    time. Returns the row and the state for which there is no transition, or -1 twice.  O(p + m), some 4 ns an event.
     """
     permutation, key_times, keys = walked
     for key in range(keys.size - 1):

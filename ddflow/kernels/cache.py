@@ -31,7 +31,7 @@ KEPT = 4
 """How many folders of other digests stay beside ours: enough for a few branches, environments and switches."""
 
 
-def stamp(package: Path) -> tuple[tuple[str, int, int], ...]:
+def stamp_sources(package: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, modification time and size of every source below ``package``: equal stamps mean equal sources.
 
     A package inside a zip archive is stamped by its archive; without either (only byte code installed) it is empty.
@@ -55,7 +55,7 @@ def digest(files: Iterable[str], facts: Iterable[object]) -> str:
     return state.hexdigest()[:32]
 
 
-def candidates() -> list[Path]:
+def list_places() -> list[Path]:
     """List the directories that may hold the cache, best first, whether they can be written or not.
 
     ``DDFLOW_CACHE_DIR`` wins, else the platform's directory for caches; then one below the temporary directory.
@@ -95,7 +95,7 @@ def exposure(state: os.stat_result, user: int) -> str | None:
     return None
 
 
-def private(place: Path, name: str) -> Path:
+def make_private(place: Path, name: str) -> Path:
     """Open or make the folder ``name`` in ``place``, private to this user.  Raises OSError if that fails."""
     directory = Path(os.path.abspath(os.path.expanduser(place))) / name
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ class KernelFolder:
         """Make the folder ``name`` in the first of ``places`` that takes files; without a directory if none does."""
         for place in places:
             try:
-                directory = private(place, f"kernels-{name}")
+                directory = make_private(place, f"kernels-{name}")
                 _write_file(directory, "probe", b"some bytes")
                 with contextlib.suppress(FileNotFoundError):  # another process probed at the same time
                     (directory / "probe.kernel").unlink()
@@ -230,18 +230,18 @@ LOCK: Final = "filling.lock"
 _started: list[subprocess.Popen[bytes]] = []
 
 
-def start(directory: Path | None) -> bool:
+def start_filler(directory: Path | None) -> bool:
     """Start the process that fills a cache, once for this process and only if need be.  Returns whether it runs.
 
     >>> import os
     >>> os.environ["DDFLOW_BACKGROUND"] = "0"
-    >>> start(Path("/nowhere"))
+    >>> start_filler(Path("/nowhere"))
     False
     >>> del os.environ["DDFLOW_BACKGROUND"]
     """
     if _started or directory is None or os.environ.get("DDFLOW_BACKGROUND") == "0" or in_task():
         return False
-    if filled(directory):
+    if is_filled(directory):
         return False
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with contextlib.suppress(OSError):  # no memory for a process, say: then this one compiles when its time has come
@@ -255,24 +255,24 @@ def start(directory: Path | None) -> bool:
                 start_new_session=True,
             )
         )
-        notice(
+        show_notice(
             "ddflow compiles its kernels in the background, once on this machine: a minute of one core, "
             "while small steps are interpreted. `ddflow warmup` does it ahead."
         )
     return bool(_started)
 
 
-def running() -> list[subprocess.Popen[bytes]]:
+def list_fillers() -> list[subprocess.Popen[bytes]]:
     """List the processes that this one has started; closing its ``stdin`` ends one."""
     return list(_started)
 
 
-def filled(directory: Path | None) -> bool:
+def is_filled(directory: Path | None) -> bool:
     """Whether all kernels of a cache have been compiled once."""
     return directory is not None and (directory / FILLED).exists()
 
 
-def note_filled(directory: Path | None) -> None:
+def mark_filled(directory: Path | None) -> None:
     """Note that all kernels are in a cache.  One that has gone, or cannot be written, is no error."""
     if directory is not None:
         with contextlib.suppress(OSError):
@@ -280,7 +280,7 @@ def note_filled(directory: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def filling(directory: Path) -> Iterator[bool]:
+def hold_fill_lock(directory: Path) -> Iterator[bool]:
     """Lock the cache for one filling process.  Yields False if another one fills it, or has filled it."""
     with open(directory / LOCK, "wb") as lock:
         try:
@@ -288,13 +288,13 @@ def filling(directory: Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        if filled(directory):
+        if is_filled(directory):
             yield False
             return
         yield True
 
 
-def end_with(parent: IO[Any]) -> None:
+def exit_with(parent: IO[Any]) -> None:
     """End this process as soon as the other end of a pipe has closed."""
 
     def watch() -> None:
@@ -305,7 +305,7 @@ def end_with(parent: IO[Any]) -> None:
     threading.Thread(target=watch, daemon=True, name="ddflow-parent").start()
 
 
-def notice(text: str) -> None:
+def show_notice(text: str) -> None:
     """Tell whoever waits: a line on a terminal's or a notebook's stderr, or in the log of one of Spark's tasks.
 
     Where nobody would read it, it is logged as information.

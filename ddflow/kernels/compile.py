@@ -1,7 +1,7 @@
 """`@kernel`, the decorator of every kernel: compiled by numba on its first call, or interpreted at first.
 
 The first calls of a kernel that is not in the cache are interpreted, if their arrays are small and this process has not
-interpreted for long (`Patience`). `entries` lists the kernels to compile ahead, for `ddflow.tools.warmup`.
+interpreted for long (`Patience`). `list_entry_kernels` lists those to compile ahead, for `ddflow.tools.warmup`.
 
 Guarantees: importing compiles nothing; a kernel is compiled once a machine for each set of types; interpreted and
 compiled calls give the same bits, with numpy's arithmetic (division by zero gives an infinity, overflow wraps), and
@@ -37,7 +37,7 @@ from numba.core.registry import CPUDispatcher
 
 from ddflow import kernels as package
 from ddflow.kernels import cache
-from ddflow.kernels.cache import notice
+from ddflow.kernels.cache import show_notice
 
 SMALL: Final = 1 << 15
 """Elements in the arrays of a call, at most; an interpreted kernel takes microseconds for each."""
@@ -80,12 +80,12 @@ PATIENCE = Patience(2.0)
 
 
 @functools.cache
-def interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+def interpret(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel's function, to be called in its place.  The time that it takes is taken from `PATIENCE`.
 
     >>> def add(a, b):
     ...     return a + b
-    >>> interpreted(add)(np.int64(1), 2)
+    >>> interpret(add)(np.int64(1), 2)
     3
     """
     plain = _among(function, _globals(function.__module__))
@@ -136,7 +136,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PACKAGE = Path(__file__).parent
-_IMPORTED = cache.stamp(_PACKAGE)
+_IMPORTED = cache.stamp_sources(_PACKAGE)
 _SWITCHES = (
     "BOUNDSCHECK",
     "DISABLE_JIT",
@@ -176,7 +176,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", compiled)
 
 
-def kernels() -> list[Any]:
+def list_kernels() -> list[Any]:
     """Every kernel defined so far, in order: numba dispatchers, or ``Interpreted`` when the compiler is off."""
     return list(_registry)
 
@@ -192,13 +192,13 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
     def _compile_for_args(self, *args: Any, **kws: Any) -> Callable[..., Any]:
         """Return a function that runs a call for types that have no compiled form in this process."""
         if self.targetoptions["no_cpython_wrapper"]:
-            return interpreted(self.py_func)
+            return interpret(self.py_func)
         if isinstance(self._cache, KernelCache):
             types = tuple(map(self.typeof_pyval, args))
             if not self._cache.has(types, self.targetctx):
                 if PATIENCE.allows(self._cache.name, args):
-                    cache.start(cache_directory())
-                    return interpreted(self.py_func)
+                    cache.start_filler(cache_directory())
+                    return interpret(self.py_func)
                 _compiling()
         with _pause_collection():
             return cast("Callable[..., Any]", super()._compile_for_args(*args, **kws))
@@ -236,7 +236,7 @@ def _pause_collection() -> Iterator[None]:
 @functools.cache
 def _compiling() -> None:
     """Say once that this process compiles."""
-    notice("ddflow compiles the kernels that it needs, once on this machine: about 15 seconds (`ddflow warmup`)")
+    show_notice("ddflow compiles the kernels that it needs, once on this machine: about 15 seconds (`ddflow warmup`)")
 
 
 class Interpreted(Generic[P, R]):
@@ -258,13 +258,13 @@ def _choose_folder(*switches: str) -> cache.KernelFolder:
     versions = (sys.version, sys.implementation.cache_tag, numba.__version__, llvmlite.__version__, np.__version__)
     facts = (*versions, config.CPU_NAME or llvmlite.binding.get_host_cpu_name(), *switches)
     name = cache.digest([file for file, _, _ in _IMPORTED], facts)
-    return cache.KernelFolder.choose(cache.candidates(), name)
+    return cache.KernelFolder.choose(cache.list_places(), name)
 
 
 def _folder() -> cache.KernelFolder:
     """Return the folder of this process, or none if the sources are unknown or differ from those imported."""
     with contextlib.suppress(OSError):  # a source was removed while we looked
-        if _IMPORTED and cache.stamp(_PACKAGE) == _IMPORTED:
+        if _IMPORTED and cache.stamp_sources(_PACKAGE) == _IMPORTED:
             return _choose_folder(*(f"{switch}={getattr(config, switch, None)}" for switch in _SWITCHES))
     return cache.KernelFolder(None)
 
@@ -320,15 +320,15 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
         return f"{self.name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}"
 
 
-def entries() -> list[Any]:
+def list_entry_kernels() -> list[Any]:
     """List the kernels that Python calls, in the order of their modules.  Imports all of them; compiles nothing.
 
-    >>> [kernel.py_func.__name__ for kernel in entries() if kernel.py_func.__module__.endswith(".accumulate")]
-    ['net', 'count']
+    >>> [kernel.py_func.__name__ for kernel in list_entry_kernels()][:2]
+    ['net_changes', 'count_groups']
     """
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
-    own = [kernel for kernel in kernels() if kernel.py_func.__module__.startswith(f"{package.__name__}.")]
+    own = [kernel for kernel in list_kernels() if kernel.py_func.__module__.startswith(f"{package.__name__}.")]
     return [kernel for kernel in own if not kernel.py_func.__name__.startswith("_")]
 
 
@@ -338,7 +338,7 @@ def is_ready(kernel: Any) -> bool:
 
 
 @contextmanager
-def watched(compiling: Callable[[str], None]) -> Iterator[None]:
+def watch_compilations(compiling: Callable[[str], None]) -> Iterator[None]:
     """Call ``compiling`` with the name of each kernel, its helpers too, when its compilation begins."""
 
     class Watcher(event.Listener):  # type: ignore[misc]

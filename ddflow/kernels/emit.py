@@ -20,20 +20,18 @@ from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.identity import _unmix_word
 from ddflow.kernels.pointer import load_u64
-from ddflow.kernels.resolve import APPLIED, NOOP, OUTCOME, RETRACTS, ROW
-
-__all__ = ["NOOP", "RETRACTS", "emit", "emit_values", "look_up", "marks", "tally"]
+from ddflow.kernels.resolve import APPLIED, OUTCOME, ROW
 
 
 @kernel
-def marks(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
+def mark_rows(times: Ints, distinct: Ints, gone: Flags, out: Narrow) -> None:
     """Mark rows by the rank of their times and by whether they delete.
 
     times: int64[n], ascending, each one of distinct: int64[m], ascending.  gone: uint8[n], or of size 0 for none.  out:
     int32[n], written.  O(n + m).
 
     >>> out = np.empty(3, np.int32)
-    >>> marks(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
+    >>> mark_rows(np.array([5, 7, 7]), np.array([5, 6, 7]), np.array([0, 1, 0], np.uint8), out)
     >>> out.tolist()
     [0, 5, 4]
     """

@@ -7,7 +7,7 @@ what is left is only asked whether it is zero.
 >>> import numpy as np
 >>> state = np.array([0, 1], np.uint32).view(np.uint8)
 >>> out, ends = np.empty(1), np.array([0, 8])
->>> quotients(ends, np.uint64(state.ctypes.data), np.array([3]), 0, out), float(out[0]) == 1 / 3
+>>> write_quotients(ends, np.uint64(state.ctypes.data), np.array([3]), 0, out), float(out[0]) == 1 / 3
 (-1, True)
 """
 
@@ -59,7 +59,7 @@ def _round_to_double(high: np.uint64, low: np.uint64, more: bool, unit: int) -> 
 
 
 @kernel
-def quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Floats) -> int:
+def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Floats) -> int:
     """Divide sums by counts.
 
     ends: int64[m + 1], and states: the address of states of `kernels.exact`, one after the other, whose unit is
@@ -67,7 +67,7 @@ def quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Float
     below 2**32, or -1: its quotient is 0, and there may be others.  O(bytes).
 
     >>> ends, out = np.zeros(2, np.int64), np.ones(1)
-    >>> quotients(ends, np.uint64(0), np.ones(1, np.int64), 0, out), out[0]
+    >>> write_quotients(ends, np.uint64(0), np.ones(1, np.int64), 0, out), out[0]
     (-1, np.float64(0.0))
     """
     bits, wide = out.view(np.uint64), -1
@@ -125,14 +125,14 @@ def quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out: Float
 
 
 @kernel
-def integers(ends: Ints, states: np.uint64, out: Words, fits: Flags) -> None:
+def write_integers(ends: Ints, states: np.uint64, out: Words, fits: Flags) -> None:
     """Convert sums to integers of 128 bits, in two's complement.
 
-    ends, states: as of `quotients`.  Written: out uint64[m, 2], the low word and the high one; fits uint8[m], 0 where
-    a sum has more than 128 bits.  O(bytes).
+    ends, states: as of `write_quotients`.  Written: out uint64[m, 2], the low word and the high one; fits uint8[m], 0
+    where a sum has more than 128 bits.  O(bytes).
 
     >>> out = np.empty((1, 2), np.uint64)
-    >>> integers(np.zeros(2, np.int64), np.uint64(0), out, np.empty(1, np.uint8)), out.tolist()
+    >>> write_integers(np.zeros(2, np.int64), np.uint64(0), out, np.empty(1, np.uint8)), out.tolist()
     (None, [[0, 0]])
     """
     for i in range(fits.size):

@@ -9,7 +9,7 @@ Limits: sees flags, numbers, row numbers and hashes; the payload of cells is Arr
 >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
 >>> walked = Walked(few(1, 0, 2), few(0, 2, 3), few(0, 2))  # one key: rows 1 and 0 at one time, then row 2
 >>> out = ints(0, 0)
->>> choose(walked, flags(TAKE, TAKE, SKIP), flags(), ints(5, 7, 9), ints(-1), flags(0), ints(0), GREATEST, out)
+>>> choose_cells(walked, flags(TAKE, TAKE, SKIP), flags(), ints(5, 7, 9), ints(-1), flags(0), ints(0), GREATEST, out)
 >>> out.tolist()
 [1, 1]
 """
@@ -45,7 +45,7 @@ class Walked(NamedTuple):
 
 
 @kernel
-def choose(
+def choose_cells(
     walked: Walked,
     action: Flags,
     counts: Flags,
@@ -67,7 +67,8 @@ def choose(
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> out, none = ints(0, 0), ints()
     >>> walked, action = Walked(few(0, 1), few(0, 1, 2), few(0, 1, 2)), flags(TAKE, CLEAR)
-    >>> choose(walked, action, flags(0, 1), none, ints(1 << 40, 2 << 40), flags(1, 1), none, LAST, out), out.tolist()
+    >>> choose_cells(walked, action, flags(0, 1), none, ints(1 << 40, 2 << 40), flags(1, 1), none, LAST, out),
+    out.tolist()
     (None, [1099511627776, -1])
     """
     permutation, key_times, keys = walked
@@ -101,7 +102,7 @@ def choose(
 
 
 @kernel
-def add(
+def add_words(
     walked: Walked,
     action: Flags,
     counts: Flags,
@@ -115,13 +116,14 @@ def add(
 ) -> tuple[int, int, int]:
     """Add up words of 64 bits that must stay in [low, high].
 
-    walked, action, counts: as `kernels.fold.choose` takes them.  values: int64[n], by row.  had: uint8[g] and held:
-    int64[g], what each key holds.  Written, by key and time: out int64[m]; there uint8[m], 0 where there is no sum.
-    Returns the group, the row and the sum before of the first addition that leaves the bounds, or -1, 0, 0.  O(p + m).
+    walked, action, counts: as `kernels.fold.choose_cells` takes them.  values: int64[n], by row.  had: uint8[g] and
+    held: int64[g], what each key holds.  Written, by key and time: out int64[m]; there uint8[m], 0 where there is no
+    sum. Returns the group, the row and the sum before of the first addition that leaves the bounds, or -1, 0, 0.  O(p +
+    m).
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked, there = Walked(few(0), few(0, 1), few(0, 1)), flags(9)
-    >>> add(walked, flags(CLEAR), flags(), ints(3), flags(1), ints(4), 0, 9, ints(0), there)
+    >>> add_words(walked, flags(CLEAR), flags(), ints(3), flags(1), ints(4), 0, 9, ints(0), there)
     (-1, 0, 0)
     >>> there.tolist()
     [0]
@@ -129,9 +131,10 @@ def add(
     >>> import numpy as np
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked, out, there = Walked(few(0, 1), few(0, 2), few(0, 1)), ints(0), flags(0)
-    >>> add(walked, flags(TAKE, TAKE), flags(), ints(3, 4), flags(1), ints(100), -128, 127, out, there), out.tolist()
+    >>> add_words(walked, flags(TAKE, TAKE), flags(), ints(3, 4), flags(1), ints(100), -128, 127, out, there),
+    out.tolist()
     ((-1, 0, 0), [107])
-    >>> add(walked, flags(TAKE, TAKE), flags(), ints(27, 1), flags(1), ints(100), -128, 127, out, there)
+    >>> add_words(walked, flags(TAKE, TAKE), flags(), ints(27, 1), flags(1), ints(100), -128, 127, out, there)
     (0, 1, 127)
     """
     permutation, key_times, keys = walked
@@ -173,7 +176,7 @@ def add_wide(
 ) -> tuple[int, int]:
     """Add up words of 128 bits, two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.
 
-    As `add`, but for: values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high one.
+    As `add_words`, but for: values uint64[n, 2], held uint64[g, 2], out uint64[m, 2]: the low word, then the high one.
     least, most: uint64[2], the bounds.  Returns the group and the row of the first addition that leaves them, or -1,
     0; the sum before is then in row 0 of out.  O(p + m).
 
@@ -233,8 +236,8 @@ def add_floats(
 ) -> None:
     """Add up floats, which have infinities and never leave their type.
 
-    As `add`, but for: values float64[n], held float64[g], out float64[m]; short: round to 32 bits after each addition,
-    which gives what an addition in 32 bits does.  O(p + m).
+    As `add_words`, but for: values float64[n], held float64[g], out float64[m]; short: round to 32 bits after each
+    addition, which gives what an addition in 32 bits does.  O(p + m).
 
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> one, out, walked = np.ones(1), np.zeros(1), Walked(few(0), few(0, 1), few(0, 1))
@@ -266,7 +269,7 @@ FEW = 24
 
 
 @kernel
-def contributions(
+def list_contributions(
     walked: Walked,
     action: Flags,
     counts: Flags,
@@ -279,21 +282,21 @@ def contributions(
 ) -> tuple[int, int]:
     """List the cells that lists are made of.
 
-    walked, action, counts: as `kernels.fold.choose` takes them.  rows: how many the events have; had: uint8[g], whether
-    a key holds a list.  Written: parts int64[p + g], a row, or ``rows`` + group for the held list; stretches int64[p +
-    g + 1], where in parts each begins; by key and time, int64[m]: begins and stops, its list's range of parts, empty
-    where there is no list.  Returns how many parts and stretches.  O(p + m).
+    walked, action, counts: as `kernels.fold.choose_cells` takes them.  rows: how many the events have; had: uint8[g],
+    whether a key holds a list.  Written: parts int64[p + g], a row, or ``rows`` + group for the held list; stretches
+    int64[p + g + 1], where in parts each begins; by key and time, int64[m]: begins and stops, its list's range of
+    parts, empty where there is no list.  Returns how many parts and stretches.  O(p + m).
 
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked = Walked(few(0), few(0, 1), few(0, 1))
-    >>> contributions(walked, flags(CLEAR), flags(), 1, flags(1), ints(0, 0), ints(0, 0, 0), ints(0), ints(0))
+    >>> list_contributions(walked, flags(CLEAR), flags(), 1, flags(1), ints(0, 0), ints(0, 0, 0), ints(0), ints(0))
     (1, 1)
 
     >>> import numpy as np
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked, parts, stretches = Walked(few(1, 0), few(0, 1, 2), few(0, 2)), ints(0, 0, 0), ints(0, 0, 0, 0)
     >>> begins, stops = ints(0, 0), ints(0, 0)
-    >>> contributions(walked, flags(TAKE, TAKE), flags(), 2, flags(1), parts, stretches, begins, stops)
+    >>> list_contributions(walked, flags(TAKE, TAKE), flags(), 2, flags(1), parts, stretches, begins, stops)
     (3, 1)
     >>> parts.tolist(), begins.tolist(), stops.tolist()  # the held cell is numbered behind the two rows
     ([2, 1, 0], [0, 0], [2, 3])
@@ -326,14 +329,14 @@ def contributions(
 
 
 @kernel
-def spelled(first: Ints, ends: Ints, out: Ints) -> None:
+def spell_ranges(first: Ints, ends: Ints, out: Ints) -> None:
     """Spell out ranges of numbers, one after the other.
 
     first: int64[r], where each begins.  ends: int64[r + 1], from 0 on, where each ends in out.  out: written,
     int64[ends[r]].  O(r + out).
 
     >>> out = np.empty(3, np.int64)
-    >>> spelled(np.array([7, 4]), np.array([0, 2, 3]), out), out.tolist()
+    >>> spell_ranges(np.array([7, 4]), np.array([0, 2, 3]), out), out.tolist()
     (None, [7, 8, 4])
     """
     for i in range(first.size):
@@ -344,14 +347,14 @@ def spelled(first: Ints, ends: Ints, out: Ints) -> None:
 
 
 @kernel
-def distinct(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
+def mark_distinct(hashes: Words, elements: Ints, ends: Ints, kept: Flags) -> None:
     """Mark the first of equal elements of each stretch.
 
     hashes: uint64, by element.  elements: int64[e]; ends: int64[s + 1], where each stretch begins in them.  kept:
     uint8[e], written.  O(e) expected; scratch of the longest stretch.
 
     >>> kept = np.empty(4, np.uint8)
-    >>> distinct(np.array([5, 6], np.uint64), np.array([0, 1, 0, 0]), np.array([0, 3, 4]), kept), kept.tolist()
+    >>> mark_distinct(np.array([5, 6], np.uint64), np.array([0, 1, 0, 0]), np.array([0, 3, 4]), kept), kept.tolist()
     (None, [1, 1, 0, 1])
     """
     few, table = np.empty(FEW, np.uint64), np.empty(0, np.int64)

@@ -72,13 +72,13 @@ def unmix_words(words: Words, keep: Flags, k0: np.uint64, k1: np.uint64, out: Wo
 
 
 @kernel
-def canonical_floats(words: Words) -> None:
+def canonicalize_floats(words: Words) -> None:
     """Make the bits of float64 values canonical in place: one NaN, and -0.0 becomes 0.0.
 
     words: uint64[n], the bits.  O(n).
 
     >>> bits = np.array([-0.0, np.nan]).view(np.uint64)
-    >>> canonical_floats(bits)
+    >>> canonicalize_floats(bits)
     >>> bits.view(np.float64).tolist()
     [0.0, nan]
     """
@@ -91,13 +91,13 @@ def canonical_floats(words: Words) -> None:
 
 
 @kernel
-def ordered_floats(words: Words) -> None:
+def order_floats(words: Words) -> None:
     """Turn canonical float64 bits, in place, into words whose int64 order is the order of the values, NaN largest.
 
     words: uint64[n].  O(n).
 
     >>> bits = np.array([-1.5, 0.0, 2.0, np.nan]).view(np.uint64)
-    >>> ordered_floats(bits)
+    >>> order_floats(bits)
     >>> bool((np.diff(bits.view(np.int64)) > 0).all())
     True
     """
@@ -144,13 +144,13 @@ def _round(a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64) -> tuple[np.u
 
 
 @kernel
-def start(k0: np.uint64, k1: np.uint64, state: Words) -> None:
+def start_hashes(k0: np.uint64, k1: np.uint64, state: Words) -> None:
     """Set every row's SipHash state from the secret, for 128-bit output.
 
     k0, k1: the secret.  state: uint64[n, 4], written.  O(n).
 
     >>> state = np.empty((1, 4), np.uint64)
-    >>> start(np.uint64(1), np.uint64(2), state)
+    >>> start_hashes(np.uint64(1), np.uint64(2), state)
     """
     for i in range(state.shape[0]):
         state[i, 0] = k0 ^ np.uint64(0x736F6D6570736575)
@@ -236,13 +236,13 @@ def absorb_lists(state: Words, ends: Words, words: Words, valid: Flags) -> None:
 
 
 @kernel
-def finish(state: Words, high: Words, low: Words) -> None:
+def finish_hashes(state: Words, high: Words, low: Words) -> None:
     """Write the hash of every row: 128 bits, or the first 64 when ``low`` is of size 0.
 
     state: uint64[n, 4], read.  high: uint64[n].  low: uint64[n] or uint64[0].  O(n).
 
     >>> state, high = np.zeros((1, 4), np.uint64), np.empty(1, np.uint64)
-    >>> finish(state, high, np.empty(0, np.uint64))
+    >>> finish_hashes(state, high, np.empty(0, np.uint64))
     """
     for i in range(high.size):
         a, b, c, d = state[i, 0], state[i, 1], state[i, 2] ^ np.uint64(0xEE), state[i, 3]

@@ -236,7 +236,7 @@ def redirect(table: Words, places: Ints, references: Ints, flags: np.uint64) -> 
 
 
 @kernel
-def walk(
+def walk_entries(
     table: Words,
     capacity: np.uint64,
     shards: np.uint64,
@@ -257,7 +257,7 @@ def walk(
 
     >>> references, places = np.empty(3, np.int64), np.empty(3, np.int64)
     >>> table = np.array([[9, 0, 1], [4, 0, 1]], np.uint64)
-    >>> walk(table, ONE, ONE, False, ONE, np.empty(0, np.uint8), np.uint64(0), np.uint64(9),
+    >>> walk_entries(table, ONE, ONE, False, ONE, np.empty(0, np.uint8), np.uint64(0), np.uint64(9),
     ...      references, places), places[:2].tolist()
     (2, [1, 0])
     """
@@ -298,14 +298,14 @@ def _after(table: Words, wide: bool, one: np.int64, other: np.int64) -> bool:
 
 
 @kernel
-def entries(table: Words, places: Ints, high: Words, low: Words, value: Words, order: Ints) -> None:
+def list_entries(table: Words, places: Ints, high: Words, low: Words, value: Words, order: Ints) -> None:
     """Copy what the entries at ``places`` hold.
 
     table: uint64[slots, width], read.  places: int64[m], none negative.  Written: high, value: uint64[m]; low:
     uint64[m] or of size 0; order: int64[m, w].  O(m).
 
     >>> high, value, order = np.empty(1, np.uint64), np.empty(1, np.uint64), np.empty((1, 0), np.int64)
-    >>> entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, order)
+    >>> list_entries(np.array([[9, 7, 1]], np.uint64), np.zeros(1, np.int64), high, high[:0], value, order)
     >>> int(high[0]), int(value[0])
     (9, 7)
     """

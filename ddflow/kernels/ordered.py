@@ -16,7 +16,7 @@ can. All entries of a prefix of the words, a group, stand together. How leaves c
 3
 >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
 >>> group = Identities.of(words, low[:0], none)
->>> group_ordered(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
+>>> read_groups(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
 2
 """
 
@@ -199,7 +199,7 @@ def write_ordered(
 
 
 @kernel
-def group_ordered(
+def read_groups(
     tree: Tree,
     keys: Identities,
     most: Ints,
@@ -221,7 +221,7 @@ def group_ordered(
     >>> from ddflow.kernels.ordered_tree import empty_tree
     >>> arrays, one, none = empty_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
     >>> keys, out = Identities.of(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64), none)
-    >>> group_ordered(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
+    >>> read_groups(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
     0
     """
     found, near, dense = 0, np.int64(0), _is_dense(tree, begins.size)

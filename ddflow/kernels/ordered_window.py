@@ -4,7 +4,7 @@ Entries that are equal in the first words of their order are a class, and the ne
 between two neighbouring classes of one entry each, with different contents. The window of a place goes from the last
 boundary before it to the first one after it, or to the ends of the group. Places whose windows meet share one window.
 
-Guarantees: `group_back` writes what `ordered.group_ordered` writes, each group reversed. Neither reads a column.
+Guarantees: `read_groups_back` writes what `ordered.read_groups` writes, each group reversed. Neither reads a column.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ def _behind(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
     3
     >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
     >>> group = Identities.of(words, low[:0], none)
-    >>> group_back(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
+    >>> read_groups_back(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
     2
     >>> values[:2].tolist()
     [2, 1]
@@ -61,7 +61,7 @@ def _behind(tree: Tree, leaf: Number, keys: Identities, row: Number) -> Any:
 
 
 @kernel
-def group_back(
+def read_groups_back(
     tree: Tree,
     keys: Identities,
     most: Ints,
@@ -74,13 +74,13 @@ def group_back(
 ) -> int:
     """Write the entries of groups, each from its end, up to ``most`` of a group and those that tie with its last one.
 
-    Arguments, what is written and returned: as of `ddflow.kernels.ordered.group_ordered`.  O(g log entries + entries
+    Arguments, what is written and returned: as of `ddflow.kernels.ordered.read_groups`.  O(g log entries + entries
     walked).
 
     >>> from ddflow.kernels.ordered_tree import empty_tree
     >>> arrays, one, none = empty_tree(4, 4), np.ones(1, np.uint64), np.empty((1, 0), np.uint64)
     >>> keys, out = Identities.of(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64), none)
-    >>> group_back(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
+    >>> read_groups_back(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
     0
     """
     found, tops = 0, _get(tree.counters, TOPS)
@@ -123,7 +123,7 @@ def group_back(
 
 
 @kernel
-def around_ordered(
+def read_windows(
     tree: Tree,
     keys: Identities,
     tied: Number,
@@ -146,7 +146,7 @@ def around_ordered(
     >>> arrays, one = empty_tree(4, 5), np.ones(1, np.uint64)
     >>> keys, told = Identities.of(one, one, one.reshape(1, 1)), np.empty((0, 1), np.uint64)
     >>> out = np.empty(1, np.int64), np.empty(2, np.int64), np.empty(0, np.int64), one[:0], told
-    >>> around_ordered(Tree.of(arrays), keys, np.int64(1), one[0], *out)
+    >>> read_windows(Tree.of(arrays), keys, np.int64(1), one[0], *out)
     0
     """
     found, windows, runs_on, leaf, spot = 0, 0, False, np.int64(0), np.int64(0)
@@ -205,7 +205,7 @@ def _begin_window(tree: Tree, keys: Identities, p: Number, tied: Number, mask: n
     9
     >>> place, out = Identities.of(same, same, words[4:, :1].copy()), [np.empty(9, np.int64), same.copy()]
     >>> segments, begins, told = np.empty(1, np.int64), np.empty(2, np.int64), np.empty((9, 2), np.uint64)
-    >>> around_ordered(tree, place, np.int64(1), np.uint64(1 << 60), segments, begins, *out, told)
+    >>> read_windows(tree, place, np.int64(1), np.uint64(1 << 60), segments, begins, *out, told)
     4
     >>> told[:4, 0].tolist()
     [3, 4, 5, 6]

@@ -13,7 +13,7 @@ identities, orders, hashes and row numbers, never payload, and changes no state.
 >>> orders, times = np.empty((2, 0), np.int64), one(5, 6)
 >>> events = SortedEvents(few(0, 1), few(0, 2), words, words[:0], few(0, 2), times, orders, words)
 >>> prior = Prior(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
->>> out = outcomes(2, 1, wide=False)
+>>> out = allocate_outcomes(2, 1, wide=False)
 >>> resolve_keys(events, prior, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
 (3, 2, -1, 1, 0)
 >>> (out.outcome >> OUTCOME & 7).tolist() == [APPLIED] * 2, (out.outcome & ROW).tolist(), (out.outcome < 0).tolist()
@@ -145,7 +145,7 @@ class Outcomes(NamedTuple):
         return Outcomes(self.outcome, self.winner, high, low, time, live, value, event, row, self.last[first:stop])
 
 
-def outcomes(
+def allocate_outcomes(
     rows: int,
     groups: int,
     wide: bool,
@@ -278,7 +278,7 @@ def resolve_keys(events: SortedEvents, prior: Prior, rules: Rules, out: Outcomes
     >>> none, words, few = np.empty(0, np.int64), np.empty(0, np.uint64), np.zeros(1, np.int32)
     >>> events = SortedEvents(few[:0], few, words, words, few[:0], none, np.empty((0, 0), np.int64), words)
     >>> resolve_keys(events, Prior(none, none, words, np.empty((0, 0), np.int64)), Rules(0, LAST, True, False, -1),
-    ...       outcomes(0, 0, False))
+    ...       allocate_outcomes(0, 0, False))
     (0, 0, -1, 0, 0)
     """
     # Fields are taken out once: reading one inside the loops would count references for every event.

@@ -12,9 +12,9 @@ to a field.  An exception that the function raises passes through.
 >>> kind = np.dtype([("n", np.int64), ("n_null", np.bool_)])
 >>> given, few = np.array([(2, False), (3, False)], kind), lambda *v: np.array(v, np.int32)
 >>> made, live = np.zeros(1, kind), np.zeros(1, np.uint8)
->>> merger(add, kind)(few(0, 1), few(0, 2), few(0, 1), np.array([TAKE, TAKE], np.uint8), records(made[:0]),
-...             np.zeros(1, np.uint8), records(given), records(made), np.array([[0, 8, 8, 0, 0, 0]]),
-...             records(np.zeros(3, kind)))
+>>> build_merger(add, kind)(few(0, 1), few(0, 2), few(0, 1), np.array([TAKE, TAKE], np.uint8), as_records(made[:0]),
+...             np.zeros(1, np.uint8), as_records(given), as_records(made), np.array([[0, 8, 8, 0, 0, 0]]),
+...             as_records(np.zeros(3, kind)))
 (0, -1)
 >>> int(made["n"][0])
 5
@@ -43,7 +43,7 @@ FINE, CHANGED, NULL, TOO_MANY, UNSOUND = range(5)
 for; a number of values that is none."""
 
 
-def records(array: Any) -> Any:
+def as_records(array: Any) -> Any:
     """Make fields of an array of records readable as attributes even if nothing is compiled."""
     return array.view(np.recarray) if config.DISABLE_JIT else array
 
@@ -151,7 +151,7 @@ def _among(address: Any, records: Any, n: Any, size: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def merger(function: Callable[..., Any], kind: Kind) -> Any:
+def build_merger(function: Callable[..., Any], kind: Kind) -> Any:
     """Build a loop that folds records of a type by a function.
 
     Its arguments: (permutation, key_times, keys, action, held, live, given, made, fields, work).
@@ -210,7 +210,7 @@ def merger(function: Callable[..., Any], kind: Kind) -> Any:
 
 
 @lru_cache(maxsize=64)
-def machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
+def build_machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
     """Build a loop that runs a transition, of records of a type by events of another.
 
     (begin, permutation, key_times, keys, action, values, offsets, start, given, fields, work, out, ends) -> the key

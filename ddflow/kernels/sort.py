@@ -2,7 +2,7 @@
 
 One counting sort by leading bits, then a short sort inside each bucket. Identities are uniform, so a bucket holds about
 one row; the crowded bucket of a hot key is merged from its natural runs. `sort_ordered` goes on by the further words of
-identities. `group` numbers equal identities without sorting, which is faster for few groups.
+identities. `number_groups` numbers equal identities without sorting, which is faster for few groups.
 
 Guarantees: stable, so events of one key keep the order in which they came.
 Limits: never looks at keys, times or payload.
@@ -199,13 +199,13 @@ def sort_buckets(
 
 
 @kernel
-def group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
+def find_group_starts(sorted_high: Words, sorted_low: Words, starts: Narrow) -> int:
     """Write where each run of equal identities starts, and ``n`` after the last; return how many runs there are.
 
     sorted_high, sorted_low: uint64[n], sorted.  starts: int32[n + 1], written up to the count.  O(n).
 
     >>> starts = np.empty(4, np.int32)
-    >>> group_starts(np.array([5, 5, 7], np.uint64), np.empty(0, np.uint64), starts), starts[:3].tolist()
+    >>> find_group_starts(np.array([5, 5, 7], np.uint64), np.empty(0, np.uint64), starts), starts[:3].tolist()
     (2, [0, 2, 3])
     """
     groups = 0
@@ -235,7 +235,8 @@ def sort_rows(
     """Sort rows by identity, stably, in one span: all of the above; return how many keys there are.
 
     high, low: uint64[n], low of size 0 for one-word identities.  at: int32[1, 2**bits], overwritten.  Written:
-    permutation int32[n], sorted_high, sorted_low uint64, starts int32[n + 1] as in `group_starts`.  O(n + 2**bits).
+    permutation int32[n], sorted_high, sorted_low uint64, starts int32[n + 1] as in `find_group_starts`.  O(n +
+    2**bits).
 
     >>> ids, none = np.array([9, 4], np.uint64), np.empty(0, np.uint64)
     >>> at, out, starts = np.empty((1, 2), np.int32), np.empty(2, np.int32), np.empty(3, np.int32)
@@ -247,16 +248,16 @@ def sort_rows(
     begin_buckets(at)
     fill_buckets(high, low, np.int64(0), size, at[0], permutation, sorted_high, sorted_low)
     sort_buckets(at[0], np.int64(0), np.int64(at.shape[1]), permutation, sorted_high, sorted_low)
-    return group_starts(sorted_high, sorted_low, starts)
+    return find_group_starts(sorted_high, sorted_low, starts)
 
 
 @kernel
-def extent(words: Ints) -> tuple[int, int, bool]:
+def find_extent(words: Ints) -> tuple[int, int, bool]:
     """Find the least and the greatest of some words, and whether they ascend.
 
     words: int64[n], at least one.  O(n).
 
-    >>> extent(np.array([4, 9, 2]))
+    >>> find_extent(np.array([4, 9, 2]))
     (2, 9, False)
     """
     least: Any = words[0]
@@ -352,21 +353,22 @@ def sort_ordered(permutation: Narrow, groups: Narrow, low: Words, more: Words, s
 
 
 @kernel
-def group(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Ints) -> int:
+def number_groups(high: Words, low: Words, bits: np.int64, table: Narrow, groups: Narrow, first: Ints) -> int:
     """Assign a number to each group of equal identities, and return the number of groups.
 
     high, low: uint64[n] (low of size 0 for one-word identities).  table: int32[2**bits], all -1, more than n, scratch.
     Written: groups int32[n], the number of each row's group; first int64[at least as many as groups], the first row of
     each.  O(n) expected.
 
-    >>> group(np.zeros(1, np.uint64), np.empty(0, np.uint64), np.int64(1), np.full(2, -1, np.int32),
+    >>> number_groups(np.zeros(1, np.uint64), np.empty(0, np.uint64), np.int64(1), np.full(2, -1, np.int32),
     ...       np.empty(1, np.int32), np.empty(1, np.int64))
     1
 
     >>> import numpy as np
     >>> high, none = np.array([9, 2**63, 9], np.uint64), np.empty(0, np.uint64)
     >>> groups, first = np.empty(3, np.int32), np.empty(3, np.int64)
-    >>> group(high, none, np.int64(3), np.full(8, -1, np.int32), groups, first), groups.tolist(), first[:2].tolist()
+    >>> number_groups(high, none, np.int64(3), np.full(8, -1, np.int32), groups, first), groups.tolist(),
+    first[:2].tolist()
     (2, [0, 1, 0], [0, 1])
     """
     shift, mask = np.uint64(64 - bits), table.size - 1

@@ -195,7 +195,7 @@ def _add_update(
 
 
 @kernel
-def standing(
+def list_heads(
     ends: Ints,
     held: Ints,
     skipped: Flags,
@@ -218,14 +218,14 @@ def standing(
     O(n + k + rows written), and for each state the rows at the head of the group that came and went.
 
     >>> none, no = np.empty(0, np.int64), np.empty(0, np.uint8)
-    >>> standing(np.zeros(1, np.int64), none, no, np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, 1, no,
+    >>> list_heads(np.zeros(1, np.int64), none, no, np.zeros(1, np.int64), np.zeros(1, np.int64), none, none, 1, no,
     ...          np.empty(1, np.int64), none)
     0
 
     >>> one = lambda *values: np.array(values, np.int64)
     >>> there, stops, out = np.empty(2, np.uint8), np.empty(3, np.int64), np.empty(4, np.int64)
     >>> given = one(0, 3), one(1, 2, 1), np.array([1, 0, 0], np.uint8), one(0, 1), one(0, 1), one(1), one(0)
-    >>> standing(*given, 1, there, stops, out), there.tolist(), stops.tolist(), out[:2].tolist()
+    >>> list_heads(*given, 1, there, stops, out), there.tolist(), stops.tolist(), out[:2].tolist()
     (2, [1, 1], [0, 1, 2], [1, 2])
     """
     written, state = 0, 0

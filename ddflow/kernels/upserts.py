@@ -31,10 +31,10 @@ def _overflows(a: int, b: int) -> bool:
 
 
 @kernel
-def held_rows(cells: Ints, heads: Ints) -> int:
+def list_held_rows(cells: Ints, heads: Ints) -> int:
     """How many cells the chains that begin at ``heads`` (int64[g], -1: none) have in all.  O(cells of them).
 
-    >>> held_rows(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
+    >>> list_held_rows(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
     2
     """
     total = 0
@@ -47,7 +47,7 @@ def held_rows(cells: Ints, heads: Ints) -> int:
 
 
 @kernel
-def candidates(
+def list_candidates(
     permutation: Narrow,
     starts: Narrow,
     hashes: Ints,
@@ -70,7 +70,7 @@ def candidates(
     >>> few, ints = lambda *values: np.array(values, np.int32), lambda *values: np.array(values, np.int64)
     >>> held, at = np.array([[-1, 3, 8, 0]]), few(0, 0)
     >>> first, cell, row, count, hashed = ints(0, 0), ints(9, 9, 9), ints(9, 9, 9), ints(9, 9, 9), ints(9, 9, 9)
-    >>> candidates(few(1, 0), few(0, 2), ints(8, 7), held, ints(0), first, cell, row, count, hashed, at)
+    >>> list_candidates(few(1, 0), few(0, 2), ints(8, 7), held, ints(0), first, cell, row, count, hashed, at)
     >>> at.tolist(), cell.tolist(), row.tolist(), count.tolist()
     ([1, 0], [0, -1, 9], [-1, 1, 9], [3, 0, 9])
     """
@@ -246,7 +246,7 @@ def settle(
 
 
 @kernel
-def keep(
+def keep_cells(
     first: Ints, cell: Ints, count: Ints, hashed: Ints, refs: Ints, cells: Ints, free: int, used: int, heads: Ints
 ) -> tuple[int, int, int]:
     """Write what each key holds now into the cells.
@@ -257,7 +257,8 @@ def keep(
 
     >>> one, cells = np.ones(1, np.int64), np.zeros((2, 4), np.int64)
     >>> heads = one.copy()
-    >>> keep(np.array([0, 1]), -one, one, 7 * one, 5 * one, cells, -1, 0, heads), heads.tolist(), cells[0].tolist()
+    >>> keep_cells(np.array([0, 1]), -one, one, 7 * one, 5 * one, cells, -1, 0, heads), heads.tolist(),
+    cells[0].tolist()
     ((-1, 1, 1), [0], [-1, 1, 7, 5])
     """
     more = 0

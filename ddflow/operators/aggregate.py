@@ -183,7 +183,7 @@ class RunningAggregate(Running):
         groups, rows = place.take(number), empty(n, np.int64)
         order_by_rank(groups, np.empty(0, np.int64), np.int64(m), rows)
         starts, ranks, firsts = empty(n + 1, np.int64), empty(n, np.int32), np.zeros(m + 1, np.int64)
-        c = kernels.cells(rows, groups, updates.ranks, starts, ranks, firsts) if n else 0
+        c = kernels.find_cells(rows, groups, updates.ranks, starts, ranks, firsts) if n else 0
         lived = np.flatnonzero(prior.reference & LIVE)
         cells = kernels.GroupTimes(rows, starts[: c + 1], firsts)
         before = np.arange(lived.size - 1, lived.size + c - 1)
@@ -231,7 +231,7 @@ class RunningAggregate(Running):
         at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
         ends = np.empty(step.updates.times.size + 1, np.int64)
         given = step.before, there.view(np.uint8), hashes, step.ranks, ends
-        made = kernels.differences(*given, at, places, ranks, diffs)
+        made = kernels.list_differences(*given, at, places, ranks, diffs)
         cells, taken = step.folding.cells, pa.array(places[:made])
         columns = [
             *self._groups(cells.rows.take(cells.starts.take(at[:made]))),

@@ -119,7 +119,7 @@ class RunningCount(SteppedRows):
         scratch, last = (empty(m, np.int64), empty(n, np.int64)), empty(m, np.int64)
         given = updates.ranks, updates.diffs, counts, since_rank
         work: Any = (*given, *scratch, *up, *down, last)
-        changed, versions, refused = kernels.count(number, *work)
+        changed, versions, refused = kernels.count_groups(number, *work)
         if refused >= 0:
             raise overflow(pa.RecordBatch.from_arrays(groups, schema=self.groups), refused)
         ranks, rows, values, diffs = [column[:changed] for column in up]

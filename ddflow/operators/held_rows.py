@@ -114,11 +114,11 @@ class HeldRows:
         O(rows of the step, and rows that its keys hold) expected.
         """
         n = by.permutation.size
-        m = kernels.held_rows(self.cells, keys.heads) + n
+        m = kernels.list_held_rows(self.cells, keys.heads) + n
         arena = arena or Arena()
         first, of = arena.empty(keys.heads.size + 1, np.int64), arena.empty(n, np.int32)
         cell, row, count, hashed = (arena.empty(m, np.int64) for _ in range(4))
-        kernels.candidates(
+        kernels.list_candidates(
             by.permutation, by.starts, hashes, self.cells, keys.heads, first, cell, row, count, hashed, of
         )
         m = int(first[-1])
@@ -164,7 +164,7 @@ class HeldRows:
             room = max(more, self.cells.shape[0] // 2)
             self.cells = np.concatenate([self.cells, np.zeros((room, 4), np.int64)])
         heads = np.empty(keys.heads.size, np.int64)
-        self.free, self.used, added = kernels.keep(
+        self.free, self.used, added = kernels.keep_cells(
             change.first, change.cell, change.counts, change.hashed, refs, self.cells, self.free, self.used, heads
         )
         live, lived = heads >= 0, keys.heads >= 0

@@ -31,9 +31,9 @@ from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.rows import RowPool, gather, gather_column
 from ddflow.columns.schema import arrays
 from ddflow.errors import TooLarge
-from ddflow.kernels.accumulate import differences
+from ddflow.kernels.accumulate import list_differences
 from ddflow.kernels.sort import order_by_rank
-from ddflow.kernels.top import standing
+from ddflow.kernels.top import list_heads
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, GroupOperator, Running, once_each, register
 from ddflow.operators.ordered_rows import Folded, OrderedGroups
@@ -174,7 +174,7 @@ class RunningOrderedAgg(OrderedGroups):
         at, places, diffs, out_ranks = *(np.empty(n, np.int64) for _ in range(3)), np.empty(n, np.int32)
         scratch = np.empty(updates.times.size + 1, np.int64)
         given = before, there, self.hashes.values(results, there.size), ranks[heads].astype(np.int32), scratch
-        n = differences(*given, at, places, out_ranks, diffs)
+        n = list_differences(*given, at, places, out_ranks, diffs)
         rows, taken = pa.array(folded.rows[order[heads[at[:n]]]]), pa.array(places[:n])
         columns = [each.take(rows) for each in arrays(updates.rows, self.by)]
         table = pa.Table.from_arrays([*columns, *(each.take(taken) for each in results)], schema=self.made)
@@ -198,7 +198,7 @@ class RunningOrderedAgg(OrderedGroups):
             while True:
                 out = np.empty(room, np.int64)
                 told = changes.cells, changes.begins, places, changes.counts
-                n = standing(bounds, held.copy(), skipped, *told, limit, there, stops, out)
+                n = list_heads(bounds, held.copy(), skipped, *told, limit, there, stops, out)
                 if n <= room:
                     break
                 if n > MOST_VALUES:

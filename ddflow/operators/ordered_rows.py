@@ -34,7 +34,7 @@ from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, in_order
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.kernels.sort import group
+from ddflow.kernels.sort import number_groups
 from ddflow.operators.base import Hashes, SteppedRows, once_each
 from ddflow.operators.updates import Updates, overflow
 from ddflow.trace.arrangement import Arrangement
@@ -127,7 +127,9 @@ class OrderedRows(SteppedRows):
         since_rank = np.int64(np.searchsorted(updates.times, since, side="right") - 1)
         up, down = [empty(2 * n, kind) for kind in KINDS], [empty(n, kind) for kind in KINDS]
         work: Any = (empty(m, np.int64), empty(n, np.int64), *up, *down, empty(m, np.int64))
-        changed, versions, refused = kernels.count(number, updates.ranks, updates.diffs, counts, since_rank, *work)
+        changed, versions, refused = kernels.count_groups(
+            number, updates.ranks, updates.diffs, counts, since_rank, *work
+        )
         if refused >= 0:
             raise overflow(table, refused)
         place = np.empty(m, np.int64)
@@ -200,7 +202,7 @@ def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
     bits, empty = max(n.bit_length() + 1, 2), arena.room(n)
     table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
     table[:] = -1
-    m = group(high, low, np.int64(bits), table, number, first)
+    m = number_groups(high, low, np.int64(bits), table, number, first)
     return number, first[:m]
 
 

@@ -25,7 +25,7 @@ from ddflow.columns.rows import View, shown_row
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NotSingle
-from ddflow.kernels.accumulate import net
+from ddflow.kernels.accumulate import net_changes
 from ddflow.kernels.emit import look_up
 from ddflow.kernels.sort import order_by_rank
 
@@ -125,7 +125,7 @@ def netted(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
     n = updates.diffs.size
     by = sort(*identities(updates.rows, secret, n))
     ranks, rows, diffs = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
-    written, refused = net(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
+    written, refused = net_changes(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
     if refused >= 0:
         raise overflow(updates.rows, refused)
     return ranks[:written], rows[:written], diffs[:written]

@@ -16,10 +16,10 @@ from ddflow.tools.warmup import warm
 def main() -> None:
     """Fill the cache, unless another process does."""
     os.nice(19)
-    cache.end_with(sys.stdin)
+    cache.exit_with(sys.stdin)
     directory = cache_directory()
     if directory is not None:
-        with cache.filling(directory) as ours:
+        with cache.hold_fill_lock(directory) as ours:
             if ours:
                 warm()
 

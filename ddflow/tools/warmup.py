@@ -7,9 +7,9 @@ kept by hand would go stale without a sign; tests/tools/test_warmup.py checks th
 Guarantees: after `warm` no step of any flow compiles, in this process and, if the kernel cache can be written, in later
 ones.
 
->>> from ddflow.kernels.compile import entries, is_ready
+>>> from ddflow.kernels.compile import list_entry_kernels, is_ready
 >>> warmed = warm()
->>> warmed.kernels == len(entries()), all(map(is_ready, entries()))
+>>> warmed.kernels == len(list_entry_kernels()), all(map(is_ready, list_entry_kernels()))
 (True, True)
 """
 
@@ -29,8 +29,15 @@ from ddflow.columns.sorting import in_order
 from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spill import make_room
-from ddflow.kernels.cache import note_filled
-from ddflow.kernels.compile import PATIENCE, Interpreted, cache_directory, entries, is_ready, watched
+from ddflow.kernels.cache import mark_filled
+from ddflow.kernels.compile import (
+    PATIENCE,
+    Interpreted,
+    cache_directory,
+    is_ready,
+    list_entry_kernels,
+    watch_compilations,
+)
 from ddflow.operators.upsert.resolution import EMITTED
 from ddflow.storage.fields import decoded, encoded
 from ddflow.storage.files.batch_store import BatchStore
@@ -61,7 +68,7 @@ def warm(progress: Progress | None = None) -> Warmed:
 
     ``progress`` receives each compilation as it begins, and each finished part. Does nothing if the compiler is off.
     """
-    every = entries()
+    every = list_entry_kernels()
     names, compiled = {kernel.py_func.__name__ for kernel in every}, 0
 
     def tell(doing: str) -> None:
@@ -75,10 +82,10 @@ def warm(progress: Progress | None = None) -> Warmed:
             tell(name)
 
     parts = iter(()) if all(isinstance(kernel, Interpreted) for kernel in every) else _run_flows()
-    with watched(compiling), PATIENCE.over():
+    with watch_compilations(compiling), PATIENCE.over():
         for part in parts:
             tell(part)
-    note_filled(cache_directory())
+    mark_filled(cache_directory())
     return Warmed(len(every), compiled, cache_directory())
 
 

@@ -195,7 +195,7 @@ class Index:
         while True:
             references, places = np.empty(room, np.int64), np.empty(room, np.int64)
             ends = np.uint64(first), np.uint64(last)
-            n = kernels.walk(self.table, *self._cut, self.wide, mask, members, *ends, references, places)
+            n = kernels.walk_entries(self.table, *self._cut, self.wide, mask, members, *ends, references, places)
             if n >= 0:
                 return references[:n], places[:n]
             room = self.used + 2
@@ -212,7 +212,7 @@ class Index:
 
         def span(begin: int, end: int) -> None:
             here = slice(begin, end)
-            kernels.entries(self.table, places[here], out[0][here], out[1][here], out[2][here], out[3][here])
+            kernels.list_entries(self.table, places[here], out[0][here], out[1][here], out[2][here], out[3][here])
 
         self.threads.over(m, span, WALKED)
         return out

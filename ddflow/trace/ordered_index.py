@@ -21,10 +21,10 @@ import numpy as np
 from ddflow.columns.hashing import Flags, Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.index import REF, entries, redirect
-from ddflow.kernels.ordered import evict_ordered, group_ordered, seek_ordered, walk_ordered, write_ordered
+from ddflow.kernels.index import REF, list_entries, redirect
+from ddflow.kernels.ordered import evict_ordered, read_groups, seek_ordered, walk_ordered, write_ordered
 from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, empty_tree
-from ddflow.kernels.ordered_window import around_ordered, group_back
+from ddflow.kernels.ordered_window import read_groups_back, read_windows
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.trace.index import EVERY, Index, Write
 
@@ -112,7 +112,7 @@ class OrderedIndex(Index):
         mask, room = np.uint64(LIVE if live else OCCUPIED), 2 * high.size + 16
         each = np.full(high.size, most) if isinstance(most, int) else most
         equal = np.int64(self.words if tied is None else tied)
-        read = group_back if back else group_ordered
+        read = read_groups_back if back else read_groups
         while True:
             references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
             beyond = np.empty((room if words else 0, self.words), np.uint64)
@@ -136,7 +136,7 @@ class OrderedIndex(Index):
         while True:
             references, values = np.empty(room, np.int64), np.empty(room, np.uint64)
             words = np.empty((room, self.words), np.uint64)
-            n = around_ordered(self.tree, keys, *told, references, values, words)
+            n = read_windows(self.tree, keys, *told, references, values, words)
             if n <= room:
                 break
             room = n
@@ -205,7 +205,7 @@ class OrderedIndex(Index):
         m = places.size
         out = (np.empty(m, np.uint64), np.empty(m, np.uint64), np.empty(m, np.uint64))
         order = np.empty((m, self.words), np.int64)
-        entries(self.table, places, *out, order)
+        list_entries(self.table, places, *out, order)
         return *out, order
 
     def keep_deletions(self) -> None:

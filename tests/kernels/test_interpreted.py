@@ -166,13 +166,13 @@ def test_the_process_that_fills_the_cache_is_niced_and_ends_with_its_parent_howe
 
 
 def test_one_process_fills_a_cache_and_a_filled_one_is_left_alone(tmp_path: Path) -> None:
-    with cache.filling(tmp_path) as first, cache.filling(tmp_path) as second:
+    with cache.hold_fill_lock(tmp_path) as first, cache.hold_fill_lock(tmp_path) as second:
         assert (first, second) == (True, False)
-        cache.note_filled(tmp_path)
-    with cache.filling(tmp_path) as third:
+        cache.mark_filled(tmp_path)
+    with cache.hold_fill_lock(tmp_path) as third:
         assert not third
-    assert not cache.start(tmp_path)
-    assert not cache.start(None)
+    assert not cache.start_filler(tmp_path)
+    assert not cache.start_filler(None)
 
 
 def test_who_waits_at_a_terminal_is_told_that_kernels_are_compiled(

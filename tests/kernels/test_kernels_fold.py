@@ -22,13 +22,13 @@ from ddflow.kernels.fold import (
     SKIP,
     TAKE,
     Walked,
-    add,
     add_floats,
     add_wide,
-    choose,
-    contributions,
-    distinct,
-    spelled,
+    add_words,
+    choose_cells,
+    list_contributions,
+    mark_distinct,
+    spell_ranges,
 )
 
 pytestmark = pytest.mark.kernels
@@ -106,7 +106,7 @@ def test_choices(case: Case, rule: int) -> None:
     out, compared = np.empty(case.key_times, np.int64), rule in (GREATEST, LEAST)
     words, held = ints(case.words if compared else []), ints(case.held if compared else [])
     references = ints([1000 + group for group in range(len(case.keys))])
-    choose(case.walked, case.action, case.counting, words, references, flags(case.had), held, rule, out)
+    choose_cells(case.walked, case.action, case.counting, words, references, flags(case.had), held, rule, out)
     assert out.tolist() == expected
 
 
@@ -136,7 +136,7 @@ def test_sums_of_words(given: tuple[Case, tuple[int, int]]) -> None:
     case, (low, high) = given
     out, there = np.empty(case.key_times, np.int64), flags([9] * case.key_times)
     expected, refused = sums(case, low, high)
-    told = add(
+    told = add_words(
         case.walked,
         case.action,
         case.counting,
@@ -228,7 +228,7 @@ def test_parts_of_lists(case: Case) -> None:
     n, g, p = len(case.words), len(case.keys), case.action.size
     parts, stretches = ints([0] * (p + g)), ints([0] * (p + g + 1))
     begins, stops = ints([0] * case.key_times), ints([0] * case.key_times)
-    made, opened = contributions(
+    made, opened = list_contributions(
         case.walked, case.action, case.counting, n, flags(case.had), parts, stretches, begins, stops
     )
     lists, ended = [], []
@@ -269,7 +269,7 @@ def test_duplicates(lists: list[list[int]]) -> None:
         for each in of:
             expected.append(int(each // 2 not in seen))
             seen.add(each // 2)
-    distinct(hashes, elements, ends, kept)
+    mark_distinct(hashes, elements, ends, kept)
     assert kept.tolist() == expected
 
 
@@ -278,5 +278,5 @@ def test_duplicates(lists: list[list[int]]) -> None:
 def test_ranges(ranges: list[tuple[int, int]]) -> None:
     ends = ints(np.cumsum([0, *(size for _, size in ranges)]).tolist())
     out = np.empty(int(ends[-1]), np.int64)
-    spelled(ints([first for first, _ in ranges]), ends, out)
+    spell_ranges(ints([first for first, _ in ranges]), ends, out)
     assert out.tolist() == [first + i for first, size in ranges for i in range(size)]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.sort import group
+from ddflow.kernels.sort import number_groups
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
@@ -23,7 +23,7 @@ def numbered(keys: list[tuple[int, int]], wide: bool, bits: int) -> tuple[list[i
     high = np.array([high for high, _ in keys], np.uint64)
     low = np.array([low for _, low in keys] if wide else [], np.uint64)
     groups, first = np.full(n, -7, np.int32), np.full(n, -7, np.int64)
-    found = group(high, low, np.int64(bits), np.full(1 << bits, -1, np.int32), groups, first)
+    found = number_groups(high, low, np.int64(bits), np.full(1 << bits, -1, np.int32), groups, first)
     return groups.tolist(), first[:found].tolist()
 
 

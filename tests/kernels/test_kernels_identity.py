@@ -88,15 +88,15 @@ class Sip:
 
 def started(n: int, k0: int, k1: int) -> Any:
     state = np.empty((n, 4), np.uint64)
-    kernels.start(np.uint64(k0), np.uint64(k1), state)
+    kernels.start_hashes(np.uint64(k0), np.uint64(k1), state)
     return state
 
 
 def finished(state: Any) -> list[tuple[int, int]]:
     high, low = np.empty(len(state), np.uint64), np.empty(len(state), np.uint64)
-    kernels.finish(state, high, low)
+    kernels.finish_hashes(state, high, low)
     only = np.empty(len(state), np.uint64)
-    kernels.finish(state, only, NONE)
+    kernels.finish_hashes(state, only, NONE)
     assert only.tolist() == high.tolist()
     return list(zip(high.tolist(), low.tolist(), strict=True))
 
@@ -195,7 +195,7 @@ def test_what_could_be_mistaken_for_each_other_is_not() -> None:
 @given(st.lists(st.floats(width=64), max_size=20))
 def test_canonical_floats_have_one_nan_and_one_zero_and_change_nothing_else(values: list[float]) -> None:
     bits = np.array(values, np.float64).view(np.uint64)
-    kernels.canonical_floats(bits)
+    kernels.canonicalize_floats(bits)
     expected = [math.nan if math.isnan(x) else x + 0.0 for x in values]
     assert bits.tolist() == [struct.unpack("<Q", struct.pack("<d", x))[0] for x in expected]
 
@@ -203,15 +203,15 @@ def test_canonical_floats_have_one_nan_and_one_zero_and_change_nothing_else(valu
 @pytest.mark.parametrize("bits", [0x7FF8000000000001, 0xFFF8000000000000, 0x7FF0000000000001, 0xFFFFFFFFFFFFFFFF])
 def test_every_nan_is_the_one_nan(bits: int) -> None:
     found = np.array([bits], np.uint64)
-    kernels.canonical_floats(found)
+    kernels.canonicalize_floats(found)
     assert found.tolist() == [0x7FF8000000000000]
 
 
 @given(st.lists(st.floats(), max_size=20))
 def test_ordered_floats_compare_as_integers_like_the_values_with_nan_last(values: list[float]) -> None:
     bits = np.array(values, np.float64).view(np.uint64)
-    kernels.canonical_floats(bits)
-    kernels.ordered_floats(bits)
+    kernels.canonicalize_floats(bits)
+    kernels.order_floats(bits)
     found = bits.view(np.int64).tolist()
     keys = [(math.isnan(x), 0.0 if math.isnan(x) else x) for x in values]
     for i in range(len(values)):

@@ -289,5 +289,5 @@ def test_a_walk_without_room_says_so() -> None:
     ends = np.uint64(0), np.uint64(TOP)
     for room in (0, 1, 2):
         out = np.empty(room, np.int64), np.empty(room, np.int64)
-        n = kernels.walk(table, ONE, ONE, False, ONE, np.empty(0, np.uint8), *ends, *out)
+        n = kernels.walk_entries(table, ONE, ONE, False, ONE, np.empty(0, np.uint8), *ends, *out)
         assert n == (2 if room == 2 else -1)

@@ -15,7 +15,7 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddflow.kernels.emit import emit, emit_values, look_up, marks, tally
+from ddflow.kernels.emit import emit, emit_values, look_up, mark_rows, tally
 from ddflow.kernels.identity import mix_words
 from ddflow.kernels.resolve import (
     APPLIED,
@@ -40,7 +40,7 @@ from ddflow.kernels.resolve import (
     Prior,
     Rules,
     SortedEvents,
-    outcomes,
+    allocate_outcomes,
     resolve_keys,
 )
 
@@ -226,7 +226,9 @@ def run(
             before[i] = (state.base + state.further) if state.reference else 0
     mark = np.empty(len(events), np.int32)
     gone = [event.gone for event in events] if any(event.gone for event in events) else []
-    marks(np.array([times[event.rank] for event in events], np.int64), np.array(times), np.array(gone, np.uint8), mark)
+    mark_rows(
+        np.array([times[event.rank] for event in events], np.int64), np.array(times), np.array(gone, np.uint8), mark
+    )
     work = SortedEvents(
         np.array(by, np.int32),
         np.array([*starts, len(by)], np.int32),
@@ -243,7 +245,7 @@ def run(
         np.array([state.value for state in held], np.uint64),
         before,
     )
-    out = outcomes(len(events), len(held), wide, winners, timed=timed, ordered=ordered)
+    out = allocate_outcomes(len(events), len(held), wide, winners, timed=timed, ordered=ordered)
     versions, last = list[Version](), list[int]()
     updates = live_added = tombstones_added = 0
     for begin, end in pairwise(sorted({0, *cuts, len(held)})):
@@ -526,7 +528,7 @@ def test_rows_are_marked_by_the_rank_of_their_time_among_all_of_the_step_and_by_
     distinct = sorted({time for time, _ in rows} | others)  # of other sources, too
     out, times = np.empty(len(rows), np.int32), np.array([time for time, _ in rows], np.int64)
     gone = np.array([gone for _, gone in rows] if deletes else [], np.uint8)
-    marks(times, np.array(distinct, np.int64), gone, out)
+    mark_rows(times, np.array(distinct, np.int64), gone, out)
     assert out.tolist() == [2 * distinct.index(time) + (deletes and gone) for time, gone in rows]
     back = np.empty(len(rows), np.int64)
     look_up(out >> 1, np.array(distinct, np.int64), back)

@@ -162,7 +162,7 @@ class SumOf(Numeric):
         if self.unit:
             return set_nulls(_quotients(states[1], np.ones(none.size, np.int64), self.unit), none)
         words, fits = np.empty((none.size, 2), np.uint64), np.empty(none.size, np.uint8)
-        kernels.integers(*spelt(states[1]), words, fits)
+        kernels.write_integers(*spelt(states[1]), words, fits)
         low, high = words[:, 0], words[:, 1].view(np.int64)
         if pat.is_decimal(self.type):
             most = 10**self.type.precision - 1
@@ -278,7 +278,7 @@ def _places(none: Any, at: Ints | None = None) -> pa.Array:
 def _quotients(states: pa.Array, counts: Ints, unit: int) -> Any:
     """Exact sums divided by counts, rounded once; of a count of 0 any."""
     out = np.empty(counts.size)
-    if kernels.quotients(*spelt(states), counts, unit, out) >= 0:
+    if kernels.write_quotients(*spelt(states), counts, unit, out) >= 0:
         for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
             (total,) = whole(states.slice(place, 1))
             if total is not None:

@@ -40,13 +40,13 @@ from ddflow.kernels.fold import (
     LEAST,
     NOTHING,
     Walked,
-    add,
     add_floats,
     add_wide,
-    choose,
-    contributions,
-    distinct,
-    spelled,
+    add_words,
+    choose_cells,
+    list_contributions,
+    mark_distinct,
+    spell_ranges,
 )
 from ddflow.plan.merge.strategy import LISTS, Strategy, last_non_null
 
@@ -94,7 +94,7 @@ class Parts(NamedTuple):
         m, most = walked.key_times.size - 1, walked.permutation.size + len(held)
         parts, stretches = np.empty(most, np.int64), np.empty(most + 1, np.int64)
         begins, stops = np.empty(m, np.int64), np.empty(m, np.int64)
-        made, opened = contributions(
+        made, opened = list_contributions(
             walked, action, present(column), len(column), held_there(held), parts, stretches, begins, stops
         )
         return cls(parts[:made], stretches[: opened + 1], begins, stops)
@@ -122,7 +122,7 @@ class Parts(NamedTuple):
 
 def _expand_ranges(first: Ints, ends: Ints) -> Ints:
     out = np.empty(int(ends[-1]), np.int64)
-    spelled(first, ends, out)
+    spell_ranges(first, ends, out)
     return out
 
 
@@ -149,7 +149,7 @@ def grown(
     if strategy.name == "union":
         kept = np.empty(elements.size, np.uint8)
         hashes = value_hashes(pa.Table.from_arrays([children], ["value"]), secret)
-        distinct(hashes, elements, ends[parts.stretches], kept)
+        mark_distinct(hashes, elements, ends[parts.stretches], kept)
         before = np.zeros(elements.size + 1, np.int64)
         np.cumsum(kept.astype(np.int64), out=before[1:])
         ends = before[ends]
@@ -303,7 +303,7 @@ def added(
         values = _wide(kind, walked, action, column, held, had, there, name, named)
     else:
         out, (low, high) = np.empty(there.size, np.int64), _bounds(kind)
-        group, row, before = add(
+        group, row, before = add_words(
             walked, action, validity(column), unscaled(column), had, unscaled(held), low, high, out, there
         )
         if group >= 0:
@@ -479,7 +479,7 @@ def _choose_cells(
         if rule >= GREATEST:
             words, before = ranked(column, values)
     out = np.empty(walked.key_times.size - 1, np.int64)
-    choose(walked, action, counts, words, references, had, before, rule, out)
+    choose_cells(walked, action, counts, words, references, had, before, rule, out)
     return out
 
 
@@ -554,7 +554,7 @@ def _fields(
     # The struct is null after a BLANK, so a field's first event is still to come.
     action = np.minimum(action, np.uint8(CLEAR))
     shown = np.empty(walked.key_times.size - 1, np.int64)
-    choose(walked, action, counts, NO_WORDS, references, there.view(np.uint8), NO_WORDS, LAST, shown)
+    choose_cells(walked, action, counts, NO_WORDS, references, there.view(np.uint8), NO_WORDS, LAST, shown)
     named_fields, default = dict(strategy.parts or ()), strategy.default or last_non_null()
     children = []
     for i, (given, before) in enumerate(zip(column.flatten(), held.flatten(), strict=True)):

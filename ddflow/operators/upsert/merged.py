@@ -35,7 +35,7 @@ from ddflow.columns.sorting import Sorted
 from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression
 from ddflow.kernels import walk_cells
-from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, choose
+from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, choose_cells
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LAST, OUTCOME, Outcomes, Rules
@@ -176,7 +176,7 @@ class MergedRows(Walking):
         if start is None:
             start = np.full(walked.keys.size - 1, NOTHING)
         out, none = np.empty(self.places.size, np.int64), np.empty(0, np.int64)
-        choose(walked, follows, counts, none, start, np.ones(start.size, np.uint8), none, LATEST, out)
+        choose_cells(walked, follows, counts, none, start, np.ones(start.size, np.uint8), none, LATEST, out)
         return out
 
     def _mark_order_setters(self, group: int) -> Flags:

@@ -34,7 +34,16 @@ from ddflow.errors import DdflowError
 from ddflow.kernels.emit import emit as emit_updates
 from ddflow.kernels.emit import emit_values, tally
 from ddflow.kernels.identity import unmix_words
-from ddflow.kernels.resolve import FORGOTTEN, NOTHING, OUTCOME, Outcomes, Rules, SortedEvents, outcomes, resolve_keys
+from ddflow.kernels.resolve import (
+    FORGOTTEN,
+    NOTHING,
+    OUTCOME,
+    Outcomes,
+    Rules,
+    SortedEvents,
+    allocate_outcomes,
+    resolve_keys,
+)
 from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.events import Keyed, Seen
 from ddflow.operators.upsert.state import UpsertState
@@ -107,7 +116,7 @@ def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -
     kept = np.empty if n < SMALL else Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
     keeps = bool(order.words or order.hidden)
     room = state.arena.room(n), kept
-    out = outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
+    out = allocate_outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
     if keyed.left.size and weighed.by is keyed.by:
         out.outcome[keyed.left] = FORGOTTEN << OUTCOME
         if out.winner.size:

@@ -15,7 +15,7 @@ from ddflow.columns.layout import Arena, plainly, width
 from ddflow.columns.schema import is_word
 from ddflow.columns.sorting import sort
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.kernels.emit import marks
+from ddflow.kernels.emit import mark_rows
 from ddflow.kernels.resolve import NOBODY
 from ddflow.operators.base import Hashes, Readable
 from ddflow.operators.upsert.events import Events, Keyed
@@ -106,7 +106,7 @@ class UpsertState(Readable):
         arranged = self.arranged
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         mark: Narrow = arena.empty(events.times.size, np.int32)
-        marks(plainly(events.times), times, gone, mark)
+        mark_rows(plainly(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
         keyed = Keyed(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
         return keyed if self.expiring is None else self.expiring.look(keyed)

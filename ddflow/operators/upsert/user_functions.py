@@ -12,10 +12,10 @@ from ddflow.columns.hashing import Ints, validity
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import arrays
 from ddflow.errors import IllegalTransition, MergerFailed
-from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, Walked, choose
+from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, Walked, choose_cells
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.scalars import CHANGED, FINE, NULL, merger, records
+from ddflow.kernels.scalars import CHANGED, FINE, NULL, as_records, build_merger
 from ddflow.kernels.walk import NONE, ROW
 from ddflow.operators.upsert.folds import Cells, fold
 from ddflow.operators.upsert.walking import Walking
@@ -118,7 +118,7 @@ def inherited(of: Walking, field: pa.Field) -> pa.Array:
         gone = of.gone.take(steps.permutation) != 0
         follows = np.where(gone, np.where(action == CLEAR, CLEAR, SKIP), follows).astype(np.uint8)
     none, out = np.empty(0, np.int64), np.empty(places, np.int64)
-    choose(each, follows, validity(column), none, start, np.ones(start.size, np.uint8), none, LATEST, out)
+    choose_cells(each, follows, validity(column), none, start, np.ones(start.size, np.uint8), none, LATEST, out)
     before = np.concatenate([np.full(1, NOTHING), out[:-1]])
     before[begins[:-1]] = start
     own = steps.permutation.astype(np.int64)
@@ -153,15 +153,15 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
     given, made = to_records(_build_event_rows(of, schema), kind), np.zeros(of.places.size, kind)
     required = [field.name for field in schema if not field.nullable]
     try:
-        code, row = merger(function, kind)(
+        code, row = build_merger(function, kind)(
             *steps,
             of.action[0],
-            records(held),
+            as_records(held),
             live,
-            records(given),
-            records(made),
+            as_records(given),
+            as_records(made),
             fields_of(kind, fixed, required),
-            records(np.zeros(3, kind)),
+            as_records(np.zeros(3, kind)),
         )
     except Exception as error:
         found = f"it raised {type(error).__name__}: {str(error)[:500]}"

@@ -28,7 +28,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.errors import CorruptState, IllegalTransition, ListTooLong, Option, Phrase, SpecError
 from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked
 from ddflow.kernels.fold import Walked
-from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, machine, records
+from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, as_records, build_machine
 from ddflow.plan.merge.chains import Chains
 from ddflow.plan.merge.machine import Machine, _sort_values
 from ddflow.plan.merge.records import Records, check_function, column_of, fields_of, fits, kind_of, numbers, to_records
@@ -293,20 +293,20 @@ class Machined:
         offsets, ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), np.zeros(m + 1, np.int64)
         most = int(np.diff(walked.keys).max()) if m else 0
         out = np.zeros(max(2 * (m + values.size), most * limit), self.kind)
-        loop, begin = machine(self.machine.transition, self.kind, events.dtype), 0
+        loop, begin = build_machine(self.machine.transition, self.kind, events.dtype), 0
         while True:
             try:
                 begin, code, row = loop(
                     begin,
                     *walked,
                     action,
-                    records(values),
+                    as_records(values),
                     offsets,
-                    records(to_records(self.start, self.kind)),
-                    records(events),
+                    as_records(to_records(self.start, self.kind)),
+                    as_records(events),
                     fields_of(self.kind, [], []),
-                    records(np.zeros(2 * limit, self.kind)),
-                    records(out),
+                    as_records(np.zeros(2 * limit, self.kind)),
+                    as_records(out),
                     ends,
                 )
             except Exception as error:
