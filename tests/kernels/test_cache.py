@@ -70,7 +70,7 @@ class Install:
             return
         self.kernels.mkdir(parents=True)
         (self.root / "ddflow" / "__init__.py").write_text("")
-        for name in ("__init__.py", "background.py", "cache.py", "compile.py", "interpret.py"):
+        for name in ("__init__.py", "cache.py", "compile.py"):
             shutil.copy(PACKAGE / name, self.kernels / name)
         (self.kernels / "leaf.py").write_text(LEAF)
         (self.kernels / "tiny.py").write_text(TINY)
@@ -145,7 +145,7 @@ def test_importing_kernels_compiles_nothing_and_makes_no_directory(install: Inst
     program = """
 import json
 from ddflow.kernels import compile, tiny
-made = [kernel.signatures for kernel in compile.kernels()]
+made = [kernel.signatures for kernel in compile.list_kernels()]
 print(json.dumps({"answer": 42, "made": made}))
 """
     assert install.run(program)["made"] == [[], [], []]

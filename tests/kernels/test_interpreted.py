@@ -33,11 +33,11 @@ from test_laws import calls
 
 compile.PATIENCE.seconds, compile.PATIENCE.most = float(sys.argv[1]), 1 << 60
 ran, said = [0], []
-real = compile.interpreted
+real = compile.interpret
 def interpreted(function):
     ran[0] += 1
     return real(function)
-compile.interpreted = interpreted
+compile.interpret = interpreted
 
 def told(tables):
     for name in sorted(tables):
@@ -111,7 +111,7 @@ from numba.core import event
 from ddflow.kernels.compile import kernels
 from ddflow.kernels import cache
 compiled = sum(bool(each.signatures) for each in kernels())
-helpers = [each.pid for each in cache.running()]
+helpers = [each.pid for each in cache.list_fillers()]
 print(json.dumps({"out": out, "compiled": compiled, "helpers": helpers}), flush=True)
 if len(sys.argv) > 2:
     time.sleep(600)

@@ -22,19 +22,20 @@ pytestmark = pytest.mark.together("warmup")  # one process compiles for all of t
 TESTS = Path(__file__).parent.parent
 WARM = """
 import json, sys
-from ddflow.kernels.compile import entries
+from ddflow.kernels.compile import list_entry_kernels
 from ddflow.tools.warmup import warm
 told = []
 warmed = warm(lambda *each: told.append(each))
-forms = {kernel.py_func.__name__: len(getattr(kernel, "signatures", [])) for kernel in entries()}
-types = {kernel.py_func.__name__: [str(each) for each in getattr(kernel, "signatures", [])] for kernel in entries()}
+kernels = list_entry_kernels()
+forms = {kernel.py_func.__name__: len(getattr(kernel, "signatures", [])) for kernel in kernels}
+types = {kernel.py_func.__name__: [str(each) for each in getattr(kernel, "signatures", [])] for kernel in kernels}
 print(json.dumps({"kernels": warmed.kernels, "compiled": warmed.compiled, "directory": str(warmed.directory),
                   "told": told, "forms": forms, "types": types}))
 """
 DRAW = """
 import json
 import chance
-from ddflow.kernels.compile import entries, watched
+from ddflow.kernels.compile import list_entry_kernels, watch_compilations
 from hypothesis import HealthCheck, given, settings, strategies as st
 from doors import EngineDoor
 from rules import Refused
@@ -65,11 +66,11 @@ def draw(data, shape, options, medium, threads):
     spilled.append(bool(door.engine.stats()["bytes_mapped"]))
     door.close()
 
-with watched(compiled.append), tiny():
+with watch_compilations(compiled.append), tiny():
     draw()
-misses = {kernel.py_func.__name__: sum(kernel.stats.cache_misses.values()) for kernel in entries()}
-forms = {kernel.py_func.__name__: len(kernel.signatures) for kernel in entries()}
-types = {kernel.py_func.__name__: [str(each) for each in kernel.signatures] for kernel in entries()}
+misses = {kernel.py_func.__name__: sum(kernel.stats.cache_misses.values()) for kernel in list_entry_kernels()}
+forms = {kernel.py_func.__name__: len(kernel.signatures) for kernel in list_entry_kernels()}
+types = {kernel.py_func.__name__: [str(each) for each in kernel.signatures] for kernel in list_entry_kernels()}
 done = {"flows": len(flows), "spilled": sum(spilled), "compiled": compiled}
 print(json.dumps({**done, "misses": misses, "types": types}))
 """

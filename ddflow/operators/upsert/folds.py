@@ -69,7 +69,7 @@ def held_there(held: pa.Array) -> Flags:
 
 
 class Parts(NamedTuple):
-    """The cells that lists are made of; see `kernels.lists.contributions`.
+    """The cells that lists are made of; see `kernels.fold.list_contributions`.
 
     >>> import numpy as np
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
@@ -291,7 +291,7 @@ def added(
 ) -> pa.Array:
     """Each key's sum after each of its times, null where nothing was added up.
 
-    walked, action: as `kernels.fold.choose` takes them.  column: the events' cells, n; held: what the g keys hold;
+    walked, action: as in `kernels.fold.choose_cells`.  column: the events' cells, n; held: what the g keys hold;
     both of ``kind``.  ``name`` of the column and ``named``, of a group's key, are for the error.  Returns m cells of
     ``kind``.  Raises `MergeOverflow`.  O(places + n + g).
     """
