@@ -86,9 +86,9 @@ def count_groups(
 
     groups: int32[n], dense numbers.  ranks: int32[n], ascending.  diffs: int64[n].  held: int64[g], the counts before,
     0 for a new group; changed to those after.  since_rank: the greatest rank whose time need not be kept apart.
-    Scratch: net int64[g], touched int64[n].  Written: update_* [2n] in the order of times; version_* [n], of a group
-    in the order of times; last int64[g], each group's last version, -1 where nothing changed.  Returns how many
-    updates and versions, and a row whose count overflows or -1.  O(n).
+    Scratch: net int64[g], touched int64[n].  Written: update_* [2n] by time; version_* [n], of a group by time; last
+    int64[g], each group's last version, or -1.  Returns how many updates and versions, and a row that overflows, or -1.
+    O(n).
 
     >>> a, e, f = np.zeros(1, np.int32), lambda: np.empty(2, np.int64), lambda: np.empty(2, np.int32)
     >>> count_groups(a, a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), f(), e(), e(), e(), f(), e(), e(), e(),

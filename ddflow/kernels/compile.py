@@ -323,8 +323,8 @@ class KernelCache(caching._Cache):  # type: ignore[misc]
 def list_entry_kernels() -> list[Any]:
     """List the kernels that Python calls, in the order of their modules.  Imports all of them; compiles nothing.
 
-    >>> [kernel.py_func.__name__ for kernel in list_entry_kernels()][:2]
-    ['net_changes', 'count_groups']
+    >>> "net_changes" in {kernel.py_func.__name__ for kernel in list_entry_kernels()}
+    True
     """
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
