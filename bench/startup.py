@@ -98,7 +98,7 @@ told = told or stop(begun)
 from ddflow.kernels import cache
 before = spent(resource.RUSAGE_CHILDREN)
 told["children"] = before - told["children"]
-for helper in cache.running():
+for helper in cache.list_fillers():
     helper.stdin.close()
     helper.wait()
 told["helper"] = spent(resource.RUSAGE_CHILDREN) - before

@@ -91,8 +91,7 @@ def count_groups(
     O(n).
 
     >>> a, e, f = np.zeros(1, np.int32), lambda: np.empty(2, np.int64), lambda: np.empty(2, np.int32)
-    >>> count_groups(a, a, np.ones(1, np.int64), np.array([4]), -1, e(), e(), f(), e(), e(), e(), f(), e(), e(), e(),
-    ...              e())
+    >>> count_groups(a, a, np.array([1]), np.array([4]), -1, e(), e(), f(), e(), e(), e(), f(), e(), e(), e(), e())
     (2, 1, -1)
     """
     updates = versions = begin = 0

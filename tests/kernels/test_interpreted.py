@@ -108,9 +108,9 @@ with flow.open() as engine:
     table = pa.table({"key": range(rows), "city": ["Bern"] * rows}).cast(schema)
     out = engine.step({"orders": table}, 1)["orders"].num_rows
 from numba.core import event
-from ddflow.kernels.compile import kernels
+from ddflow.kernels.compile import list_kernels
 from ddflow.kernels import cache
-compiled = sum(bool(each.signatures) for each in kernels())
+compiled = sum(bool(each.signatures) for each in list_kernels())
 helpers = [each.pid for each in cache.list_fillers()]
 print(json.dumps({"out": out, "compiled": compiled, "helpers": helpers}), flush=True)
 if len(sys.argv) > 2:

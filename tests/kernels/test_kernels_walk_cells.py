@@ -9,8 +9,9 @@ from chance import effort
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddflow.kernels.fold import Walked
 from ddflow.kernels.resolve import LAST
-from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, Rule, Taken, Walked
+from ddflow.kernels.walk import NONE, ROW, TOMBSTONE, Rule, Taken
 from ddflow.kernels.walk_cells import Values, walk_cells, walk_cells_plain
 
 NULL = -(2**63)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ddflow.kernels.fold import Walked
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
-from ddflow.kernels.walk import Rule, Taken, Walked, walk_groups, walk_row
+from ddflow.kernels.walk import Rule, Taken, walk_groups, walk_row
 
 
 def taken(n: int, m: int, words: int) -> Taken:
