@@ -1,9 +1,9 @@
 """The protocol of a message format: a batch of messages in, a batch of upserts out, and warnings about what never came.
 
-Guarantees: a format is a pure function of a message, so the same messages give the same events however they are cut
-into batches. A message that cannot be read is an error or a `bad` verdict, as you choose. ddflow warns if no message
-had
-a declared column or the table that was asked for.
+Guarantees: the same batch gives the same events for the same `Target`. A message that cannot be read is an error, or a
+row in the `BAD` column, as ``on_bad`` says. `Unseen` tells the declared columns, and the table, that no message had.
+Limits: the first table that a message names is the table of an input, so messages of another one are bad from then on.
+A tombstone takes its order, and whether it counts, from its neighbours in the batch.
 """
 
 import re
@@ -127,7 +127,7 @@ class BadMessages:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How messages are read.  The functions of `ddflow.formats` make them.
+    """How messages are read: the base of what `ddflow.formats` has.
 
     Attributes
     ----------
@@ -387,8 +387,8 @@ class Unseen:
     ``table``: that was named, while it is neither found nor told; ``tables``: how many changes were of each.
 
     >>> from ddflow.connectors.formats.base import Target, decoded, events_schema
-    >>> from ddflow.connectors.formats.plain import PlainJson
-    >>> format, columns = PlainJson(), pa.schema({"id": pa.int64(), "amounts": pa.float64()})
+    >>> from ddflow.connectors.formats.plain import plain_json
+    >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "amounts": pa.float64()})
     >>> target = Target("'t'", columns, ("id",), (), False, events_schema(format, columns))
     >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), Unseen(columns.names)
     >>> unseen.look(format, came, decoded(format, came, target), "'t'")

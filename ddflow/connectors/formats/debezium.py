@@ -7,7 +7,7 @@ row, else the message's offset. A tombstone, which has no position at its source
 or before it where it is the last.
 
 >>> from ddflow.connectors.formats.base import Target, decoded, events_schema
->>> format, columns = Debezium(), pa.schema({"id": pa.int64(), "v": pa.string()})
+>>> format, columns = debezium(), pa.schema({"id": pa.int64(), "v": pa.string()})
 >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> created = '{"op": "c", "before": null, "after": {"id": 1, "v": "x"}, "source": {"lsn": 9}}'
 >>> gone = '{"op": "d", "before": {"id": 1}, "after": null, "source": {"lsn": 10}}'
@@ -24,7 +24,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 from uuid import UUID
 
 import numpy as np
@@ -34,7 +34,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, Target
-from ddflow.connectors.formats.cells import shape_of
+from ddflow.connectors.formats.cells import BINARIES, MODES, PRECISE, CellForm, shape_of
 from ddflow.connectors.formats.envelope import Inside, Ints, opened
 from ddflow.connectors.formats.enveloped import (
     DELETE,
@@ -58,10 +58,45 @@ UNAVAILABLE: Final = "__debezium_unavailable_value"
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Debezium(Enveloped):
-    """`ddflow.formats.debezium` makes it and has its options."""
+class debezium(Enveloped):
+    """Messages of Debezium, with or without Connect's schema.
+
+    Parameters
+    ----------
+    table : str, optional
+        Of a topic that has several, whose messages are read: ``"orders"``, ``"public.orders"`` or
+        ``"shop.public.orders"``.  Without it messages of other tables than that of the first are bad, as are those of a
+        second table that has the given name in another schema or database.
+    flattened : bool
+        Whether messages are the row after a change, as ``ExtractNewRecordState`` leaves them.
+    decimals : {"precise", "string", "double"}
+        The connector's ``decimal.handling.mode``, where no schema says it.
+    binary : {"base64", "base64-url-safe", "hex"}
+        Its ``binary.handling.mode``.
+    unavailable : bool
+        Whether a value that the source did not write (an unchanged TOAST value of Postgres) keeps what is stored.  The
+        input then merges by `ddflow.last`.  By default such a message is bad.
+    placeholder : str
+        Its ``unavailable.value.placeholder``.
+    on_bad : {"stop", "drop"}
+        What becomes of a message that cannot be read: the step is refused, or the message counts as bad and goes to
+        the output ``<input>.bad``.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Examples
+    --------
+    >>> debezium(table="public.orders")
+    dd.formats.debezium(table='public.orders')
+    """
 
     flattened: bool = False
+    decimals: Literal["precise", "string", "double"] = PRECISE
+    binary: Literal["base64", "base64-url-safe", "hex"] = "base64"
+    unavailable: bool = False
     placeholder: str = UNAVAILABLE
 
     kind: ClassVar[str] = "debezium"
@@ -71,9 +106,20 @@ class Debezium(Enveloped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._choose(decimals=MODES, binary=BINARIES)
         if not isinstance(self.placeholder, str) or not self.placeholder:
             found = f"placeholder={self.placeholder!r}"
             raise SpecError("dd.formats.debezium", found, "give the text of the connector")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether unavailable values keep their stored value."""
+        return self.unavailable
+
+    @property
+    def usual(self) -> CellForm:
+        """Form of cells if no schema describes them."""
+        return CellForm(decimals=self.decimals, binary=self.binary)
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""

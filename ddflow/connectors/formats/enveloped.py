@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.formats.base import BadMessages, Format, Target, Truncate, Upserts
-from ddflow.connectors.formats.cells import BINARIES, MODES, PRECISE, CellForm
+from ddflow.connectors.formats.cells import CellForm
 from ddflow.connectors.formats.envelope import Inside, Ints
 from ddflow.connectors.formats.messages import (
     PARTS,
@@ -69,9 +69,6 @@ class Enveloped(Format):
     """Base of formats with an envelope."""
 
     table: str | None = None
-    decimals: str = PRECISE
-    binary: str = "base64"
-    unavailable: bool = False
 
     order: ClassVar[Any] = ((POSITION, pa.int64()), (ROW, pa.int64()))
     unknown: ClassVar[str]
@@ -80,15 +77,6 @@ class Enveloped(Format):
     """What is said of a cell that was not written."""
     keyless: ClassVar[str] = ""
     """What is said besides of a delete without the key."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._choose(decimals=MODES, binary=BINARIES)
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether unavailable values keep their stored value."""
-        return self.unavailable
 
     @property
     def of_tables(self) -> bool:
@@ -103,7 +91,7 @@ class Enveloped(Format):
     @property
     def usual(self) -> CellForm:
         """Form of cells if no schema describes them."""
-        return CellForm(decimals=self.decimals, binary=self.binary)
+        return CellForm(decimals="string")
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """Return the table of each message, by ``table``, ``schema`` and ``db``.  O(bytes)."""
@@ -202,9 +190,9 @@ class Enveloped(Format):
             name = field.name
             if read.absent is not None and name in read.absent:
                 absent[name] = read.absent[name] & ~deleted
-                if self.unavailable and read.fresh is not None:
+                if self.leaves_out and read.fresh is not None:
                     _mark_unstored(name, at[absent[name] & read.fresh], bad)
-                if not self.unavailable:
+                if not self.leaves_out:
                     remedy = f"{self.hidden}: see unavailable= of dd.formats.{self.kind}"
                     bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
             columns[name] = read_cells(inside, read.after, field, self.usual, at, bad, deleted)

@@ -6,7 +6,7 @@ for Canal's TRUNCATE, which cuts the batch. Canal has several rows a message, an
 position that Maxwell writes with ``output_binlog_position``, else the offset, and the place in the message.
 
 >>> from ddflow.connectors.formats.base import decoded, events_schema
->>> format, columns = Canal(), pa.schema({"id": pa.int64(), "v": pa.string()})
+>>> format, columns = canal(), pa.schema({"id": pa.int64(), "v": pa.string()})
 >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> came = '{"table": "o", "type": "INSERT", "data": [{"id": "1", "v": "x"}, {"id": "2", "v": null}]}'
 >>> decoded(format, pa.table({"value": [came], "offset": [5]}), target).rows.select(["id", "v", "_row"]).to_pylist()
@@ -60,10 +60,28 @@ def coded(types: pa.Array, known: dict[str, int]) -> Ints:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Maxwell(Enveloped):
-    """`ddflow.formats.maxwell` makes it and has its options."""
+class maxwell(Enveloped):
+    """Messages of Maxwell, bootstraps included.
 
-    decimals: str = "string"
+    Parameters
+    ----------
+    table, on_bad
+        As of `debezium`; a table is ``"orders"`` or ``"shop.orders"``.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Notes
+    -----
+    Events are ordered by ``position`` where Maxwell writes it (``output_binlog_position``), else by offset.
+
+    Examples
+    --------
+    >>> maxwell()
+    dd.formats.maxwell()
+    """
 
     kind: ClassVar[str] = "maxwell"
     hidden: ClassVar[str] = "it was not written"
@@ -95,10 +113,24 @@ class Maxwell(Enveloped):
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Canal(Enveloped):
-    """`ddflow.formats.canal` makes it and has its options."""
+class canal(Enveloped):
+    """Messages of Canal, as flat JSON, with several rows each.
 
-    decimals: str = "string"
+    Parameters
+    ----------
+    table, on_bad
+        As of `maxwell`.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Examples
+    --------
+    >>> canal(table="orders")
+    dd.formats.canal(table='orders')
+    """
 
     kind: ClassVar[str] = "canal"
     hidden: ClassVar[str] = "it was not written"

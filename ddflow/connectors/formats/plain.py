@@ -4,7 +4,7 @@ messages.
 Guarantees: a wrapped message reads as it would alone. A written message is read back by the format of its name.
 
 >>> from ddflow.connectors.formats.base import Target, decoded, events_schema
->>> format, columns = PlainJson(), pa.schema({"id": pa.int64(), "city": pa.string()})
+>>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "city": pa.string()})
 >>> target = Target("'people'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> came = pa.table({"key": ["1", "2"], "value": ['{"id": 1, "city": "Bern"}', None], "offset": [7, 8]})
 >>> for row in decoded(format, came, target).rows.to_pylist():
@@ -18,7 +18,7 @@ Guarantees: a wrapped message reads as it would alone. A written message is read
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal
 
@@ -31,7 +31,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.columns.schema import check_sound, is_text, lossless, one_chunk, plain
 from ddflow.connectors.formats import row_columns
-from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, Target, Upserts
+from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, OnBad, Target, Upserts
 from ddflow.connectors.formats.cells import BINARIES, CellForm, cells_as, shape_of, shown
 from ddflow.connectors.formats.cells import MODES as DECIMAL_MODES
 from ddflow.connectors.formats.envelope import Inside, opened, typed
@@ -79,11 +79,27 @@ def _single(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: C
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class PlainJson(Format):
-    """`ddflow.formats.plain_json` makes it and has its options."""
+class plain_json(Format):
+    """Messages that are rows, as objects of JSON; one without a value deletes its key.
 
-    decimals: str = "string"
-    binary: str = "base64"
+    Parameters
+    ----------
+    decimals, binary, on_bad
+        As of `debezium`.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Examples
+    --------
+    >>> plain_json(on_bad="drop")
+    dd.formats.plain_json(on_bad='drop')
+    """
+
+    decimals: Literal["precise", "string", "double"] = "string"
+    binary: Literal["base64", "base64-url-safe", "hex"] = "base64"
 
     kind: ClassVar[str] = "plain_json"
     order: ClassVar[Any] = ((POSITION, pa.int64()),)
@@ -195,13 +211,38 @@ def offsets(messages: Messages) -> pa.Array:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Custom(Format):
-    """`ddflow.formats.custom` makes it."""
+class custom(Format):
+    """Messages that a function of yours reads.
 
-    function: Callable[[pa.Table], Any]
+    Parameters
+    ----------
+    function : callable
+        Takes a table of messages and gives rows, as anything that speaks Arrow: the declared columns, and if you like
+        ``_deleted`` (true where a row deletes its key) and ``_position`` (an integer that orders events; by default
+        the offset).  It must give the same rows each time.
+
+    Raises
+    ------
+    SpecError
+        For what cannot be called.
+
+    Examples
+    --------
+    >>> import pyarrow.compute as pc
+    >>> custom(lambda messages: {"line": messages["value"]}).kind
+    'custom'
+    """
+
+    function: Callable[[pa.Table], Any] = field(kw_only=False)
+    on_bad: OnBad = field(default="stop", init=False)
 
     kind: ClassVar[str] = "custom"
     order: ClassVar[Any] = ((POSITION, pa.int64()),)
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            found = f"it is given {self.function!r:.99}"
+            raise SpecError("dd.formats.custom", found, "give a function of a table of messages")
 
     def needs(self) -> None:
         """Do nothing: it only needs its function."""
@@ -239,24 +280,38 @@ _CHANGES: Final = ("insert", "update_postimage", "update_preimage", "delete")
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Kcat(Format):
-    """`ddflow.formats.kcat` makes it.
+class kcat(Format):
+    """Lines of a dump by ``kcat -J``; each holds a message of another format.
 
+    Parameters
+    ----------
+    of : Format
+        Of the messages within.
+
+    Raises
+    ------
+    SpecError
+        For what is no format.
+
+    Examples
+    --------
+    >>> kcat(plain_json())
+    dd.formats.kcat(dd.formats.plain_json())
     >>> from ddflow.connectors.formats.base import decoded, events_schema
-    >>> from ddflow.connectors.formats.plain import PlainJson
-    >>> format, columns = Kcat(of=PlainJson()), pa.schema({"id": pa.int64(), "v": pa.string()})
+    >>> format, columns = kcat(plain_json()), pa.schema({"id": pa.int64(), "v": pa.string()})
     >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
     >>> line = '{"topic": "t", "partition": 0, "offset": 7, "key": "1", "payload": "{\\\\"v\\\\": \\\\"x\\\\"}"}'
     >>> decoded(format, pa.table({"value": [line]}), target).rows.to_pylist()
     [{'id': 1, 'v': 'x', '_position': 7, '_deleted': False}]
     """
 
-    of: Format
+    of: Format = field(kw_only=False)
+    on_bad: OnBad = field(default="stop", init=False)
 
     kind: ClassVar[str] = "kcat"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.of, Format) or isinstance(self.of, Kcat):
+        if not isinstance(self.of, Format) or isinstance(self.of, kcat):
             raise SpecError("dd.formats.kcat", f"of= is {self.of!r:.99}", "give the format of the messages within")
         object.__setattr__(self, "on_bad", self.of.on_bad)
         object.__setattr__(self, "order", self.of.order)
@@ -332,8 +387,28 @@ def _is_nested(lines: pa.Array) -> Bools:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class DeltaFeed(Format):
-    """`ddflow.formats.delta_cdf` makes it."""
+class delta_cdf(Format):
+    """The change feed of a table of Delta Lake, from ``load_cdf`` or ``readChangeFeed``, as upserts.
+
+    Parameters
+    ----------
+    on_bad : {"stop", "drop"}
+        As of `debezium`.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Notes
+    -----
+    Events are ordered by ``_commit_version``.  `ddflow.delta_cdf` takes the same rows as differences, without a key.
+
+    Examples
+    --------
+    >>> delta_cdf()
+    dd.formats.delta_cdf()
+    """
 
     kind: ClassVar[str] = "delta_cdf"
     order: ClassVar[Any] = ((POSITION, pa.int64()), (ROW, pa.int64()))
@@ -359,14 +434,14 @@ class DeltaFeed(Format):
         bad.mark(np.flatnonzero(~known), "its '_change_type' is none of the change feed's")
         deleted = ~np.asarray(pc.is_in(change, pa.array(_CHANGES[:2])))
         columns, at = {}, np.arange(messages.rows)
-        for field in target.columns:
-            if field.name not in names:
-                columns[field.name] = pa.nulls(messages.rows, field.type)
+        for each in target.columns:
+            if each.name not in names:
+                columns[each.name] = pa.nulls(messages.rows, each.type)
                 continue
-            cells = pc.struct_field(rows, field.name)
-            columns[field.name], wrong = cells_as(cells, field.type, CellForm())
+            cells = pc.struct_field(rows, each.name)
+            columns[each.name], wrong = cells_as(cells, each.type, CellForm())
             if wrong is not None:
-                misfit(cells, np.flatnonzero(wrong), field, at, bad, lambda _: CellForm())
+                misfit(cells, np.flatnonzero(wrong), each, at, bad, lambda _: CellForm())
         version = pc.struct_field(rows, "_commit_version").cast(pa.int64())
         order = {POSITION: version, ROW: pa.array((~deleted).astype(np.int64))} if target.ordered else {}
         return Upserts(columns, deleted, order)

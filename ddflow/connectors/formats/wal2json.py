@@ -7,7 +7,7 @@ key that a row had, and all of it where the replica identity is full: what was n
 of users say nothing.
 
 >>> from ddflow.connectors.formats.base import decoded, events_schema
->>> format, columns = Wal2Json(), pa.schema({"id": pa.int64(), "v": pa.string()})
+>>> format, columns = wal2json(), pa.schema({"id": pa.int64(), "v": pa.string()})
 >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> cells = '[{"name": "id", "value": 1}, {"name": "v", "value": "x"}]'
 >>> two = f'{{"action": "I", "table": "o", "lsn": "0/A", "columns": {cells}}}'
@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, Target
-from ddflow.connectors.formats.cells import shape_of
+from ddflow.connectors.formats.cells import CellForm, shape_of
 from ddflow.connectors.formats.envelope import Inside, Ints, at_path, opened
 from ddflow.connectors.formats.enveloped import (
     DELETE,
@@ -113,16 +113,41 @@ class Named(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Wal2Json(Enveloped):
-    """`ddflow.formats.wal2json` makes it and has its options."""
+class wal2json(Enveloped):
+    """Messages of wal2json: one for each transaction (version 1), or for each change (2).
 
-    decimals: str = "string"
-    binary: str = "hex"
+    Parameters
+    ----------
+    table, unavailable, on_bad
+        As of `debezium`: a column that an update does not name was not written.
+
+    Raises
+    ------
+    SpecError
+        For an option that is none.
+
+    Notes
+    -----
+    Events are ordered by ``lsn`` or ``nextlsn`` (``include-lsn``), else by offset.
+
+    Examples
+    --------
+    >>> wal2json(unavailable=True)
+    dd.formats.wal2json(unavailable=True)
+    """
+
+    unavailable: bool = False
 
     kind: ClassVar[str] = "wal2json"
     unknown: ClassVar[str] = "it is no event of wal2json: it lacks a known 'action', or 'change'"
     hidden: ClassVar[str] = "the source did not write it"
     keyless: ClassVar[str] = ": the replica identity of its table must give the key"
+    usual: ClassVar[CellForm] = CellForm(decimals="string", binary="hex")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a column that was not written keeps its stored value."""
+        return self.unavailable
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`."""

@@ -127,7 +127,7 @@ def of_json(given: Mapping[str, Any]) -> Format:
     if kind is None:
         raise SpecError("a format from JSON", f"its kind is {given.get('kind')!r:.99}", f"there are {sorted(KINDS)}")
     options = {name: value for name, value in given.items() if name != "kind"}
-    known = {each.name: each.default for each in fields(kind)}
+    known = {each.name for each in fields(kind) if each.init}
     for name, value in options.items():
         if name not in known:
             raise SpecError(
