@@ -20,10 +20,10 @@ from msgspec import ValidationError, convert
 from ddflow.connectors.api import Source
 from ddflow.connectors.delta.source import FollowedTable
 from ddflow.connectors.files.file_path import dialect_of
+from ddflow.connectors.formats.routes import Others
 from ddflow.connectors.kafka.source import KafkaTopic
 from ddflow.connectors.landing.source import LandedFiles
 from ddflow.connectors.postgres.source import PostgresTables
-from ddflow.connectors.routes import Others
 from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.errors import cut
 from ddflow.time import seconds

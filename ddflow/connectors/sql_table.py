@@ -12,7 +12,7 @@ A dialect is a subclass with its connection, its types and its statements.
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from ddflow.columns.names import quoted
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import among
 from ddflow.connectors.table_shape import is_written, lacking, refused, vanished
-from ddflow.errors import SinkFailed, SpecError
+from ddflow.errors import SinkFailed, SinkRefused, SpecError, first_line, translate
 
 RECORDS: Final = "_ddflow_written"
 PIECE: Final = 1 << 17
@@ -102,15 +102,16 @@ class SqlTable(OpenSink):
         """Run a statement.  Raises what the driver raises."""
         return list(self.connection.execute(text, list(given)).fetchall())
 
-    @contextmanager
-    def talking(self, asked: str) -> Iterator[None]:
+    def talking(self, asked: str) -> AbstractContextManager[None]:
         """Convert the driver's errors to ours."""
-        try:
-            yield
-        except self.refusals as error:
-            raise refused(self.shape, self.place, _describe_error(error), self.remedy(error)) from None
-        except self.failures as error:
-            raise SinkFailed(f"{asked} {self.place}", _describe_error(error), self.cure(error)) from None
+
+        def to_ours(error: Exception) -> SinkFailed | SinkRefused:
+            said = f"{type(error).__name__}: {first_line(error) if str(error) else ''}"  # without the statement
+            if isinstance(error, self.refusals):
+                return refused(self.shape, self.place, said, self.remedy(error))
+            return SinkFailed(f"{asked} {self.place}", said, self.cure(error))
+
+        return translate((*self.refusals, *self.failures), to_ours)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -232,11 +233,6 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pat.is_timestamp(kind) and kind.tz is not None:
         column = pc.cast(column, pa.timestamp(kind.unit, "UTC"))
     return pc.cast(column, pa.string())
-
-
-def _describe_error(error: Exception) -> str:
-    """Describe a driver's error without the statement."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 GIVEN: Final = "_ddflow_given"

@@ -1,8 +1,7 @@
-"""Compare a target's table with the shape that a sink needs, and map Arrow types to those of lake formats.
+"""Compare a target's table with the shape that a sink needs.
 
 Guarantees: a table never loses anything. New columns are added; another type, a foreign or dropped column, a missing
-key or a table of another mode is refused before a row changes. A value that goes through a lake type comes back
-unchanged; types that would lose something (nanoseconds, durations) are refused by name.
+key or a table of another mode is refused before a row changes.
 
 >>> shape = TableShape("by_city", pa.schema({"city": pa.string(), "n": pa.int64()}), ("city",))
 >>> lacking(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
@@ -96,19 +95,6 @@ def new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: s
     return pa.schema([wanted.field(name) for name in lacking(shape, found, asked, place)])
 
 
-def refuse_dropped(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> None:
-    """Raise `SinkRefused` for a table that lost a column since it was prepared.  O(columns)."""
-    new_columns(shape._replace(had=frozenset(wanted.names)), there, wanted, place)
-
-
-def holdable(shape: TableShape, stored: pa.Schema, place: str) -> None:
-    """Raise `SinkRefused` for columns that a table cannot hold: their ``stored`` type is null."""
-    lost = [field.name for field in stored if pa.types.is_null(field.type)]
-    if lost:
-        shown = ", ".join(f"{name!r}, {shape.schema.field(name).type}" for name in lost)
-        raise refused(shape, place, f"it cannot hold {shown}", "project it to another type")
-
-
 def refused(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefused:
     """Build the error for a table that cannot be written."""
     return SinkRefused(f"write {shape.output!r} to {place}", found, remedy)
@@ -132,53 +118,3 @@ def is_written(there: TargetRecord | None, now: TargetRecord, before: TargetReco
         remedy = "another process writes there: stop it; then see what differs, and make it so: ddflow sync"
         raise SinkAhead(f"write epoch {now.epoch} of {now.output!r} to {place}", found, remedy)
     return False
-
-
-Own = Callable[[pa.DataType], pa.DataType | None]
-"""What a format makes of a type that others treat otherwise; None for the rest."""
-_WIDER: Final = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.float16(): pa.float32(),
-    pa.date64(): pa.date32(),
-    pa.large_string(): pa.string(),
-    pa.string_view(): pa.string(),
-    pa.large_binary(): pa.binary(),
-    pa.binary_view(): pa.binary(),
-}
-_SAME: Final = (
-    *(pat.is_boolean, pat.is_signed_integer, pat.is_float32, pat.is_float64, pat.is_string, pat.is_binary),
-    *(pat.is_date32, pat.is_decimal128),
-)
-
-
-def stored_type(kind: pa.DataType, own: Own = lambda kind: None) -> pa.DataType | None:
-    """Return the stored type of a column of Arrow's type; None if it would lose information."""
-    if pat.is_dictionary(kind):
-        return stored_type(kind.value_type, own)
-    if (said := own(kind)) is not None:
-        return said
-    if kind in _WIDER or any(same(kind) for same in _SAME):
-        return _WIDER.get(kind, kind)
-    if pat.is_timestamp(kind):
-        return None if kind.unit == "ns" else pa.timestamp("us", None if kind.tz is None else "UTC")
-    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        inner = stored_type(kind.value_type, own)
-        return None if inner is None else pa.list_(inner)
-    if pat.is_struct(kind):
-        within = {each.name: inner for each in kind if (inner := stored_type(each.type, own)) is not None}
-        return pa.struct(list(within.items())) if len(within) == kind.num_fields else None
-    return None
-
-
-def stored(schema: pa.Schema, own: Own = lambda kind: None) -> pa.Schema:
-    """Return the columns of a table for rows of a schema; null is the type of those it cannot hold.
-
-    >>> stored(pa.schema({"n": pa.uint32(), "at": pa.timestamp("s", "Europe/Zurich")})).types
-    [DataType(int64), TimestampType(timestamp[us, tz=UTC])]
-    >>> stored(pa.schema({"for": pa.duration("s")})).types
-    [DataType(null)]
-    """
-    return pa.schema([(each.name, stored_type(each.type, own) or pa.null()) for each in schema])

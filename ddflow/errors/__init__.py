@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from ddflow.errors.base import PYTHON as PYTHON
@@ -640,8 +642,7 @@ GROUPS: Final[dict[str, tuple[type[DdflowError], ...]]] = {
         EpochSkipped, SnapshotExpired,
     ),
     "Files, sources and sinks": (
-        UnreadableInput, OutputExists, UnwritableOutput, SourceChanged, SourceFailed, SinkRefused, SinkAhead,
-        SinkFailed,
+        UnreadableInput, OutputExists, UnwritableOutput, SourceChanged, SourceFailed, SinkRefused, SinkAhead, SinkFailed,
     ),
     "Jobs of many tasks": (
         FeedChanged, MissingReceipts, ReceiptsDisagree, Misrouted,
@@ -670,6 +671,22 @@ def entry(of: type[DdflowError]) -> ErrorEntry:
     """
     means, *more, fix = [" ".join(part.split()) for part in (inspect.getdoc(of) or "").split("\n\n")]
     return ErrorEntry(of.__name__, means, " ".join(more), fix.removeprefix(TO_DO))
+
+
+@contextmanager
+def translate(errors: Any, to: Callable[[Any], DdflowError | None]) -> Iterator[None]:
+    """Raise the error that ``to`` makes of one of ``errors``; where it makes None, the error itself."""
+    try:
+        yield
+    except errors as error:
+        if (ours := to(error)) is None:
+            raise
+        raise ours from None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's message; the name of its class if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def import_extra(asked: str, extra: str, *names: str) -> Any:

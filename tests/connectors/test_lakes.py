@@ -212,12 +212,12 @@ def test_of_two_writers_one_commits(tmp_path: Path, kind: str, added: bool) -> N
     taken = TableChanges(None if added else rows, rows, 1)
     one.prepare()
     stale: Any = two
-    seen = stale._table()
+    seen = stale._load()
     one.write(taken, FIRST, None)
-    stale._table = lambda: seen  # it looked before the other wrote
+    stale._load = lambda: seen  # it looked before the other wrote
     with pytest.raises(SinkFailed):
         two.write(taken, FIRST._replace(state="1" * 32), None)
-    del stale._table
+    del stale._load
     with raises(SinkAhead):
         two.write(taken, FIRST._replace(state="1" * 32), None)
     assert there(kind, tmp_path, "t") == [(1,)]

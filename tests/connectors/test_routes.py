@@ -13,7 +13,7 @@ from messages import raises
 from test_formats_recorded import EVERYTHING, OPTIONS, PAIRS, expected, in_order, messages
 
 import ddflow as dd
-from ddflow.connectors.routes import routed
+from ddflow.connectors.formats.routes import routed
 from ddflow.errors import BadMessage, SpecError
 
 BOTH = {"public.everything": "everything", "public.pairs": "pairs"}

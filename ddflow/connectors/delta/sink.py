@@ -12,7 +12,7 @@ DeltaSink(path='s3://lake/by_city', mode='upsert')
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import time
 from typing import Any, ClassVar, Final
@@ -24,12 +24,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 import xxhash
 
-from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, quoted
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.lake_table import LakeTable
 from ddflow.connectors.modes import with_deletes
-from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, stored, vanished
-from ddflow.errors import SinkFailed, import_extra, mask_secrets
+from ddflow.errors import SinkFailed, first_line, import_extra, mask_secrets, translate
 from ddflow.storage.address import refuse_secret
 
 OPTIONS: Final = "give them as storage_options="
@@ -110,55 +109,44 @@ class DeltaSink(TableSink):
         return DeltaLakeTable(self, shape)
 
 
-class DeltaLakeTable(OpenSink):
+class DeltaLakeTable(LakeTable):
     """A table of Delta Lake."""
 
     def __init__(self, of: DeltaSink, shape: TableShape) -> None:
-        self.of, self.shape, self.place = of, shape, of.target
-        self.options, self.schema = dict(of.storage_options), stored(shape.schema, own_type)
-        self._secret = Secret.fresh()
+        super().__init__(of, shape, own_type)
+        self.options = dict(of.storage_options)
         library()
 
-    def written(self) -> TargetRecord | None:
-        """Read the record of the last epoch from the log."""
-        with self._talking("ask"):
-            table = self._table()
-            return None if table is None else self._record(table)
-
-    def missing(self) -> bool:
-        """Return whether there is no log."""
-        with self._talking("ask"):
-            return self._table() is None
-
-    def occupied(self) -> bool:
-        """Return whether there is a row."""
-        with self._talking("ask"):
-            table = self._table()
-            return table is not None and table.count() > 0
-
-    def holds(self) -> None:
-        """See `holdable`."""
-        holdable(self.shape, self.schema, self.place)
-
-    def prepare(self) -> None:
-        """Make the table, or compare it."""
+    def _load(self) -> Any:
         of = library()
-        self.holds()
-        with self._talking("prepare"):
-            table = self._table()
-            if table is None:
-                made = of.Schema.from_arrow(self.schema)
-                of.DeltaTable.create(self.place, made, mode="error", storage_options=self.options)
-                return
-            new = new_columns(self.shape, self._columns(table), self.schema, self.place)
-            if new.names:
-                table.alter.add_columns(of.Schema.from_arrow(new).fields)
+        if not of.DeltaTable.is_deltatable(self.place, storage_options=self.options):
+            return None
+        return of.DeltaTable(self.place, storage_options=self.options)
+
+    def _arrow_schema(self, table: Any) -> pa.Schema:
+        return pa.schema(table.schema().to_arrow())
+
+    def _has_rows(self, table: Any) -> bool:
+        return bool(table.count() > 0)
+
+    def _create(self) -> None:
+        of = library()
+        made = of.Schema.from_arrow(self.schema)
+        of.DeltaTable.create(self.place, made, mode="error", storage_options=self.options)
+
+    def _add_columns(self, table: Any, new: pa.Schema) -> None:
+        table.alter.add_columns(library().Schema.from_arrow(new).fields)
+
+    def _scan(self, table: Any) -> pa.Table:
+        dataset, names = table.to_pyarrow_dataset(), self.shape.schema.names
+        there = pa.schema([dataset.schema.field(name) for name in names])
+        return pa.Table.from_batches(read_files(dataset, names), there)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
         of = library()
-        with self._talking("write"):
-            table = self._lacking(now, before)
+        with self._translate_errors("write"):
+            table = self._load_behind(now, before)
             if table is None:
                 return
             told = self._describe_epoch(now)
@@ -171,8 +159,8 @@ class DeltaLakeTable(OpenSink):
 
     def staging(self) -> Staging | None:
         """Return a writer of separate files; None if the table's options ask more of a writer."""
-        with self._talking("ask"):
-            if (table := self._table()) is None:
+        with self._translate_errors("ask"):
+            if (table := self._load()) is None:
                 return None  # what is written then says so
             about = table.metadata()
         odd = [name for name in about.configuration if name.startswith(("delta.columnMapping", "delta.constraints"))]
@@ -182,26 +170,12 @@ class DeltaLakeTable(OpenSink):
 
     def _append(self, fragments: Sequence[bytes], now: TargetRecord, before: TargetRecord | None) -> None:
         of = library()
-        with self._talking("write"):
-            table = self._lacking(now, before)
+        with self._translate_errors("write"):
+            table = self._load_behind(now, before)
             if table is not None:
                 adds = [of.transaction.AddAction(**json.loads(each)) for each in fragments]
                 schema = of.Schema.from_arrow(self.schema)
                 table.create_write_transaction(adds, "append", schema, commit_properties=self._describe_epoch(now))
-
-    def _lacking(self, now: TargetRecord, before: TargetRecord | None) -> Any:
-        """Return the table, or None if it has ``now`` already.  Raises `SinkAhead` if it has another epoch."""
-        if (table := self._table()) is None:
-            raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
-        if is_written(self._record(table), now, before, self.place):
-            return None
-        refuse_dropped(self.shape, self._columns(table), self.schema, self.place)
-        return table
-
-    @staticmethod
-    def _columns(table: Any) -> pa.Schema:
-        """Return the columns of the table as the sink stores them."""
-        return stored(pa.schema(table.schema().to_arrow()), own_type)
 
     @staticmethod
     def _describe_epoch(now: TargetRecord) -> Any:
@@ -211,16 +185,6 @@ class DeltaLakeTable(OpenSink):
             custom_metadata={"ddflow": json.dumps(now._asdict())},
             app_transactions=[of.Transaction(name, value) for name, value in _numbers(now).items()],
         )
-
-    def read(self) -> pa.Table:
-        """Read all rows."""
-        with self._talking("read"):
-            table = self._table()
-            assert table is not None, "it was prepared"
-            dataset, names = table.to_pyarrow_dataset(), self.shape.schema.names
-            there = pa.schema([dataset.schema.field(name) for name in names])
-            rows = pa.Table.from_batches(read_files(dataset, names), there)
-            return rows.cast(self.schema).cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def _merge(self, table: Any, changes: TableChanges, told: Any) -> None:
         """Replace rows by their key."""
@@ -235,13 +199,6 @@ class DeltaLakeTable(OpenSink):
         merge = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=told)
         merge = merge.when_matched_delete(f"s.{DELETED}").when_matched_update(values, f"not s.{DELETED}")
         merge.when_not_matched_insert(values, f"not s.{DELETED}").execute()
-
-    def _table(self) -> Any:
-        """Open the newest version; return None if there is no table."""
-        of = library()
-        if not of.DeltaTable.is_deltatable(self.place, storage_options=self.options):
-            return None
-        return of.DeltaTable(self.place, storage_options=self.options)
 
     def _record(self, table: Any) -> TargetRecord | None:
         if (epoch := table.transaction_version(EPOCH)) is None:
@@ -264,14 +221,12 @@ class DeltaLakeTable(OpenSink):
             return frozenset()
         return frozenset(old.file_uris())
 
-    @contextmanager
-    def _talking(self, asked: str) -> Iterator[None]:
-        try:
-            yield
-        except (library().exceptions.DeltaError, OSError) as error:
-            said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            said = mask_secrets(said, self.options.values())
-            raise SinkFailed(f"{asked} {self.place}", said, "see to the table") from None
+    def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
+        def to_ours(error: Exception) -> SinkFailed:
+            said = mask_secrets(first_line(error), self.options.values())
+            return SinkFailed(f"{asked} {self.place}", said, "see to the table")
+
+        return translate((library().exceptions.DeltaError, OSError), to_ours)
 
 
 Files = Callable[[int], frozenset[str]]

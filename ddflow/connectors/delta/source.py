@@ -18,7 +18,7 @@ FollowedTable(path='s3://lake/orders', start=None, follow=True)
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
@@ -38,7 +38,18 @@ from ddflow.connectors.delta.sink import OPTIONS, library, place_of, read_files
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
-from ddflow.errors import Phrase, SchemaMismatch, SourceChanged, SourceFailed, SpecError, UnreadableInput, mask_secrets
+from ddflow.errors import (
+    DdflowError,
+    Phrase,
+    SchemaMismatch,
+    SourceChanged,
+    SourceFailed,
+    SpecError,
+    UnreadableInput,
+    first_line,
+    mask_secrets,
+    translate,
+)
 from ddflow.storage.address import refuse_secret
 
 LOOK: Final = 0.5
@@ -167,7 +178,7 @@ class FeedReader(OpenSource):
         batches, size = list[pa.RecordBatch](), 0
         while self.rows is not None and size < room:
             self._copying = self._copying or self._read_copy(self.rows)
-            with self._talking():
+            with translate(Exception, self._to_ours):
                 batch = next(self._copying, None)
             if batch is None:
                 self.rows, self._copying = None, None
@@ -175,7 +186,7 @@ class FeedReader(OpenSource):
                 batches, size, self.rows = [*batches, batch], size + batch.nbytes, self.rows + batch.num_rows
         if not batches and self.rows is None:
             if self.at >= self.until and self.of.follow and monotonic() - self._looked >= LOOK:
-                with self._talking():
+                with translate(Exception, self._to_ours):
                     self.table.update_incremental()
                 self._looked = monotonic()
                 self._note_newest_version()
@@ -191,7 +202,7 @@ class FeedReader(OpenSource):
     def _open_version(self, version: Any) -> Any:
         """Open the table at a version, or at the newest.  Raises `UnreadableInput`, `SourceChanged`."""
         of, options = library(), dict(self.of.storage_options)
-        with self._talking():
+        with translate(Exception, self._to_ours):
             if not of.DeltaTable.is_deltatable(self.of.target, storage_options=options):
                 raise UnreadableInput(self.asked, "there is no table of Delta Lake", "see to the address")
             table = of.DeltaTable(self.of.target, storage_options=options)
@@ -245,7 +256,7 @@ class FeedReader(OpenSource):
         kept = all(each.name in columns.names and columns.field(each.name).type == each.type for each in self.columns)
         table, read = self.table if columns == self.newest else self._open_version(last), None
         names = [*(name for name in self.names if name in columns.names), *_FEED]
-        with self._talking():
+        with translate(Exception, self._to_ours):
             try:
                 read = table.load_cdf(first, last, columns=names).read_all() if kept else None
             except library().exceptions.DeltaError as error:
@@ -265,7 +276,7 @@ class FeedReader(OpenSource):
         """Derive the changes of a version from its files: it has no feed, or its columns changed."""
         now, before = self._open_version(version), self._open_version(version - 1)
         files, old = set(now.file_uris()), set(before.file_uris())
-        with self._talking():
+        with translate(Exception, self._to_ours):
             left = list(self._read_files_as_feed(before, old - files, 0, "delete", version))
             return [*left, *self._read_files_as_feed(now, files - old, 0)]
 
@@ -306,21 +317,14 @@ class FeedReader(OpenSource):
                 raise SchemaMismatch(asked, str(error), remedy) from None
         return pa.record_batch(columns)
 
-    @contextmanager
-    def _talking(self) -> Iterator[None]:
-        """Convert the library's errors to ours."""
-        try:
-            yield
-        except Exception as error:
-            # The library's readers raise plain ones.
-            if not isinstance(error, (library().exceptions.DeltaError, OSError)) and type(error) is not Exception:
-                raise
-            said = (str(error).strip() or type(error).__name__).splitlines()[0]
-            said = mask_secrets(said, self.of.storage_options.values())
-            if isinstance(error, FileNotFoundError) or any(each in str(error) for each in _GONE):
-                found = f"a version that was not read yet is gone, or is none: {said}"
-                raise SourceChanged(self.asked, found, _AGAIN) from None
-            raise SourceFailed(self.asked, said, "see to the table") from None
+    def _to_ours(self, error: Exception) -> DdflowError | None:
+        """Convert an error of the library; its readers raise plain ones."""
+        if not isinstance(error, (library().exceptions.DeltaError, OSError)) and type(error) is not Exception:
+            return None
+        said = mask_secrets(first_line(error), self.of.storage_options.values())
+        if isinstance(error, FileNotFoundError) or any(each in str(error) for each in _GONE):
+            return SourceChanged(self.asked, f"a version that was not read yet is gone, or is none: {said}", _AGAIN)
+        return SourceFailed(self.asked, said, "see to the table")
 
 
 def _id(table: Any) -> str:

@@ -28,7 +28,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, Kind, kind_of, sniffed
-from ddflow.errors import DdflowError, MissingExtra, StateRefused, UnreadableInput
+from ddflow.errors import DdflowError, MissingExtra, SourceFailed, StateRefused, UnreadableInput, translate
 from ddflow.storage.object_store import Bucket
 
 STDIN: Final = "-"
@@ -180,7 +180,7 @@ class InBucket(Place):
     ) -> None:
         super().__init__(f"{bucket.url}/{key}", kind)
         self._bucket, self._key, self._length = bucket, key, length
-        self._asks = ask or partial(_call_bucket, self.name)
+        self._asks = ask or partial(call_bucket, self.name)
 
     def size(self) -> int | None:
         """Return the size from the bucket."""
@@ -303,13 +303,13 @@ def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
     """List the objects at an address: one object, or all in a folder or of a pattern."""
     name, _, key = given.removeprefix("s3://").partition("/")
     address = f"s3://{name.rpartition('@')[2]}/{re.split('[?#]', key)[0]}"
-    bucket = _call_bucket(address, Bucket, f"s3://{name}")
+    bucket = call_bucket(address, Bucket, f"s3://{name}")
     if not key.endswith("/") and not _WILD.search(key):
-        length = _call_bucket(address, bucket.lengths, [key]).get(key)
+        length = call_bucket(address, bucket.lengths, [key]).get(key)
         if length is not None:
             return [InBucket(bucket, key, length, kind)]
     folder = "/".join(key[: match.start()].split("/")[:-1]) if (match := _WILD.search(key)) else key.rstrip("/")
-    there = {each.key: each.length for each in _call_bucket(address, bucket.list, folder or None)}
+    there = {each.key: each.length for each in call_bucket(address, bucket.list, folder or None)}
     if match:
         pattern = f"/{key}"
         found = [each for each in there if PurePosixPath(f"/{each}").match(pattern) and not _hidden(each, pattern)]
@@ -324,18 +324,25 @@ def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
     return [InBucket(bucket, each, there[each], kind) for each in sorted(found)]
 
 
-def _call_bucket(address: str, ask: Callable[..., Any], *given: Any) -> Any:
-    """Call a bucket, and make its errors name the input instead of a state."""
-    try:
+def call_bucket(address: str, ask: Callable[..., Any], *given: Any, followed: bool = False) -> Any:
+    """Call a bucket, and make its errors name the input instead of a state.
+
+    ``followed``: whether a source reads it, which tries again after a failure.
+    """
+    asked, failure = (f"read {address}", SourceFailed) if followed else (address, UnreadableInput)
+    remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
+
+    def to_ours(error: Exception) -> DdflowError:
+        if isinstance(error, MissingExtra):
+            return MissingExtra(f"read {address}", error.found, error.fix)
+        if isinstance(error, StateRefused):
+            return UnreadableInput(asked, error.found, error.fix)
+        if isinstance(error, DdflowError):
+            return failure(asked, error.found, remedy)
+        return UnreadableInput(asked, str(error), "check the address" if followed else remedy)
+
+    with translate((DdflowError, FileNotFoundError), to_ours):
         return ask(*given)
-    except MissingExtra as error:
-        raise MissingExtra(f"read {address}", error.found, error.fix) from None
-    except StateRefused as error:
-        raise UnreadableInput(address, error.found, error.fix) from None
-    except (DdflowError, FileNotFoundError) as error:
-        found = error.found if isinstance(error, DdflowError) else str(error)
-        remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
-        raise UnreadableInput(address, found, remedy) from None
 
 
 _NUMBER = re.compile(r"[0-9]+")

@@ -16,7 +16,7 @@ import io
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -43,7 +43,7 @@ from ddflow.connectors.files.spelling import (
     values,
     wire,
 )
-from ddflow.errors import DdflowError, Declare, Evolve, Fix, Phrase, SchemaMismatch, UnreadableInput
+from ddflow.errors import DdflowError, Declare, Evolve, Fix, Phrase, SchemaMismatch, UnreadableInput, translate
 from ddflow.errors.base import replace_parts
 from ddflow.expressions.types import is_number
 
@@ -147,27 +147,24 @@ class Renamed(File):
         return next((old for old, new in self._new.items() if new == name), name)
 
 
-@contextmanager
-def reading(place: Place, dialect: Dialect | None = None) -> Iterator[None]:
-    """Convert errors of the block to errors about this file.  ``dialect``: of its text."""
-    try:
-        yield
-    except DdflowError:
-        raise
-    except FileNotFoundError:
-        raise UnreadableInput(
-            place.name, "there is no such file", "check the name and where you are", file=place.name
-        ) from None
-    except UnicodeDecodeError as error:
-        name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's of many is charmap
-        raise packed(place) or UnreadableInput(
-            place.name, f"it is not {name} ({error.reason})", encoded(place, dialect or PLAIN), file=place.name
-        ) from None
-    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-        worded = UnreadableInput(
-            place.name, described(error), f"is it a whole {place.kind.name} file?", file=place.name
-        )
-        raise packed(place) or worded from None
+def reading(place: Place, dialect: Dialect | None = None) -> AbstractContextManager[None]:
+    """Convert errors of a block to errors about this file.  ``dialect``: of its text."""
+
+    def to_ours(error: Exception) -> DdflowError | None:
+        if isinstance(error, DdflowError):
+            return None
+        if isinstance(error, FileNotFoundError):
+            return UnreadableInput(
+                place.name, "there is no such file", "check the name and where you are", file=place.name
+            )
+        remedy: str | Phrase = f"is it a whole {place.kind.name} file?"
+        found = described(error)
+        if isinstance(error, UnicodeDecodeError):
+            name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's of many is charmap
+            found, remedy = f"it is not {name} ({error.reason})", encoded(place, dialect or PLAIN)
+        return packed(place) or UnreadableInput(place.name, found, remedy, file=place.name)
+
+    return translate((pa.ArrowException, OSError, EOFError, ValueError), to_ours)
 
 
 def packed(place: Place) -> UnreadableInput | None:

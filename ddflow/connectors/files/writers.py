@@ -29,7 +29,7 @@ from ddflow.columns.schema import is_bytes, is_text, normal_type
 from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV, USE, Kind, is_text_kind, kind_of
 from ddflow.connectors.files.reader import ROWS, described
 from ddflow.connectors.files.spelling import as_list, ends_of, holds, is_listed, plain
-from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput
+from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput, translate
 from ddflow.storage.closing import on_failure
 
 _ESCAPES: Final = [("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")]
@@ -298,14 +298,14 @@ class FileOutput:
     def write(self, table: pa.Table) -> None:
         """Append rows of the output's columns.  O(rows).  Raises `UnwritableOutput`, such as for a full disk."""
         assert self._writer is not None, "an output is written to in its with block"
-        with self._describe_errors():
+        with self._translate_errors():
             self._writer.write(table.cast(self.schema))
         self.written += table.num_rows
 
     def __enter__(self) -> Self:
         # An interrupt may come before the with block has begun; then the object goes, and its file with it.
         weakref.finalize(self, _unlink, self._aside)
-        with self._describe_errors(), on_failure(self._remove):
+        with self._translate_errors(), on_failure(self._remove):
             self._file = open(self._aside, "xb")
             self._writer = writer(self._file, self.kind, self.schema)
         return self
@@ -327,7 +327,7 @@ class FileOutput:
 
     def _commit(self) -> None:
         assert self._writer is not None and self._file is not None
-        with self._describe_errors():
+        with self._translate_errors():
             self._writer.close()
             self._writer = None
             self._file.flush()
@@ -361,14 +361,13 @@ class FileOutput:
             f"write {self.path}", "it exists already", "choose another name, or overwrite it (--overwrite)"
         )
 
-    @contextlib.contextmanager
-    def _describe_errors(self) -> Any:
-        try:
-            yield
-        except DdflowError:
-            raise
-        except (OSError, pa.ArrowException) as error:
-            raise UnwritableOutput(f"write {self.path}", described(error), "mend that, or write elsewhere") from None
+    def _translate_errors(self) -> contextlib.AbstractContextManager[None]:
+        def to_ours(error: Exception) -> UnwritableOutput | None:
+            if isinstance(error, DdflowError):
+                return None
+            return UnwritableOutput(f"write {self.path}", described(error), "mend that, or write elsewhere")
+
+        return translate((OSError, pa.ArrowException), to_ours)
 
 
 def _unlink(path: Path) -> None:

@@ -19,7 +19,7 @@ IcebergSink(table='shop.by_city', mode='upsert')
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -28,11 +28,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Secret
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
+from ddflow.connectors.lake_table import LakeTable
 from ddflow.connectors.modes import among
-from ddflow.connectors.table_shape import holdable, is_written, new_columns, refuse_dropped, refused, stored, vanished
-from ddflow.errors import DdflowError, SinkFailed, SpecError, import_extra, mask_secrets
+from ddflow.connectors.table_shape import refused
+from ddflow.errors import DdflowError, SinkFailed, SpecError, first_line, import_extra, mask_secrets, translate
 from ddflow.storage.address import check_encoded
 
 RECORD: Final = "ddflow.written"
@@ -96,13 +96,12 @@ class IcebergSink(TableSink):
         return IcebergTable(self, shape)
 
 
-class IcebergTable(OpenSink):
+class IcebergTable(LakeTable):
     """A table of Iceberg."""
 
     def __init__(self, of: IcebergSink, shape: TableShape) -> None:
-        self.of, self.shape, self.place = of, shape, of.target
-        self.schema = stored(shape.schema, own_type)
-        self._secret, self._catalog = Secret.fresh(), None
+        super().__init__(of, shape, own_type)
+        self.of, self._catalog = of, None
         library()
 
     @property
@@ -113,41 +112,42 @@ class IcebergTable(OpenSink):
             self._catalog = library().catalog.load_catalog(self.of.name, **given)
         return self._catalog
 
-    def written(self) -> TargetRecord | None:
-        """Read the record of the last epoch from the snapshots."""
-        with self._talking("ask"):
-            table = self._table()
-            return None if table is None else _record(table)
+    def _load(self) -> Any:
+        try:
+            return self.catalog.load_table(self.of.table)
+        except library().exceptions.NoSuchTableError:
+            return None
 
-    def missing(self) -> bool:
-        """Return whether the catalog has no such table."""
-        with self._talking("ask"):
-            return self._table() is None
+    def _arrow_schema(self, table: Any) -> pa.Schema:
+        there: pa.Schema = table.schema().as_arrow()
+        return there
 
-    def occupied(self) -> bool:
-        """Return whether there is a row."""
-        with self._talking("ask"):
-            table = self._table()
-            return table is not None and any(task.file.record_count for task in table.scan().plan_files())
+    def _has_rows(self, table: Any) -> bool:
+        return any(task.file.record_count for task in table.scan().plan_files())
 
-    def holds(self) -> None:
-        """See `holdable`."""
-        holdable(self.shape, self.schema, self.place)
+    def _create(self) -> None:
+        self.catalog.create_namespace_if_not_exists(self.of.table.rpartition(".")[0])
+        self.catalog.create_table_if_not_exists(self.of.table, self.schema, properties=_CREATED)
 
-    def prepare(self) -> None:
-        """Make the table, or compare it."""
-        self.holds()
-        with self._talking("prepare"):
-            table = self._table()
-            if table is None:
-                self.catalog.create_namespace_if_not_exists(self.of.table.rpartition(".")[0])
-                self.catalog.create_table_if_not_exists(self.of.table, self.schema, properties=_CREATED)
-                return
-            there = stored(table.schema().as_arrow(), own_type)
-            new = new_columns(self.shape, there, self.schema, self.place)
-            if new.names:
-                with table.update_schema() as update:
-                    update.union_by_name(new)
+    def _add_columns(self, table: Any, new: pa.Schema) -> None:
+        with table.update_schema() as update:
+            update.union_by_name(new)
+
+    def _record(self, table: Any) -> TargetRecord | None:
+        """Return the newest record among the current snapshot and its ancestors."""
+        by_id = {each.snapshot_id: each for each in table.metadata.snapshots}
+        said, at, first = None, table.metadata.current_snapshot_id, True
+        while said is None and at in by_id:
+            here = by_id[at]
+            said = None if here.summary is None else here.summary.additional_properties.get(RECORD)
+            at, first = here.parent_snapshot_id, here.sequence_number == 1
+        if said is None and not first:  # those before have expired
+            said = table.metadata.properties.get(RECORD)
+        return None if said is None else msgspec.json.decode(said, type=TargetRecord)
+
+    def _scan(self, table: Any) -> pa.Table:
+        rows: pa.Table = table.scan().to_arrow()
+        return rows.select(self.shape.schema.names)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
@@ -165,8 +165,8 @@ class IcebergTable(OpenSink):
 
     def staging(self) -> Staging | None:
         """Return a writer of separate files; None if the table has partitions."""
-        with self._talking("ask"):
-            if (table := self._table()) is None:
+        with self._translate_errors("ask"):
+            if (table := self._load()) is None:
                 return None  # what is written then says so
             if not table.spec().is_unpartitioned():
                 return None
@@ -186,12 +186,9 @@ class IcebergTable(OpenSink):
 
     def _commit(self, change: Callable[[Any, Any], None], now: TargetRecord, before: TargetRecord | None) -> None:
         """Commit one snapshot with the record, unless the table has it."""
-        with self._talking("write"):
-            if (table := self._table()) is None:
-                raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
-            if is_written(_record(table), now, before, self.place):
+        with self._translate_errors("write"):
+            if (table := self._load_behind(now, before)) is None:
                 return
-            refuse_dropped(self.shape, stored(table.schema().as_arrow(), own_type), self.schema, self.place)
             # What is tried again by the library would be added to what another writer committed meanwhile.
             once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
             table.metadata = table.metadata.model_copy(update={"properties": once})
@@ -200,14 +197,6 @@ class IcebergTable(OpenSink):
             begun.set_properties(said)
             change(table, begun.update_snapshot(snapshot_properties=said))
             begun.commit_transaction()
-
-    def read(self) -> pa.Table:
-        """Read all rows."""
-        with self._talking("read"):
-            table = self._table()
-            assert table is not None, "it was prepared"
-            rows: pa.Table = table.scan().to_arrow().select(self.shape.schema.names)
-            return rows.cast(self.schema).cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def close(self) -> None:
         """Let go of the catalog."""
@@ -248,24 +237,15 @@ class IcebergTable(OpenSink):
             for each in files(table.metadata, rows, table.io, snapshot.commit_uuid, numbers):
                 snapshot.append_data_file(each)
 
-    def _table(self) -> Any:
-        """Load the current table; None if it does not exist."""
-        try:
-            return self.catalog.load_table(self.of.table)
-        except library().exceptions.NoSuchTableError:
-            return None
+    def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
+        def to_ours(error: Exception) -> DdflowError | None:
+            if isinstance(error, DdflowError | AssertionError):
+                return None
+            if isinstance(error, ValueError):
+                return refused(self.shape, self.place, self._mask_error(error), "see to the catalog's settings")
+            return SinkFailed(f"{asked} {self.place}", self._mask_error(error), "see to the catalog")
 
-    @contextmanager
-    def _talking(self, asked: str) -> Iterator[None]:
-        """Convert the errors of the library and its clients to ours."""
-        try:
-            yield
-        except (DdflowError, AssertionError):
-            raise
-        except ValueError as error:
-            raise refused(self.shape, self.place, self._mask_error(error), "see to the catalog's settings") from None
-        except Exception as error:  # catalogs and stores raise what their clients do
-            raise SinkFailed(f"{asked} {self.place}", self._mask_error(error), "see to the catalog") from None
+        return translate(Exception, to_ours)  # catalogs and stores raise what their clients do
 
     def _mask_error(self, error: Exception) -> str:
         return hushed(error, self.of.properties | (getattr(self._catalog, "properties", None) or {}))
@@ -294,8 +274,8 @@ class IcebergFiles:
 
 def hushed(error: Exception, known: Mapping[str, Any]) -> str:
     """Return the first line of a message, with the values of properties masked."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {mask_secrets(lines[0], known.values())}"
+    said = first_line(error) if str(error).strip() else ""
+    return f"{type(error).__name__}: {mask_secrets(said, known.values())}"
 
 
 _MODULES: Final = (
@@ -311,19 +291,6 @@ _MODULES: Final = (
 def library() -> Any:
     """Import the library.  Raises `MissingExtra`."""
     return import_extra("write a table of Iceberg", "iceberg", *_MODULES)
-
-
-def _record(table: Any) -> TargetRecord | None:
-    """Return the newest record among the current snapshot and its ancestors."""
-    by_id = {each.snapshot_id: each for each in table.metadata.snapshots}
-    said, at, first = None, table.metadata.current_snapshot_id, True
-    while said is None and at in by_id:
-        here = by_id[at]
-        said = None if here.summary is None else here.summary.additional_properties.get(RECORD)
-        at, first = here.parent_snapshot_id, here.sequence_number == 1
-    if said is None and not first:  # those before have expired
-        said = table.metadata.properties.get(RECORD)
-    return None if said is None else msgspec.json.decode(said, type=TargetRecord)
 
 
 def _build_key_filter(keys: pa.Table) -> Any:

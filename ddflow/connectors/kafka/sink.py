@@ -10,7 +10,7 @@ KafkaSink(servers='broker:9092', topic='by_city', mode='upsert')
 import importlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Final
@@ -33,6 +33,7 @@ from ddflow.errors import (
     SpecError,
     UnreadableInput,
     mask_secrets,
+    translate,
 )
 from ddflow.storage.address import refuse_secret
 
@@ -82,13 +83,13 @@ class TopicWriter(OpenSink):
         """That the topic was written in."""
         self._asked = False
         """Whether the record was read here: from then on another writer of the same name would fence this one."""
-        with self._talking("connect to"):
+        with self._translate_errors("connect to"):
             self.producer = library().Producer({**settings, "transactional.id": f"ddflow.{of.topic}.{shape.output}"})
             self.producer.init_transactions(WAIT)
 
     def written(self) -> TargetRecord | None:
         """Read the last record of this topic from the control topic."""
-        with self._talking("ask"):
+        with self._translate_errors("ask"):
             found = [each for each in self._all(self.control) if each.key() == self.of.topic.encode()]
             if not found or found[-1].value() is None:
                 return None
@@ -98,7 +99,7 @@ class TopicWriter(OpenSink):
 
     def missing(self) -> bool:
         """Return whether there is no such topic."""
-        with self._talking("ask"):
+        with self._translate_errors("ask"):
             return self.admin.list_topics(self.of.topic, timeout=WAIT).topics[self.of.topic].error is not None
 
     @cached_property
@@ -110,7 +111,7 @@ class TopicWriter(OpenSink):
 
     def occupied(self) -> bool:
         """Return whether it has a message."""
-        with self._talking("ask"):
+        with self._translate_errors("ask"):
             return any(True for _ in self._all(self.of.topic))
 
     def prepare(self) -> None:
@@ -119,9 +120,9 @@ class TopicWriter(OpenSink):
         if self._mode != self.of.mode:
             raise self._refusal(f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}", OTHER_MODE)
         if self.missing() and self.written() is not None:
-            with self._talking("prepare"), self._transaction():
+            with self._translate_errors("prepare"), self._transaction():
                 self._produce(self.control, self.of.topic, None, partition=0)
-        with self._talking("prepare"):
+        with self._translate_errors("prepare"):
             for topic in (self.of.topic, self.control):
                 if self.producer.list_topics(topic, timeout=WAIT).topics[topic].error is None:
                     continue
@@ -140,7 +141,7 @@ class TopicWriter(OpenSink):
             return
         if before is not None and self.missing():
             raise vanished(now.output, self.of.target, before.epoch)
-        with self._talking("write"), self._transaction():
+        with self._translate_errors("write"), self._transaction():
             for key, value in self._messages(changes):
                 self._produce(self.of.topic, key, value)
                 self.look(1)
@@ -149,7 +150,7 @@ class TopicWriter(OpenSink):
 
     def read(self) -> pa.Table:
         """Read the rows in the messages; for mode "upsert" the last message of each key."""
-        with self._talking("read"):
+        with self._translate_errors("read"):
             found = list(self._all(self.of.topic))
         if self.of.mode == "debezium":
             values = [each.value().decode() for each in found]
@@ -220,11 +221,10 @@ class TopicWriter(OpenSink):
     def _refusal(self, found: str, remedy: str) -> SinkRefused:
         return SinkRefused(f"write {self.shape.output!r} to {self.of.target}", found, remedy)
 
-    @contextmanager
-    def _talking(self, asked: str) -> Iterator[None]:
-        try:
-            yield
-        except (library().KafkaException, SourceFailed, SourceChanged) as error:
-            told = error.found if isinstance(error, DdflowError) else error.args[0].str()
-            told = mask_secrets(told, self.of.config.values())
-            raise SinkFailed(f"{asked} {self.of.target}", told, "see to the brokers") from None
+    def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
+        def to_ours(error: Any) -> SinkFailed:
+            said = error.found if isinstance(error, DdflowError) else error.args[0].str()
+            said = mask_secrets(said, self.of.config.values())
+            return SinkFailed(f"{asked} {self.of.target}", said, "see to the brokers")
+
+        return translate((library().KafkaException, SourceFailed, SourceChanged), to_ours)

@@ -21,7 +21,7 @@ iUdtnEfkQqmBFqpgY4E8lg; it was deleted and created again, and the offsets are of
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
@@ -33,8 +33,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.api import OpenSource, Polled, Source
-from ddflow.connectors.routes import Others, by_input, check
-from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput, import_extra, mask_secrets
+from ddflow.connectors.formats.routes import Others, by_input, check
+from ddflow.errors import (
+    DdflowError,
+    SourceChanged,
+    SourceFailed,
+    SpecError,
+    UnreadableInput,
+    import_extra,
+    mask_secrets,
+    translate,
+)
 from ddflow.storage.address import refuse_secret
 from ddflow.storage.closing import on_failure
 
@@ -185,12 +194,12 @@ class TopicReader(OpenSource):
         settings = {"group.id": of.group or "ddflow", "error_cb": self._note_lost_brokers, **settings}
         settings |= {"enable.auto.commit": False, "auto.offset.reset": "error", "enable.partition.eof": True}
         settings.setdefault("fetch.wait.max.ms", 100)
-        with self._talking():
+        with self._translate_errors():
             self.consumer = kafka.Consumer({"isolation.level": "read_committed", **settings})
         self.until = dict[int, int]()
         self.written = dict[int, float]()
         """By partition, when the last message of it that was read was written; 0 for one without a time."""
-        with on_failure(self.consumer.close), self._talking():
+        with on_failure(self.consumer.close), self._translate_errors():
             self._assign(of.start if position is None else "earliest")
         self._looked = monotonic()
 
@@ -214,7 +223,7 @@ class TopicReader(OpenSource):
     def poll(self, room: int) -> Polled | None:
         """Return messages of all partitions, in order within each."""
         came, size, before = list[Any](), 0, dict(self.at)
-        with self._talking():
+        with self._translate_errors():
             if self.of.follow and monotonic() - self._looked > LOOK:
                 self._looked = monotonic()
                 self._assign("earliest")
@@ -321,22 +330,21 @@ class TopicReader(OpenSource):
         ends = {each: self.consumer.get_watermark_offsets(each, timeout=WAIT)[1] for each in asked}
         return {each.partition: each.offset if each.offset >= 0 else ends[each] for each in found}
 
-    @contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _translate_errors(self) -> AbstractContextManager[None]:
         """Convert the library's errors to ours: a failure to retry, or a mistake to fix."""
-        kafka = library()
-        try:
-            yield
-        except kafka.KafkaException as error:
-            told = error.args[0]
-            said = mask_secrets(told.str(), self.of.config.values())
-            if told.code() == kafka.KafkaError._AUTO_OFFSET_RESET:
-                raise SourceChanged(self.asked, said, _ANOTHER) from None
-            if told.code() in (kafka.KafkaError.UNKNOWN_TOPIC_OR_PART, kafka.KafkaError._UNKNOWN_TOPIC):
-                raise UnreadableInput(self.asked, "there is no such topic", "create it, or mend its name") from None
-            if told.code() in (kafka.KafkaError._INVALID_ARG, kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED):
-                raise UnreadableInput(self.asked, said, "see to config= and to what it may read") from None
-            raise SourceFailed(self.asked, said, "see to the brokers") from None
+        of = library().KafkaError
+
+        def to_ours(error: Any) -> DdflowError:
+            code, said = error.args[0].code(), mask_secrets(error.args[0].str(), self.of.config.values())
+            if code == of._AUTO_OFFSET_RESET:
+                return SourceChanged(self.asked, said, _ANOTHER)
+            if code in (of.UNKNOWN_TOPIC_OR_PART, of._UNKNOWN_TOPIC):
+                return UnreadableInput(self.asked, "there is no such topic", "create it, or mend its name")
+            if code in (of._INVALID_ARG, of.TOPIC_AUTHORIZATION_FAILED):
+                return UnreadableInput(self.asked, said, "see to config= and to what it may read")
+            return SourceFailed(self.asked, said, "see to the brokers")
+
+        return translate(library().KafkaException, to_ours)
 
 
 _ANOTHER: Final = "messages in between are lost here: begin a new state, or restore the topic"
@@ -365,7 +373,7 @@ class Ends(TopicReader):
         O(partitions).  Raises `SourceFailed`.
         """
         kafka, topic = library(), self.of.topic
-        with self._talking():
+        with self._translate_errors():
             each = {
                 number: kafka.TopicPartition(topic, number) for number in sorted(self._fetch_topic(WAIT).partitions)
             }
@@ -397,7 +405,7 @@ class RangeReader(TopicReader):
         heard = monotonic()
         while self.at[self.partition] < self.end:
             before = self.at[self.partition]
-            with self._talking():
+            with self._translate_errors():
                 batch = self._batch(self._good(self.consumer.consume(AT_ONCE, timeout=0.1)))
             if self.at[self.partition] > before:
                 heard = monotonic()

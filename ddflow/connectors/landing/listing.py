@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.connectors.files.kinds import Kind
-from ddflow.connectors.files.places import MAGIC, InBucket, Local, Place
-from ddflow.errors import MissingExtra, SourceFailed, SpecError, StateRefused, StorageFailed, UnreadableInput
+from ddflow.connectors.files.places import MAGIC, InBucket, Local, Place, call_bucket
+from ddflow.errors import SourceFailed, SpecError, StorageFailed, UnreadableInput
 from ddflow.storage.address import public
 from ddflow.storage.object_store import Bucket, library
 
@@ -187,19 +187,7 @@ class BucketLanding(Landing):
         return f"{self.folder}/{file}" if self.folder else file
 
     def _call_bucket(self, ask: Callable[..., Any], *given: Any) -> Any:
-        """Call a bucket, and convert its errors about a state to errors of a source."""
-        asked = f"read {self.target}"
-        try:
-            return ask(*given)
-        except MissingExtra as error:
-            raise MissingExtra(asked, error.found, error.fix) from None
-        except StateRefused as error:
-            raise UnreadableInput(asked, error.found, error.fix) from None
-        except FileNotFoundError as error:
-            raise UnreadableInput(asked, str(error), "check the address") from None
-        except StorageFailed as error:
-            remedy = "see to the network, the bucket and its keys (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
-            raise SourceFailed(asked, error.found, remedy) from None
+        return call_bucket(self.target, ask, *given, followed=True)
 
 
 def _stamp(found: Any) -> Stamp:

@@ -39,8 +39,8 @@ from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
 from ddflow.connectors.files.places import warn_of_numbers
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.formats.base import DELETED
+from ddflow.connectors.formats.routes import Others, by_input, check
 from ddflow.connectors.landing.listing import Landing, Stamp, landing
-from ddflow.connectors.routes import Others, by_input, check
 from ddflow.errors import Option, Phrase, SourceChanged, SpecError, UnreadableInput
 
 

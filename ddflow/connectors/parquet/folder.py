@@ -16,8 +16,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path as LocalPath
 from typing import ClassVar, Final
@@ -30,7 +30,7 @@ from msgspec.json import Decoder
 
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.table_shape import is_written, new_columns, vanished
-from ddflow.errors import SinkFailed, SinkRefused, SpecError, cut
+from ddflow.errors import SinkFailed, SinkRefused, SpecError, cut, translate
 from ddflow.storage.fields import Hex, Path, Strict, decoded, encoded
 from ddflow.storage.folder.site import Site
 from ddflow.storage.protocol import lost
@@ -199,7 +199,7 @@ class FragmentFolder(OpenSink):
 
     def written(self) -> TargetRecord | None:
         """Read the greatest record."""
-        with self._disk("ask"):
+        with self._translate_errors("ask"):
             names = self._names(RECORDS, ".json")
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
@@ -209,13 +209,13 @@ class FragmentFolder(OpenSink):
 
     def occupied(self) -> bool:
         """Return whether there are records, or files that are not ours."""
-        with self._disk("ask"):
+        with self._translate_errors("ask"):
             return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._list_orphans())
 
     def prepare(self) -> None:
         """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
         place = str(self.folder)
-        with self._disk("prepare"):
+        with self._translate_errors("prepare"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
             for name in self._names("", ".parquet")[-1:]:
                 new_columns(self.shape, pq.ParquetFile(self.folder / name).schema_arrow, self.shape.schema, place)
@@ -226,7 +226,7 @@ class FragmentFolder(OpenSink):
             raise vanished(now.output, str(self.folder), before.epoch)
         if is_written(self.written(), now, before, str(self.folder)):
             return
-        with self._disk("write"):
+        with self._translate_errors("write"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
             for path in self._list_orphans():
                 path.unlink()
@@ -249,7 +249,7 @@ class FragmentFolder(OpenSink):
 
     def read(self) -> pa.Table:
         """Read the rows of all epochs that have a record."""
-        with self._disk("read"):
+        with self._translate_errors("read"):
             stems = [LocalPath(name).stem for name in self._names(RECORDS, ".json")]
             files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
             # What may be null in one epoch's file may be declared otherwise in another's.
@@ -269,16 +269,13 @@ class FragmentFolder(OpenSink):
             return sorted(n for n in os.listdir(self.folder / within) if n.endswith(ending) and n[0] != "_")
         return []
 
-    @contextmanager
-    def _disk(self, asked: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, pa.ArrowException, ValueError) as error:
+    def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
+        def to_ours(error: Exception) -> SinkFailed | None:
             if isinstance(error, SinkRefused):
-                raise
-            raise SinkFailed(
-                f"{asked} {self.folder}", f"{type(error).__name__}: {error}", "see to the folder"
-            ) from None
+                return None
+            return SinkFailed(f"{asked} {self.folder}", f"{type(error).__name__}: {error}", "see to the folder")
+
+        return translate((OSError, pa.ArrowException, ValueError), to_ours)
 
 
 def _sync_to_disk(path: LocalPath) -> None:

@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -30,7 +30,7 @@ from ddflow.connectors.api import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.postgres.sink import driver, remedy_of
-from ddflow.errors import SourceFailed, SpecError, UnreadableInput
+from ddflow.errors import SourceFailed, SpecError, UnreadableInput, first_line, translate
 
 COLUMNS: Final = """
     select a.attname as name, format_type(a.atttypid, null) as kind, a.attnum::int as number,
@@ -318,8 +318,7 @@ def without(text: pa.Array, gone: Sequence[str]) -> pa.Array:
     return text
 
 
-@contextmanager
-def worded(asked: str) -> Iterator[None]:
+def worded(asked: str) -> AbstractContextManager[None]:
     """Convert Postgres' errors to ours: a failure to retry, or a mistake to fix."""
     psycopg = driver()
     of = psycopg.errors
@@ -330,21 +329,22 @@ def worded(asked: str) -> Iterator[None]:
         of.CharacterNotInRepertoire: "correct the value: a database in SQL_ASCII takes bytes that are no UTF-8",
         of.UndefinedObject: "it was dropped: begin a new state, with a new copy",
     }
-    try:
-        yield
-    except psycopg.Error as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+    def to_ours(error: Exception) -> SourceFailed | UnreadableInput:
+        said = first_line(error)
+        remedy = next((remedy for kind, remedy in remedies.items() if isinstance(error, kind)), None)
         if isinstance(error, of.ObjectNotInPrerequisiteState) and "wal_level" in said:
-            raise UnreadableInput(asked, said, "set wal_level to logical, and start the server again") from None
+            remedy = "set wal_level to logical, and start the server again"
         if isinstance(error, of.InvalidParameterValue) and re.search(r"\boption\b", said):
-            raise UnreadableInput(asked, said, "install wal2json 2.0 or later on the server") from None
-        for kind, remedy in remedies.items():
-            if isinstance(error, kind):
-                raise UnreadableInput(asked, said, remedy) from None
+            remedy = "install wal2json 2.0 or later on the server"
+        if remedy is not None:
+            return UnreadableInput(asked, said, remedy)
         if (locked := remedy_of(said)) is not None:
-            raise SourceNotLetIn(asked, said, locked) from None
+            return SourceNotLetIn(asked, said, locked)
         in_use = "end the other reader, or its session: select pg_terminate_backend(...), with its PID"
-        raise SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server") from None
+        return SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server")
+
+    return translate(psycopg.Error, to_ours)
 
 
 BLOCK: Final = 4 << 20

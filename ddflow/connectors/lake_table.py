@@ -1,0 +1,170 @@
+"""A table of a lake format as a sink: what Delta Lake and Iceberg share.
+
+Guarantees: the newest version of the table is loaded for each call, and the record of an epoch is compared in it before
+a row changes. A value that goes through a type of the format comes back unchanged; types that would lose something
+(nanoseconds, durations) are refused by name.
+A format is a subclass with its library's calls, and its own types.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Secret
+from ddflow.connectors.api import OpenSink, TableShape, TableSink, TargetRecord
+from ddflow.connectors.table_shape import is_written, new_columns, refused, vanished
+
+Own = Callable[[pa.DataType], pa.DataType | None]
+"""What a format makes of a type that others treat otherwise; None for the rest."""
+_WIDER: Final = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
+_SAME: Final = (
+    *(pat.is_boolean, pat.is_signed_integer, pat.is_float32, pat.is_float64, pat.is_string, pat.is_binary),
+    *(pat.is_date32, pat.is_decimal128),
+)
+
+
+def lake_type(kind: pa.DataType, own: Own = lambda kind: None) -> pa.DataType | None:
+    """Return the stored type of a column of Arrow's type; None if it would lose information."""
+    if pat.is_dictionary(kind):
+        return lake_type(kind.value_type, own)
+    if (said := own(kind)) is not None:
+        return said
+    if kind in _WIDER or any(same(kind) for same in _SAME):
+        return _WIDER.get(kind, kind)
+    if pat.is_timestamp(kind):
+        return None if kind.unit == "ns" else pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
+        inner = lake_type(kind.value_type, own)
+        return None if inner is None else pa.list_(inner)
+    if pat.is_struct(kind):
+        within = {each.name: inner for each in kind if (inner := lake_type(each.type, own)) is not None}
+        return pa.struct(list(within.items())) if len(within) == kind.num_fields else None
+    return None
+
+
+def lake_schema(schema: pa.Schema, own: Own = lambda kind: None) -> pa.Schema:
+    """Return the columns of a table for rows of a schema; null is the type of those it cannot hold.
+
+    >>> lake_schema(pa.schema({"n": pa.uint32(), "at": pa.timestamp("s", "Europe/Zurich")})).types
+    [DataType(int64), TimestampType(timestamp[us, tz=UTC])]
+    >>> lake_schema(pa.schema({"for": pa.duration("s")})).types
+    [DataType(null)]
+    """
+    return pa.schema([(each.name, lake_type(each.type, own) or pa.null()) for each in schema])
+
+
+class LakeTable(OpenSink):
+    """``place``: the target, for messages.  ``schema``: the columns of the table, in types of the format.
+
+    >>> set(LakeTable.__abstractmethods__) >= {"_load", "_record", "_scan", "write"}
+    True
+    """
+
+    def __init__(self, of: TableSink, shape: TableShape, own: Own) -> None:
+        self.shape, self.place, self._own, self._secret = shape, of.target, own, Secret.fresh()
+        self.schema = lake_schema(shape.schema, own)
+
+    @abstractmethod
+    def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
+        """Convert the library's errors to ours.  ``asked``: a verb."""
+
+    @abstractmethod
+    def _load(self) -> Any:
+        """Load the newest version of the table; None if there is no table."""
+
+    @abstractmethod
+    def _record(self, table: Any) -> TargetRecord | None:
+        """Return the record of the last epoch."""
+
+    @abstractmethod
+    def _arrow_schema(self, table: Any) -> pa.Schema:
+        """Return the columns of a table."""
+
+    @abstractmethod
+    def _has_rows(self, table: Any) -> bool:
+        """Return whether a table has rows."""
+
+    @abstractmethod
+    def _scan(self, table: Any) -> pa.Table:
+        """Read all rows, in the columns of the shape."""
+
+    @abstractmethod
+    def _create(self) -> None:
+        """Create the table."""
+
+    @abstractmethod
+    def _add_columns(self, table: Any, new: pa.Schema) -> None:
+        """Add columns to a table."""
+
+    def written(self) -> TargetRecord | None:
+        """Read the record of the last epoch."""
+        with self._translate_errors("ask"):
+            table = self._load()
+            return None if table is None else self._record(table)
+
+    def missing(self) -> bool:
+        """Return whether there is no table."""
+        with self._translate_errors("ask"):
+            return self._load() is None
+
+    def occupied(self) -> bool:
+        """Return whether there is a row."""
+        with self._translate_errors("ask"):
+            table = self._load()
+            return table is not None and self._has_rows(table)
+
+    def holds(self) -> None:
+        """Raise `SinkRefused` for columns that the format cannot hold: their type in the table is null."""
+        if lost := [field.name for field in self.schema if pat.is_null(field.type)]:
+            shown = ", ".join(f"{name!r}, {self.shape.schema.field(name).type}" for name in lost)
+            raise refused(self.shape, self.place, f"it cannot hold {shown}", "project it to another type")
+
+    def prepare(self) -> None:
+        """Create the table, or compare its columns and add new ones."""
+        self.holds()
+        with self._translate_errors("prepare"):
+            table = self._load()
+            if table is None:
+                self._create()
+            elif (new := self._lacking(self.shape, table)).names:
+                self._add_columns(table, new)
+
+    def read(self) -> pa.Table:
+        """Read all rows."""
+        with self._translate_errors("read"):
+            table = self._load()
+            assert table is not None, "it was prepared"
+            rows = self._scan(table).cast(self.schema)
+            return rows.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
+
+    def _load_behind(self, now: TargetRecord, before: TargetRecord | None) -> Any:
+        """Load the table that is to take an epoch; None if it has ``now`` already.
+
+        Raises `SinkAhead` for another epoch, `SinkRefused` if there is no table or it lost a column.
+        """
+        if (table := self._load()) is None:
+            raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
+        if is_written(self._record(table), now, before, self.place):
+            return None
+        self._lacking(self.shape._replace(had=frozenset(self.schema.names)), table)
+        return table
+
+    def _lacking(self, shape: TableShape, table: Any) -> pa.Schema:
+        """Return the columns that a table lacks.  Raises `SinkRefused` for a table of another shape."""
+        there = lake_schema(self._arrow_schema(table), self._own)
+        return new_columns(shape, there, self.schema, self.place)
