@@ -642,7 +642,7 @@ GROUPS: Final[dict[str, tuple[type[DdflowError], ...]]] = {
         EpochSkipped, SnapshotExpired,
     ),
     "Files, sources and sinks": (
-        UnreadableInput, OutputExists, UnwritableOutput, SourceChanged, SourceFailed, SinkRefused, SinkAhead, SinkFailed,
+        UnreadableInput, OutputExists, UnwritableOutput, SourceChanged, SourceFailed, SinkRefused, SinkAhead, SinkFailed
     ),
     "Jobs of many tasks": (
         FeedChanged, MissingReceipts, ReceiptsDisagree, Misrouted,
