@@ -160,8 +160,8 @@ def newest(contender: str, folder: str) -> int:
 def _ddflow(folder: str) -> int:
     """Of a state whose outputs are elsewhere."""
     from ddflow.engine.garbage import blobs_of
+    from ddflow.storage.inventory_text import inside
     from ddflow.storage.manifest import newest as newest_manifest
-    from ddflow.storage.naming import inside
     from ddflow.storage.opening import open_store
 
     store = open_store(folder, create=False, readonly=True)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from ddflow.connectors import sinks as sinks
     from ddflow.connectors import sources as sources
     from ddflow.connectors.files.file_path import FilePath
-    from ddflow.dataflow.result import Step
-    from ddflow.dataflow.verdicts import Verdicts
+    from ddflow.dataflow.result import Step, Verdicts
     from ddflow.engine.engine import Engine
     from ddflow.engine.flow import Flow
     from ddflow.engine.garbage import gc
@@ -75,8 +74,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "columns.hashing": "Secret",
     "connectors.files.file_path": "FilePath",
-    "dataflow.result": "Step",
-    "dataflow.verdicts": "Verdicts",
+    "dataflow.result": "Step Verdicts",
     "engine.engine": "Engine",
     "engine.read.readers": "Reader",
     "engine.snapshot": "Snapshot read",

@@ -23,8 +23,7 @@ from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.api import TableSink
-from ddflow.dataflow.result import no_output
-from ddflow.dataflow.verdicts import Verdicts
+from ddflow.dataflow.result import Verdicts, no_output
 from ddflow.engine.flow import Flow
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.sync import Synced

@@ -28,7 +28,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ddflow.dataflow.budget import shown_size
-from ddflow.dataflow.verdicts import SHOWN, Verdicts
+from ddflow.dataflow.result import PRINTED, Verdicts
 from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish
 from ddflow.partitions.receipt import ROWS, Committed
 from ddflow.plan.text.codec import time_type
@@ -265,7 +265,7 @@ class QueryStats(tuple[EpochStats, ...]):
         """Build a row for each of the last batches, then the total; leave out empty columns of verdicts and outputs."""
         last = self[-LINES:]
         all_of = sum_epochs((*last, self.total))
-        verdicts = [name for name in (*SHOWN, "absent") if all_of.counts.get(name)]
+        verdicts = [name for name in (*PRINTED, "absent") if all_of.counts.get(name)]
         waits = any(each.pending for each in last)
         outputs, stages = list(all_of.updates), [name for name in (*DRIVER, *TASKS) if name in all_of.stages]
 

@@ -42,7 +42,7 @@ from ddflow.partitions.stages import Stages
 from ddflow.partitions.step import StagePart, computed, idle
 from ddflow.storage.closing import on_failure
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.naming import inside
+from ddflow.storage.inventory_text import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import attach_errors

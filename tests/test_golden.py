@@ -23,7 +23,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.engine.garbage import blobs_of
 from ddflow.errors import CorruptState
-from ddflow.storage import backlog, sheets
+from ddflow.storage import backlog, inventory_text
 from ddflow.storage.epochs import Delivered
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import FORMAT, newest
@@ -118,7 +118,7 @@ def small(kind: str) -> Iterator[None]:
         patch.setattr(spine, "EFFORT", 1)
         patch.setattr(spine, "GARBAGE", 1)
         for name in ("INLINE", "EDGE", "FEWEST") if kind == "sheets" else ():
-            patch.setattr(sheets, name, 2)
+            patch.setattr(inventory_text, name, 2)
         if kind == "lagging":
             patch.setattr(backlog, "FAN", 2)
         yield

@@ -10,7 +10,7 @@ from typing import assert_type
 import pyarrow as pa
 
 import ddflow as dd
-from ddflow.dataflow.verdicts import Verdicts
+from ddflow.dataflow.result import Verdicts
 from ddflow.engine.run.report import RunDone
 from ddflow.engine.run.sync import Synced
 from ddflow.plan.inputs.input import Input

@@ -37,7 +37,7 @@ from ddflow.columns.names import DIFF
 from ddflow.columns.schema import updates_schema
 from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_files, open_output
 from ddflow.dataflow.inflow import add
-from ddflow.dataflow.verdicts import Verdicts
+from ddflow.dataflow.result import Verdicts
 from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import Allowed, check_counted
 from ddflow.errors import OutputExists, PlanChanged, SpecError, StateRefused

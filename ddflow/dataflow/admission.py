@@ -30,7 +30,7 @@ from ddflow.columns.schema import INTERVAL, check_sound, conform, has_unsound, i
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, Unseen, decoded, messages_of, uncut
 from ddflow.connectors.to_arrow import to_table
-from ddflow.dataflow.verdicts import NAMES
+from ddflow.dataflow.result import NAMES
 from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, cut
 from ddflow.kernels.sort import find_extent
 from ddflow.operators.upsert.events import Events

@@ -37,11 +37,10 @@ from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.holds import Holds, RecentSteps
 from ddflow.dataflow.inflow import Inflow, add, deletes, lateness_frontier, portions
-from ddflow.dataflow.result import Step
+from ddflow.dataflow.result import NAMES, Step, Verdicts, resolved
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
 from ddflow.dataflow.spill import Release, make_room
 from ddflow.dataflow.step import Computation
-from ddflow.dataflow.verdicts import NAMES, Verdicts, resolved
 from ddflow.errors import (
     DdflowError,
     ExpressionError,

@@ -28,7 +28,7 @@ from ddflow.columns.names import TIME
 from ddflow.columns.schema import empty, updates_schema
 from ddflow.connectors.formats.base import BAD_TYPE
 from ddflow.dataflow.admission import Admitted
-from ddflow.dataflow.verdicts import named
+from ddflow.dataflow.result import named
 from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.inputs import Outcome

@@ -26,19 +26,18 @@ from msgspec.json import Decoder
 from ddflow.columns.hashing import RowHashes, Secret
 from ddflow.columns.widening import filled
 from ddflow.dataflow import batcher as pending
-from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.batcher.checkpoint import PendingRecord
+from ddflow.dataflow.batcher import Batcher, PendingRecord
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import add
-from ddflow.dataflow.verdicts import GONE, NAMES, resolved
+from ddflow.dataflow.result import GONE, NAMES, resolved
 from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.operators.base import Hashes
 from ddflow.plan.collection import Collection
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.fields import Instant, Natural, Strict, decoded
 from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.inventory_text import Text, read
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.sheets import Text, read
 from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
@@ -72,7 +71,7 @@ class OperatorRecord(Strict, frozen=True):
 
 class Inventory(Strict, frozen=True):
     """``inputs``: by name.  ``operators``: by the ids of their nodes.  ``totals``: events by verdict,
-    and how many of them are `ddflow.dataflow.verdicts.GONE`."""
+    and how many of them are `ddflow.dataflow.result.GONE`."""
 
     inputs: dict[str, InputRecord]
     operators: dict[str, OperatorRecord]

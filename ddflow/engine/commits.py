@@ -42,8 +42,8 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encoded
 from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.inventory_text import Sheets
 from ddflow.storage.manifest import Call, Epoch, Manifest
-from ddflow.storage.sheets import Sheets
 from ddflow.time import INT64, NEVER, shown
 
 MOST = 1 << 26

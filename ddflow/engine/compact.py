@@ -31,9 +31,9 @@ import pyarrow as pa
 
 from ddflow.columns.rows import Rows
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.batcher.run import PendingRun as Waiting
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Stepped
+from ddflow.dataflow.pending_runs import PendingRun as Waiting
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits
 from ddflow.engine.garbage import gc
@@ -42,10 +42,9 @@ from ddflow.metrics import Look
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import shown
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch
+from ddflow.trace.batch import Batch, Run
 from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge, Target
-from ddflow.trace.run import Run
 from ddflow.trace.spill import spilled
 
 

@@ -55,9 +55,9 @@ from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch, Output
 from ddflow.storage.files.arrow_file import readable
 from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.inventory_text import names_inside
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
-from ddflow.storage.naming import names_inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import GREATEST, Blob, Store
 

@@ -27,9 +27,9 @@ from ddflow.columns.schema import empty
 from ddflow.columns.widening import filled
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.batcher.run import PendingRun
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
+from ddflow.dataflow.pending_runs import PendingRun
 from ddflow.dataflow.side_outputs import SideOutputs, check_listed
 from ddflow.engine.calls import Calls
 from ddflow.operators.base import Readable

@@ -26,8 +26,8 @@ from ddflow.connectors.protocol import Fragment, Sink
 from ddflow.errors import StateRefused
 from ddflow.storage.epochs import Epoch, Output
 from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.inventory_text import inside
 from ddflow.storage.manifest import Manifest
-from ddflow.storage.naming import inside
 from ddflow.storage.protocol import Store
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
-from ddflow.dataflow.verdicts import Verdicts
+from ddflow.dataflow.result import Verdicts
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, shown_as

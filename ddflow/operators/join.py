@@ -27,9 +27,8 @@ import pyarrow as pa
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, validity
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import check_apart, check_names
-from ddflow.columns.paired import Chosen, Paired
 from ddflow.columns.row_match import Alike
-from ddflow.columns.rows import RowPool, Rows, View, shown_row
+from ddflow.columns.rows import Chosen, Paired, RowPool, Rows, View, shown_row
 from ddflow.columns.schema import arrays, one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow

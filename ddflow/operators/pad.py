@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.paired import Chosen
 from ddflow.columns.row_match import Alike
+from ddflow.columns.rows import Chosen
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Linear, Operator, Running, register
 from ddflow.operators.join import chosen, read_columns, written_columns

@@ -50,9 +50,9 @@ from ddflow.plan.text.codec import describe, fingerprint, rebuild, step_times
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import Attached, Epoch
 from ddflow.storage.fields import encoded
+from ddflow.storage.inventory_text import inside
 from ddflow.storage.manifest import Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog
-from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
 

@@ -30,7 +30,7 @@ from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph, Stepped
 from ddflow.dataflow.inflow import add
-from ddflow.dataflow.verdicts import GONE
+from ddflow.dataflow.result import GONE
 from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, take
 from ddflow.operators.updates import Updates, compute_netted, few, ints
 from ddflow.partitions.epoch_start import Growth
@@ -61,7 +61,7 @@ def relaid(stages: Stages, stage: int, old: Sequence[StoredInventory], new: Inve
 
     >>> import ddflow as dd
     >>> from ddflow.partitions.stages import cut
-    >>> from ddflow.storage.sheets import Text
+    >>> from ddflow.storage.inventory_text import Text
     >>> flow = dd.Flow()
     >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
     >>> old = Inventory({}, {"of another plan": OperatorRecord([])}, {"applied": 7})

@@ -28,9 +28,8 @@ from ddflow.errors import CorruptState, ReceiptsDisagree, StateRefused
 from ddflow.partitions.chunks import PACKED, digests, payload_at, row_hashes, unpack, with_arrival
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
-from ddflow.storage.naming import inside
+from ddflow.storage.inventory_text import inside, read
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.sheets import read
 
 MOST = 3
 """Number of files that a message lists."""

@@ -29,10 +29,10 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint
 from ddflow.storage.fields import encoded
 from ddflow.storage.folder.disk import FileWriter
+from ddflow.storage.inventory_text import names_inside
 from ddflow.storage.manifest import PARTITIONS, Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog, digest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.naming import names_inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER

@@ -30,12 +30,11 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, ends, same
+from ddflow.trace.batch import Batch, Run, ends, same
 from ddflow.trace.cast import Cast, cast_rows, recast, recast_pieces, rekeys
 from ddflow.trace.checkpoint import Written, restore
 from ddflow.trace.merge import Picked, by_sorting, useless
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
-from ddflow.trace.run import Run
 from ddflow.trace.spill import Made, filed, unfiled
 
 

@@ -36,9 +36,9 @@ from ddflow.plan.text.codec import node_ids
 from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import encoded
 from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.inventory_text import Sheets, Text
 from ddflow.storage.manifest import Output
 from ddflow.storage.protocol import Blob
-from ddflow.storage.sheets import Sheets, Text
 from ddflow.time import CLOSED, NEVER
 
 

@@ -29,7 +29,7 @@ from msgspec.json import Decoder
 from ddflow.errors import CorruptState
 from ddflow.storage.epochs import Epoch, check_files
 from ddflow.storage.fields import MEND, Positive, Strict, decoded, encoded
-from ddflow.storage.naming import names_inside
+from ddflow.storage.inventory_text import names_inside
 from ddflow.storage.protocol import Blob, Blobs
 
 FAN: Final = 16

@@ -32,12 +32,11 @@ from ddflow.storage.backlog import Backlog
 from ddflow.storage.files.arrow_file import read_batches
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.folder.site import INSIDE, TEMPORARY
+from ddflow.storage.inventory_text import inside, unfolded
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
-from ddflow.storage.naming import inside
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Entry, Store
-from ddflow.storage.sheets import unfolded
 from ddflow.tools.inventory_check import (
     Examination,
     Known,

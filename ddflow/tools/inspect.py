@@ -21,7 +21,7 @@ from msgspec import to_builtins
 
 from ddflow.connectors.parquet.sink import open_sink
 from ddflow.dataflow.inflow import add
-from ddflow.dataflow.verdicts import NAMES
+from ddflow.dataflow.result import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.snapshot import found
 from ddflow.errors import DdflowError

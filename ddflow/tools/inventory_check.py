@@ -24,7 +24,7 @@ from ddflow.columns.hashing import Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
 from ddflow.connectors.sources import misread
 from ddflow.dataflow import batcher as pending
-from ddflow.dataflow.verdicts import GONE, NAMES, resolved
+from ddflow.dataflow.result import GONE, NAMES, resolved
 from ddflow.engine.checkpoint import MEND, InputRecord, Inventories, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Readable

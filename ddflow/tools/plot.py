@@ -22,8 +22,7 @@ import pyarrow.compute as pc
 from ddflow.columns.names import DIFF, TIME, column_names, did_you_mean
 from ddflow.columns.schema import one_chunk
 from ddflow.connectors.to_arrow import to_table
-from ddflow.dataflow.result import Step
-from ddflow.dataflow.verdicts import SHOWN, Verdicts
+from ddflow.dataflow.result import PRINTED, Step, Verdicts
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, import_extra
 from ddflow.metrics import CallMetrics
 from ddflow.time import INT64, shown
@@ -40,7 +39,7 @@ MOST: Final = 200
 """Bars of a plot; of more times, neighbours are added up."""
 COLOURS: Final = dict(
     zip(
-        (*SHOWN, ABSENT),
+        (*PRINTED, ABSENT),
         ("#3fae5a", "#9ccc65", "#b0bec5", "#e8912d", "#8d6e63", "#c0504d", "#7b1fa2", "#4c8dff", "#455a64"),
         strict=True,
     )

@@ -23,12 +23,11 @@ from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, Sna
 from ddflow.metrics import Look
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.fields import encoded
+from ddflow.storage.inventory_text import inside, read, renamed
 from ddflow.storage.manifest import Epoch, Manifest, at
 from ddflow.storage.manifest_log import digest, published
-from ddflow.storage.naming import inside, renamed
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.sheets import read
 
 _RECEIPTS: Final = Decoder(tuple[Epoch, ...])
 

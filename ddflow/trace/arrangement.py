@@ -38,11 +38,10 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, shown
-from ddflow.trace.batch import Change
+from ddflow.trace.batch import END, Change, Part, Run, Slots
 from ddflow.trace.index import Index, Write
 from ddflow.trace.merge import Lapse, RunMerge, by_sorting
 from ddflow.trace.ordered_index import OrderedIndex
-from ddflow.trace.run import END, Part, Run, Slots
 from ddflow.trace.spill import find, spilled
 from ddflow.trace.spine import Spine
 

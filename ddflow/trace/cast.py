@@ -34,10 +34,9 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, starts
+from ddflow.trace.batch import Batch, Part, Run, starts
+from ddflow.trace.checkpoint import index_run
 from ddflow.trace.merge import by_sorting
-from ddflow.trace.prior import index_run
-from ddflow.trace.run import Part, Run
 from ddflow.trace.spill import Made, spilled
 
 Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]

@@ -8,7 +8,7 @@ into each of `Arrangement.partitions`.
 
 >>> import pyarrow as pa
 >>> from ddflow.trace.batch import Batch
->>> from ddflow.trace.run import Run
+>>> from ddflow.trace.batch import Run
 >>> from ddflow.time import Description
 >>> def part(high):
 ...     each = Arrangement(pa.schema({"k": pa.int64()}), wide=False, words=0)

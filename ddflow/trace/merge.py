@@ -32,9 +32,8 @@ from ddflow.errors import CorruptState
 from ddflow.kernels.merge import prune
 from ddflow.kernels.resolve import LIVE
 from ddflow.time import NEVER
-from ddflow.trace.batch import Batch, ends, same, starts
+from ddflow.trace.batch import END, Batch, Part, Run, Slots, ends, same, starts
 from ddflow.trace.index import Index
-from ddflow.trace.run import END, Part, Run, Slots
 
 Target = Callable[[Batch], Batch]
 """Where output goes: gives the batch back, mapped, or as it is."""

@@ -1,7 +1,7 @@
 """An arrangement as an inventory holds it: its runs, its merges under way, and the files of its batches.
 
 Invariant: every number is an int64 in its range, or a uint64, and every file has a name that a store gives. What is
-said of a batch is the same wherever it stands, and stands in one place, so that it is written once (``sheets``).
+said of a batch is the same wherever it stands, and stands in one place, so that it is written once.
 Whether runs follow each other is looked at where an arrangement is restored (``checkpoint``).
 
 >>> from ddflow.storage.fields import Decoder, decoded, encoded

@@ -25,9 +25,9 @@ from itertools import pairwise
 
 from ddflow.metrics import LOG
 from ddflow.time import NEVER, Description
+from ddflow.trace.batch import Part, Run, Slots
 from ddflow.trace.index import Index
 from ddflow.trace.merge import Lapse, RunMerge, Target
-from ddflow.trace.run import Part, Run, Slots
 
 FAN = 32
 """How many runs of about one size are merged into one, in memory."""

@@ -33,8 +33,8 @@ from ddflow.plan.compatibility import plan_of
 from ddflow.plan.evolve import PastSchemas, at
 from ddflow.plan.plan import Plan
 from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.inventory_text import inside
 from ddflow.storage.manifest import Epoch, Manifest
-from ddflow.storage.naming import inside
 from ddflow.storage.opening import open_store, opened_store
 from ddflow.storage.protocol import Store
 from spark_bridge.sources.base import StreamReader, list_shares

@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 from kinds import PLAIN
 from messages import raises
 
-from ddflow.dataflow.batcher import Batcher, batcher, run, runs
-from ddflow.dataflow.batcher import chunks as chunks
-from ddflow.dataflow.batcher.checkpoint import PendingRecord
+from ddflow.dataflow import batcher, pending_runs
+from ddflow.dataflow.batcher import Batcher, PendingRecord
 from ddflow.errors import SpillFull
 from ddflow.operators.upsert.events import FEW, Events, by_time, joined
 from ddflow.storage.files.batch_store import BatchStore
@@ -68,11 +67,11 @@ def plain(times: Any, first: int = 0, **columns: Any) -> Events:
 def tiny() -> Iterator[None]:
     """Runs are large from a few events on."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (runs, batcher):
+        for module in (pending_runs, batcher):
             patch.setattr(module, "LARGE", 600)
-        patch.setattr(runs, "CHUNK", 150)
-        patch.setattr(runs, "FAN", 3)
-        patch.setattr(run, "SMALL", 64)
+        patch.setattr(pending_runs, "CHUNK", 150)
+        patch.setattr(pending_runs, "FAN", 3)
+        patch.setattr(pending_runs, "SMALL", 64)
         patch.setattr(batcher, "PIECE", 3)
         yield
 
@@ -247,8 +246,7 @@ def test_pushes_are_merged_so_that_few_runs_wait_and_each_event_is_copied_few_ti
         copied += sum(part.times.size for part in parts)
         return joined(parts)
 
-    for module in (runs, chunks):
-        monkeypatch.setattr(module, "joined", counting)
+    monkeypatch.setattr(pending_runs, "joined", counting)
     waiting = Batcher()
     for i in range(3000):
         waiting.add(plain(order[i * size : (i + 1) * size], i * size))
@@ -256,8 +254,8 @@ def test_pushes_are_merged_so_that_few_runs_wait_and_each_event_is_copied_few_ti
     # Chunks that follow each other in time count as one.
     final = [each for each in waiting.runs.by_least if each.final]
     overlapping = sum(each.least <= 1500 * size <= each.greatest for each in final)
-    assert len(waiting.runs.by_least) - len(final) < 5 * runs.FAN
-    assert overlapping <= 2 + waiting.nbytes // runs.LARGE
+    assert len(waiting.runs.by_least) - len(final) < 5 * pending_runs.FAN
+    assert overlapping <= 2 + waiting.nbytes // pending_runs.LARGE
     assert copied <= 5 * len(order)
     assert (waiting.seal(10**9) or waiting).__len__() and len(waiting) == 0
 
@@ -267,8 +265,10 @@ def test_a_seal_looks_only_at_runs_that_release_something_and_joins_them_once(mo
     for i in range(30):
         waiting.add(plain(np.arange(50_000) * 30 + i + 1_000_000 * (i % 2), 50_000 * i))
     looked: list[int] = []
-    place = run.PendingRun.place
-    monkeypatch.setattr(run.PendingRun, "place", lambda self, upper: looked.append(self.least) or place(self, upper))
+    place = pending_runs.PendingRun.place
+    monkeypatch.setattr(
+        pending_runs.PendingRun, "place", lambda self, upper: looked.append(self.least) or place(self, upper)
+    )
     calls: list[int] = []
     monkeypatch.setattr(batcher, "joined", lambda parts: calls.append(len(parts)) or joined(parts))
     peeked = waiting.peek(600_000)
@@ -343,7 +343,7 @@ def test_many_small_spills_do_not_leave_many_files(tmp_path: Path) -> None:
             waiting.add(plain([200 - i, 1000 + i], 2 * i))
             waiting.spill(folder, 0)
         waiting._check()
-        assert files(tmp_path) == len(waiting.runs.by_least) < 2.5 * runs.FAN
+        assert files(tmp_path) == len(waiting.runs.by_least) < 2.5 * pending_runs.FAN
         assert waiting.seal(10**6).times.size == 400  # type: ignore[union-attr]
 
 
@@ -398,10 +398,10 @@ def test_lots_hold_every_event_once_and_are_none_much_larger_than_asked(pushes: 
     first, given = 0, []
     for times in pushes:
         # Some have been consumed in part, up to a time that others still have.
-        whole = run.PendingRun.resident(plain(times, first).in_order())
+        whole = pending_runs.PendingRun.resident(plain(times, first).in_order())
         given.append(whole.after(len(times) // 3))
         first += len(times)
-    out = list(chunks.chunks(given, rows))
+    out = list(pending_runs.chunks(given, rows))
     wait = [each.waiting for each in given]
     most_of_one = max(np.bincount(np.concatenate([part.times for part in wait])))
     assert sorted(np.concatenate([chunk.arrival for chunk in out])) == sorted(np.concatenate([w.arrival for w in wait]))

@@ -25,7 +25,7 @@ from watched import watched
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.dataflow.batcher import batcher
+from ddflow.dataflow import batcher
 from ddflow.errors import BudgetExceeded, NotArrow, SpillFull, SpillRefused
 
 SCHEMA = pa.schema({"k": pa.int64(), "v": pa.string(), "t": pa.int64()})

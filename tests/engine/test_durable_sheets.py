@@ -21,10 +21,10 @@ from ddflow.errors import CorruptState
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.fields import encoded
 from ddflow.storage.folder.local import LocalStore
+from ddflow.storage.inventory_text import read
 from ddflow.storage.manifest import at, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
-from ddflow.storage.sheets import read
 from ddflow.tools.rollback import rollback
 from ddflow.trace import spine
 

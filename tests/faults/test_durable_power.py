@@ -28,7 +28,7 @@ from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 from ddflow.engine import checkpoint as recovery
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
-from ddflow.storage import sheets
+from ddflow.storage import inventory_text
 from ddflow.storage.fields import encoded
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
@@ -310,12 +310,12 @@ def whole_runs(given: Any) -> Any:
 
 def forgotten_file(patch: pytest.MonkeyPatch) -> None:
     """One file of the inventory is not counted among those that the manifest names."""
-    real = sheets.names_in
+    real = inventory_text.names_in
 
     def named(value: Any) -> set[str]:
         return set(sorted(real(value))[1:])
 
-    patch.setattr(sheets, "names_in", named)
+    patch.setattr(inventory_text, "names_in", named)
 
 
 def told_too_early(patch: pytest.MonkeyPatch) -> None:

@@ -42,12 +42,11 @@ from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.storage.fields import encoded
 from ddflow.storage.folder.local import LocalStore
+from ddflow.storage.inventory_text import inside, read
 from ddflow.storage.manifest import Feed, Output, at, newest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.naming import inside
 from ddflow.storage.protocol import Blob
-from ddflow.storage.sheets import read
 from ddflow.time import CLOSED, NEVER
 from ddflow.trace.records import ArrangementRecord
 

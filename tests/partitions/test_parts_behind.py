@@ -29,7 +29,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.errors import DdflowError
 from ddflow.partitions.live_files import PAST
 from ddflow.storage.memory import MemoryStore
-from ddflow.trace.prior import Held
+from ddflow.trace.checkpoint import Held
 
 
 @pytest.fixture

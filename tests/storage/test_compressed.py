@@ -22,8 +22,8 @@ from ddflow.partitions.rescale import rescale
 from ddflow.partitions.step import StagePart
 from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompressed, read_batches
 from ddflow.storage.files.flatbuffer import Malformed
+from ddflow.storage.inventory_text import names_in
 from ddflow.storage.manifest import newest
-from ddflow.storage.naming import names_in
 from ddflow.storage.opening import open_store
 
 LZ4 = pa.Codec("lz4")

@@ -23,12 +23,12 @@ from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.errors import DdflowError
-from ddflow.storage import sheets
+from ddflow.storage import inventory_text
 from ddflow.storage.folder.local import LocalStore
+from ddflow.storage.inventory_text import Sheets, read
 from ddflow.storage.manifest import FORMAT, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
-from ddflow.storage.sheets import Sheets, read
 
 HERE = Path(__file__).parent.parent
 KINDS = ("plain", "ranked", "held-back", "spilled", "compressed", "sheets")
@@ -189,5 +189,5 @@ def test_very_many_made_up_inventories(kind: str, tmp_path: Path) -> None:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_DATA, (3 << 30, 3 << 30))
     pa.set_cpu_count(1)
-    sheets.INLINE = sheets.EDGE = sheets.FEWEST = 2  # type: ignore[misc]
+    inventory_text.INLINE = inventory_text.EDGE = inventory_text.FEWEST = 2  # type: ignore[misc]
     attack(sys.argv[1], Path(sys.argv[2]), range(int(sys.argv[3]), int(sys.argv[4])))

@@ -17,11 +17,10 @@ import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage.fields import encoded
 from ddflow.storage.folder.local import LocalStore
+from ddflow.storage.inventory_text import files_in, names_in, read, renamed
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.naming import files_in, names_in, renamed
 from ddflow.storage.protocol import Blob, Store
-from ddflow.storage.sheets import read
 
 FILE = '["00ff00ff00ff00ff-9.arrow",4,"AAAAAAAAAAAAAAAAAAAAAA=="]'
 ODD = [FILE, "00ff00ff00ff00ff-9.arrow", f'x",{FILE},"', "\\" + FILE, 'tab\t"quote"']

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from messages import raises
 
 from ddflow.errors import CorruptState
-from ddflow.storage import sheets as module
+from ddflow.storage import inventory_text as module
 from ddflow.storage.fields import encoded
+from ddflow.storage.inventory_text import Sheets, files_in, read, unfolded
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.naming import files_in
 from ddflow.storage.protocol import Blob
-from ddflow.storage.sheets import Sheets, read, unfolded
 
 
 class Counting(MemoryStore):

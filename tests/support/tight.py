@@ -20,18 +20,19 @@ from typing import Any
 import pytest
 
 from ddflow.columns.threads import Threads
+from ddflow.dataflow import batcher, pending_runs
 from ddflow.dataflow import step as computation
 from ddflow.dataflow.admission import Admission
-from ddflow.dataflow.batcher import Batcher, batcher, run, runs
+from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.spill import Ranges, make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.operators.upsert import resolution
 from ddflow.operators.upsert.resolution import Resolution
-from ddflow.storage import sheets
+from ddflow.storage import inventory_text
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import LOCK
-from ddflow.storage.sheets import Sheets
+from ddflow.storage.inventory_text import Sheets
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.index import Index
@@ -59,11 +60,11 @@ WAYS = (
 """What may happen to an engine that spills, as `tiny` counts it."""
 
 SMALL: list[tuple[Any, str, Any]] = [
-    (runs, "LARGE", 600),
+    (pending_runs, "LARGE", 600),
     (batcher, "LARGE", 600),
-    (runs, "CHUNK", 150),
-    (runs, "FAN", 3),
-    (run, "SMALL", 64),
+    (pending_runs, "CHUNK", 150),
+    (pending_runs, "FAN", 3),
+    (pending_runs, "SMALL", 64),
     (batcher, "PIECE", 3),
     (spine, "PIECE", 2),
     (spine, "EFFORT", 2),
@@ -71,10 +72,10 @@ SMALL: list[tuple[Any, str, Any]] = [
     (resolution, "SMALL", 0),
     (Threads, "waking", 1),
     (Index, "shared", 0),
-    (sheets, "INLINE", 2),
-    (sheets, "EDGE", 2),
-    (sheets, "FEWEST", 2),
-    (sheets, "MOST", 4),
+    (inventory_text, "INLINE", 2),
+    (inventory_text, "EDGE", 2),
+    (inventory_text, "FEWEST", 2),
+    (inventory_text, "MOST", 4),
 ]
 """Sizes by which ddflow decides, and what they are where everything is `tiny`."""
 

@@ -18,7 +18,7 @@ from proof_case import EPOCH, HELD, WIDE, events, feed, files, lie, named, plan,
 
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.storage import sheets
+from ddflow.storage import inventory_text
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     feed(place / "state", events(SEED + 1, 2, first=6), memory="16MB")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("INLINE", "EDGE", "FEWEST"):
-            patch.setattr(sheets, name, 2)
+            patch.setattr(inventory_text, name, 2)
         # What is cut where depends on the names of files, and merges leave few of them: until there are some.
         for first in range(0, 100, 10):
             feed(place / "sheets", events(SEED + first, 10, first=first), retain=1000)

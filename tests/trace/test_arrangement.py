@@ -25,9 +25,8 @@ from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.time import NEVER, Description
 from ddflow.trace import spine as spines
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Change
+from ddflow.trace.batch import Batch, Change, Run, Slots
 from ddflow.trace.merge import RunMerge
-from ddflow.trace.run import Run, Slots
 from ddflow.trace.spine import EFFORT, FAN, GARBAGE, Spine, choose
 
 SCHEMA = pa.schema({"k": pa.int64(), "v": pa.string(), "l": pa.list_(pa.int64())})

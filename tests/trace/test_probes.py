@@ -20,7 +20,7 @@ from probes import CHANCE, SLOTS, check, counted
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
-from ddflow.trace import prior, run
+from ddflow.trace import batch, checkpoint
 from ddflow.trace.index import Index, Write
 
 SECRET = Secret(11, 17)
@@ -102,7 +102,7 @@ def test_a_first_load_makes_room_once(threads: int, texts: bool) -> None:
 def test_a_state_is_opened_again_by_a_few_slots_a_key_also_where_many_keys_are_gone(
     tmp_path: Path, retain: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (prior, run):
+    for module in (checkpoint, batch):
         monkeypatch.setattr(module, "LASTS", 1000)
     flow = dd.Flow()
     input = flow.upserts(

@@ -40,7 +40,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.verdicts import named
+from ddflow.dataflow.result import named
 from ddflow.engine.full_contents import Contents
 from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, as_fed, batches, parts_of
 from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story

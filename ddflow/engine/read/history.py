@@ -46,8 +46,8 @@ from ddflow.operators.updates import Updates, concat, consolidated, negate, time
 from ddflow.plan.collection import Collection
 from ddflow.time import INT64, NEVER, shown
 from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Part
 from ddflow.trace.merge import by_sorting
-from ddflow.trace.run import Part
 
 RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
 

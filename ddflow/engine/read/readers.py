@@ -34,8 +34,7 @@ import pyarrow as pa
 from ddflow.columns.names import DIFF
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
-from ddflow.dataflow.result import Step
-from ddflow.dataflow.verdicts import Verdicts
+from ddflow.dataflow.result import Step, Verdicts
 from ddflow.engine.read.history import subtract
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints

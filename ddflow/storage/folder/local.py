@@ -31,9 +31,8 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, Phrase, StorageFailed, StorageFull
-from ddflow.storage.folder.blobs import BlobFolder
 from ddflow.storage.folder.disk import Disk
-from ddflow.storage.folder.scratch import ScratchStore, sweep
+from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, sweep
 from ddflow.storage.folder.site import INSIDE, StateFolder
 from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, Entry, Store, numbered
 

@@ -1,15 +1,10 @@
-"""Sheets: the text of an inventory in several files, so that a commit writes what changed and not all of it again.
+"""The text of an inventory: the files that it names, and its sheets, so that a commit writes only what changed.
 
-Invariant: the text that `read` gives is the one that `Sheets.put` was given, byte for byte, whatever was cut where. A
-file of text may have lines that name other files, its *sheets*; each stands for the text of that sheet, which may have
-such lines itself. An inventory of `INLINE` files or fewer is one file without such a line. In a longer one, the places
-to cut are told by the names of the files in it, and not by where these stand. So most of a text that has changed here
-and there is cut as before, and a piece that the version before has as a sheet is named again. Only what was the same
-twice becomes a sheet, because what changes with every commit would be a file more each time. The lines that are left,
-names of sheets among them, are cut in the same way until they are few: a tree whose depth is the logarithm of the
-files. A commit writes `FRESH` new sheets at most, so that a text that is new as a whole is cut over the next commits.
-A sheet is immutable and a file like any other: named with its length and digest, and garbage when nobody names it.
-What the text says is not known here.
+Invariant: every file that a text names is found, since a file is three values in a list (`Blob`) and no text of a user
+can hold an unescaped quote. The text that `read` gives is the one that `Sheets.put` was given, byte for byte. A file of
+text may have lines that name other files, its *sheets*; each stands for the text of that sheet, which may have such
+lines itself. An inventory of `INLINE` files or fewer is one file without such a line. The meaning of the text is not
+known here.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
@@ -23,7 +18,8 @@ What the text says is not known here.
 True
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import xxhash
@@ -31,8 +27,39 @@ from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState, cut
 from ddflow.storage.fields import MEND, REFUSALS, encoded
-from ddflow.storage.naming import files_in, names_in
 from ddflow.storage.protocol import Blob, Blobs, Store
+
+PARQUET: Final = ".parquet"
+_NAME: Final = re.compile(rb'"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"')
+_BLOB_TEXT: Final = re.compile(
+    rb'\[\s*"([0-9a-f]{16}-[0-9]{1,12}\.arrow)"\s*,\s*[0-9]{1,18}\s*,\s*"[A-Za-z0-9+/]{22}=="\s*\]'
+)
+
+
+def names_in(inventory: Any) -> set[str]:
+    """Return the names of all files in an inventory, and no other text.  O(bytes)."""
+    return {name.decode() for name in _NAME.findall(inventory)}
+
+
+def files_in(inventory: Any) -> list[Blob]:
+    """Return all files in an inventory, in their order.  O(bytes)."""
+    return [_BLOB.decode(found[0]) for found in _BLOB_TEXT.finditer(inventory)]
+
+
+def renamed(inventory: Any, files: Mapping[str, Blob]) -> bytes:
+    """Replace the files that an inventory names.  ``files``: new files, by the names of the old ones.  O(bytes)."""
+    return _BLOB_TEXT.sub(lambda found: encoded(files[found[1].decode()]), inventory)
+
+
+def inside(blob: Blob) -> bool:
+    """Return whether a file belongs to the state, and not to a folder of outputs."""
+    return not blob.name.endswith(PARQUET)
+
+
+def names_inside(blobs: Iterable[Blob]) -> set[str]:
+    """Return the names of the files that belong to the state.  O(blobs)."""
+    return {blob.name for blob in blobs if not blob.name.endswith(PARQUET)}
+
 
 INLINE: Final = 128
 """Files, or sheets, that a text names in itself."""
@@ -116,7 +143,13 @@ def _decode_sheet(line: bytes, what: str) -> Blob:
 
 class Sheets:
     """The sheets of one inventory, from one version to the next.  ``blobs``: those of the last one.  ``names``: of all
-    files that its text names."""
+    files that its text names.
+
+    The names of the files decide where a text is cut, not their places, so most of a text that has changed here and
+    there is cut as before, and a piece that is a sheet already is named again. Only a piece that was the same twice
+    becomes a sheet. The lines that are left are cut in the same way until they are few: a tree whose depth is the
+    logarithm of the files. A commit writes `FRESH` new sheets at most.
+    """
 
     def __init__(self, store: Blobs) -> None:
         self.store, self.blobs, self.names = store, list[Blob](), set[str]()

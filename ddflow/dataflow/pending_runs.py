@@ -1,0 +1,340 @@
+"""The runs of a batcher: events that wait, in the order of their times, resident or spilled to a file.
+
+Invariant: a run never changes. Taking its first events makes another run over the same columns. The columns of a
+spilled run are those of a mapped file, which is unlinked when no run refers to it. A slice of the caller's batch keeps
+all of it alive, so a run that keeps more than twice its own bytes alive (`PendingRun.wasteful`) is copied. `chunks`
+cuts runs by time without joining them as a whole, and `Runs` keeps few of them, however many pushes there were.
+
+>>> import numpy as np, pyarrow as pa
+>>> times = np.array([3, 5, 5])
+>>> run = PendingRun.resident(Events(pa.record_batch({"k": ["a", "b", "c"]}), times, times, np.arange(3)))
+>>> rest = run.after(run.place(5))
+>>> len(rest), rest.least, rest.cut(3).rows.column("k").to_pylist()
+(2, 5, ['b', 'c'])
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from ddflow.operators.upsert.events import Events, joined
+from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
+
+SMALL: Final = 1 << 16
+"""Bytes that are not worth a closer look: to count them exactly, or to copy them."""
+
+
+class PendingRun:
+    """A run of pending events: [begin, n) of ``events``; ``begin`` < n.
+
+    ``bytes_resident``: bytes of memory it holds, 0 when spilled. ``file``: its spill file. ``final``: whether later
+    merges skip it. ``least``, ``greatest``: the times of the first and the last pending event. ``stored``: the file
+    that a commit wrote all of ``events`` to.
+    """
+
+    __slots__ = ("begin", "bytes_resident", "events", "file", "final", "greatest", "least", "stored")
+
+    def __init__(
+        self,
+        events: Events,
+        begin: int,
+        bytes_resident: int,
+        file: StoredBatch | None,
+        final: bool,
+        stored: StoredBlob | None = None,
+    ) -> None:
+        self.events, self.begin, self.bytes_resident, self.file, self.final = events, begin, bytes_resident, file, final
+        self.stored = stored or file
+        self.least, self.greatest = int(events.times[begin]), int(events.times[-1])
+
+    @classmethod
+    def resident(cls, events: Events, final: bool = False) -> PendingRun:
+        """Events in memory, at least one, referred to and not copied.  O(columns)."""
+        # A few bytes too many are soon found; a few rows of a large batch must be told from all of it.
+        rows = int(events.rows.get_total_buffer_size())
+        bytes_resident = (rows if rows <= SMALL else int(events.rows.nbytes)) + events.kept
+        return cls(events, 0, bytes_resident, None, final)
+
+    @classmethod
+    def own(cls, events: Events, final: bool = False) -> PendingRun:
+        """Hold events in separate memory: copy them if they are a slice of a larger table. O(1), or O(n)."""
+        run = cls.resident(events, final)
+        return cls.resident(events.copied(), final) if run.wasteful else run
+
+    @classmethod
+    def spilled(cls, batch_store: BatchStore, events: Events) -> PendingRun:
+        """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
+        file = batch_store.write(filed(events))
+        return cls(unfiled(file.batch, events.original is not events.times), 0, 0, file, True)
+
+    def __len__(self) -> int:
+        return int(self.events.times.size) - self.begin
+
+    def place(self, upper: int) -> int:
+        """Find the first event at ``upper`` or later. O(log n)."""
+        times = self.events.times
+        return times.size if self.greatest < upper else int(times.searchsorted(upper))
+
+    def cut(self, end: int) -> Events:
+        """Slice the waiting events before place ``end``, without a copy."""
+        if not self.begin and end == self.events.times.size:
+            return self.events
+        return self.events.cut(self.begin, end)
+
+    @property
+    def waiting(self) -> Events:
+        """All its events, without a copy."""
+        return self.cut(self.events.times.size)
+
+    def after(self, end: int) -> PendingRun | None:
+        """Return the run without the events before place ``end``; None if no event is left."""
+        if end >= self.events.times.size:
+            return None
+        return PendingRun(self.events, end, self.bytes_resident, self.file, self.final, self.stored)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the pending events, about, if they were in separate memory."""
+        return self.bytes_resident * len(self) // self.events.times.size
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether it keeps more than twice its bytes of memory alive, not counting a few.  O(columns)."""
+        if self.file is not None:
+            return False
+        alive = int(self.events.rows.get_total_buffer_size()) + self.events.kept
+        return max(alive, self.bytes_resident) > 2 * self.size + SMALL
+
+    def pieces(self, end: int, rows: int) -> Iterator[Events]:
+        """Iterate over slices of ``rows`` events before place ``end``, without a copy."""
+        for begin in range(self.begin, end, rows):
+            yield self.events.cut(begin, min(begin + rows, end))
+
+
+def filed(events: Events) -> pa.RecordBatch:
+    """Events as the columns of a file: their bookkeeping, then their own.  O(columns)."""
+    own = {"_time": events.times, "_arrival": events.arrival}
+    if events.original is not events.times:
+        own["_original"] = events.original
+    columns = [*map(pa.array, own.values()), *events.rows.columns]
+    fields = [pa.field(name, pa.int64()) for name in own]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *events.rows.schema]))
+
+
+def unfiled(record: pa.RecordBatch, advanced: bool) -> Events:
+    """Rebuild the events of a file's record over the same memory.
+
+    ``advanced``: whether it has their original times. O(columns).
+    """
+    own = 2 + advanced
+    times, arrival, *original = (column.to_numpy() for column in record.columns[:own])
+    schema = pa.schema([record.schema.field(i) for i in range(own, record.num_columns)])
+    events = pa.RecordBatch.from_arrays(record.columns[own:], schema=schema)
+    return Events(events, times, original[0] if original else times, arrival)
+
+
+def rows_of(runs: Sequence[PendingRun], size: int) -> int:
+    """How many events of these take ``size`` bytes, one at least.  O(runs)."""
+    taken = sum(run.bytes_resident if run.file is None else run.file.nbytes for run in runs)
+    return max(size * sum(run.events.times.size for run in runs) // max(taken, 1), 1)
+
+
+def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
+    """Split the events of ``runs`` into chunks of about ``rows``, 3 x ``rows`` at most. A chunk of one run is a slice.
+
+    Chunks follow each other in time, except several chunks of one time. Takes memory for one chunk, twice, and for two
+    times a run and chunk. O(n log n).
+    """
+    begins = [run.begin for run in runs]
+    for cut in [*_cuts(runs, rows), None]:
+        ends = [run.events.times.size if cut is None else max(run.place(cut), run.begin) for run in runs]
+        parts = [run.events.cut(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
+        if sum(part.times.size for part in parts) <= 3 * rows:
+            if parts:
+                yield joined(parts)
+        else:
+            for part in parts:
+                for at in range(0, part.times.size, rows):
+                    yield part.cut(at, min(at + rows, part.times.size))
+        begins = ends
+
+
+def _cuts(runs: Sequence[PendingRun], rows: int) -> list[int]:
+    """Ascending times with about ``rows`` events between each two, unless they have one time."""
+    # Every time taken stands for `step` events; the last few of a run are not counted, at most half of `rows` in all.
+    step = max(rows // (2 * len(runs)), 1)
+    times = np.sort(np.concatenate([run.events.times[run.begin + step - 1 :: step] for run in runs]))
+    every = max(rows // step, 1)
+    return [int(time) for time in np.unique(times[every - 1 :: every])]
+
+
+FAN: Final = 16
+"""Runs of one size class that are merged into one."""
+LARGE: Final = 8 << 20
+"""The size in bytes from which runs are final."""
+CHUNK: Final = 1 << 20
+"""Bytes of the pieces that it is then cut into."""
+LEAST = attrgetter("least")
+
+
+class Runs:
+    """The runs of one batcher, by their least time: few that overlap, however many pushes there were.
+
+    ``by_least``: the runs.  ``bytes_resident``: bytes of the resident ones.  ``mapped``: bytes of the files of the
+    others.
+
+    Of one size class fewer than `FAN` runs wait to be merged, and fewer than `LARGE` bytes, so n events pushed one by
+    one leave O(log n) small runs. An event is copied once a class. Events that were merged to `LARGE` bytes are final:
+    they are cut by time into chunks, which a seal consumes one after the other. A copy of a `Runs` shares its runs.
+    """
+
+    __slots__ = ("by_least", "bytes_resident", "classes", "fresh", "mapped")
+
+    def __init__(self) -> None:
+        self.by_least: list[PendingRun] = []
+        self.bytes_resident = self.mapped = 0
+        self.classes: dict[int, tuple[int, int]] = {}
+        """The number and the bytes of the runs to merge, by class."""
+        self.fresh: PendingRun | None = None
+        """The last pushed run, in the caller's memory."""
+
+    def copy(self) -> Runs:
+        """Copy the collection; later changes of one do not affect the other. O(runs)."""
+        out = Runs()
+        out.by_least, out.classes = self.by_least.copy(), self.classes.copy()
+        out.bytes_resident, out.mapped, out.fresh = self.bytes_resident, self.mapped, self.fresh
+        return out
+
+    def push(self, run: PendingRun) -> None:
+        """Add a new run in the caller's memory; copy the events of the run before if it wastes memory or is large."""
+        fresh, self.fresh = self.fresh, run
+        if fresh is not None and (fresh.wasteful or fresh.bytes_resident >= LARGE):
+            self.swap([fresh], kept(fresh))
+        self.add(run)
+
+    def add(self, run: PendingRun) -> None:
+        """Put a run in, and merge its class when that is due.  O(log runs), and O(log n) amortised for each event."""
+        insort(self.by_least, run, key=LEAST)
+        self._count(run, 1)
+        number, bytes_resident = self.classes.get(of := class_of(run), (0, 0))
+        if number >= FAN or (number > 1 and bytes_resident >= LARGE):
+            self.swap(due := self.of_class(of), merged(due))
+
+    def below(self, upper: int) -> list[PendingRun]:
+        """List the runs that have an event before ``upper``. O(log runs + those)."""
+        return self.by_least[: bisect_left(self.by_least, upper, key=LEAST)]
+
+    def advance(self, upper: int) -> None:
+        """Take the events before ``upper`` out.  O(runs that have one); what is left of a run may be copied."""
+        gone = self.below(upper)
+        del self.by_least[: len(gone)]
+        for run in gone:
+            self._count(run, -1)
+        for run in gone:
+            rest = run.after(run.place(upper))
+            copied = rest is not None and not rest.final and rest.wasteful
+            if run is self.fresh:
+                self.fresh = None if copied else rest
+            if rest is not None:
+                for part in kept(rest) if copied else [rest]:
+                    self.add(part)
+
+    def swap(self, gone: Iterable[PendingRun], new: Iterable[PendingRun]) -> None:
+        """Replace some runs by others with the same events.  O(runs)."""
+        old = set(map(id, gone))
+        for run in self.by_least:
+            if id(run) in old:
+                self._count(run, -1)
+        self.by_least = [run for run in self.by_least if id(run) not in old]
+        if id(self.fresh) in old:
+            self.fresh = None
+        for run in new:
+            self.add(run)
+
+    def of_class(self, number: int) -> list[PendingRun]:
+        """List the runs of a size class."""
+        return [run for run in self.by_least if class_of(run) == number]
+
+    def _count(self, run: PendingRun, sign: int) -> None:
+        """Count a run in, or out."""
+        self.bytes_resident += sign * run.bytes_resident
+        self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
+        if of := class_of(run):
+            number, bytes_resident = self.classes.get(of, (0, 0))
+            self.classes[of] = (number + sign, bytes_resident + sign * run.bytes_resident)
+
+    def _check(self) -> None:
+        """Assert the invariant."""
+        # By least time, and the totals are those of the runs.
+        assert [run.least for run in self.by_least] == sorted(run.least for run in self.by_least)
+        assert self.bytes_resident == sum(run.bytes_resident for run in self.by_least)
+        assert self.mapped == sum(run.file.nbytes for run in self.by_least if run.file is not None)
+        classes = {of: self.of_class(of) for of in set(map(class_of, self.by_least)) - {0}}
+        counted = {of: (len(runs), sum(run.bytes_resident for run in runs)) for of, runs in classes.items()}
+        assert {of: each for of, each in self.classes.items() if each != (0, 0)} == counted
+        # Few of a class.
+        assert all(
+            number < FAN and (number == 1 or bytes_resident < LARGE) for number, bytes_resident in counted.values()
+        )
+        assert self.fresh is None or any(run is self.fresh for run in self.by_least)
+        for run in self.by_least:
+            times, arrival = run.events.times, run.events.arrival
+            # No run is empty; each is in the order of times, then of arrival.
+            assert 0 <= run.begin < times.size
+            assert bool(((times[1:] > times[:-1]) | (times[1:] == times[:-1]) & (arrival[1:] > arrival[:-1])).all())
+            assert run.events.rows.num_rows == times.size
+            # A file is as it was written; memory is counted where there is none.
+            if run.file is not None:
+                run.file.verify()
+            assert (run.bytes_resident == 0) == (run.file is not None)
+
+
+def size_class(size: int) -> int:
+    """Return the number of a size class, 1 and up: bytes within a factor of ``FAN`` of each other."""
+    return (size.bit_length() + 3) // 4
+
+
+def class_of(run: PendingRun) -> int:
+    """Return the size class of a run: resident runs of one class are merged; 0 for none."""
+    return 0 if run.final or run.bytes_resident >= LARGE else size_class(run.bytes_resident)
+
+
+def merged(runs: Sequence[PendingRun]) -> list[PendingRun]:
+    """Merge some runs into one run, or into final chunks if they are ``LARGE``. O(n log n)."""
+    if sum(run.size for run in runs) < LARGE:
+        return [PendingRun.own(joined([run.waiting for run in runs]))]
+    return [PendingRun.own(chunk, final=True) for chunk in chunks(runs, rows_of(runs, CHUNK))]
+
+
+def kept(run: PendingRun) -> list[PendingRun]:
+    """Copy the events of a run into memory that nothing else uses. O(n)."""
+    return merged([run])
+
+
+def to_spill(runs: Runs, at_most: int, chunk: int) -> list[PendingRun]:
+    """Choose the runs to write so that at most ``at_most`` bytes stay resident. O(runs log runs).
+
+    Final runs go first, those with the latest times before others, as they will wait longest; then the largest. Small
+    files of earlier spills, of less than half of ``chunk`` bytes, are written again with them, ``FAN`` of a size class
+    at a time. So files never become many, and each event is written once a class.
+    """
+    chosen, bytes_resident = [], runs.bytes_resident
+    for run in sorted(
+        runs.by_least, key=lambda run: (run.final, run.least if run.final else run.bytes_resident), reverse=True
+    ):
+        if bytes_resident <= at_most:
+            break
+        if run.file is None:
+            chosen.append(run)
+            bytes_resident -= run.bytes_resident
+    small: dict[int, list[PendingRun]] = {}
+    for run in runs.by_least if chosen else ():
+        if run.file is not None and run.file.nbytes < chunk // 2:
+            small.setdefault(size_class(run.file.nbytes), []).append(run)
+    return chosen + [run for same in small.values() if len(same) >= FAN for run in same]
