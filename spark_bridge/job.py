@@ -43,9 +43,8 @@ from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs
 from ddflow.partitions.epoch_start import EpochStart, Version
-from ddflow.partitions.live_files import PastDigests
 from ddflow.partitions.messages import Heard
-from ddflow.partitions.partitioner import Partitioner, carried_only, columns_there
+from ddflow.partitions.partitioner import Partitioner, PastDigests, carried_only, columns_there
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.plan.evolve import PastSchemas
 from ddflow.plan.plan import Plan

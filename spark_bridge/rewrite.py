@@ -4,8 +4,8 @@ Invariant: the state says what it said, in another number of partitions or in wi
 ``ddflow.partitions.rescale`` and ``evolve``, whose tasks these are; a task that Spark runs twice wrote files that
 nobody names, and only the driver publishes. The caller decides when; opening a state never rewrites it.
 
->>> Rescaling.__call__.__doc__
-'Rows of the numbers of tasks in, what each made out.'
+>>> RunRewrite.__call__.__doc__
+'Run the tasks of these numbers; yield the result of each.'
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,11 +19,13 @@ from pyspark.sql import SparkSession
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
-from ddflow.partitions.evolve import Evolution, Evolved, inexact, without
-from ddflow.partitions.rescale import Rescaled, Rescaler
-from ddflow.partitions.rescale_rows import Move
-from ddflow.partitions.rescale_task import Moved, task
-from ddflow.partitions.stages import Stages
+from ddflow.partitions.epoch_start import RewriteStart
+from ddflow.partitions.evolve import Evolution, Evolved, explain_inexact
+from ddflow.partitions.evolve import evolve as evolve_alone
+from ddflow.partitions.receipt import TaskShares
+from ddflow.partitions.rescale import plan_rescale
+from ddflow.partitions.rewrite import Rewrite, Rewritten
+from ddflow.partitions.rewrite_task import run_task
 from spark_bridge.errors import attach_errors, translate_errors
 from spark_bridge.job import check_address
 from spark_bridge.session import describe_jobs, settings
@@ -34,19 +36,18 @@ _MADE: Final = pa.schema([("made", pa.binary())])
 
 
 @dataclass(frozen=True)
-class Rescaling:
+class RunRewrite:
     """The task: shares out old partitions.  ``tasks``: (stage, number) of each, by number."""
 
-    cut: Stages
-    move: Move
+    start: RewriteStart
     tasks: tuple[tuple[int, int], ...]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of the numbers of tasks in, what each made out."""
-        with attach_errors(), inexact("a state"):
+        """Run the tasks of these numbers; yield the result of each."""
+        with attach_errors(), explain_inexact("a state"):
             for batch in batches:
                 for each in batch.column(0).to_pylist():
-                    made = task(self.cut, self.move, *self.tasks[each])
+                    made = run_task(self.start, *self.tasks[each])
                     yield pa.RecordBatch.from_arrays([pa.array([made.to_json()], pa.binary())], schema=_MADE)
 
 
@@ -58,7 +59,7 @@ def rescale(
     session: Any = None,
     memory: str | int | None = None,
     trust: Literal["owner", "group"] = "owner",
-) -> Rescaled:
+) -> Rewritten:
     """Split or join the partitions of a state, like ``ddflow rescale``.
 
     Stop the writer of the state first; otherwise it is `Fenced`.
@@ -80,7 +81,7 @@ def rescale(
 
     Returns
     -------
-    Rescaled
+    Rewritten
         What was made of the state.
 
     Raises
@@ -96,7 +97,7 @@ def rescale(
     """
     address, size = check_address(state), parse_size(memory)
     asked = f"rescale {address} to {partitions} partitions"
-    opened = Rescaler.open(address, partitions, flow=flow, trust=trust, memory=size)
+    opened = Rewrite.open(address, plan_rescale(partitions, flow), trust=trust, memory=size)
     return _run_tasks(opened, asked, size, session or SparkSession.getActiveSession(), "ddflow rescale")
 
 
@@ -143,30 +144,30 @@ def evolve(
     """
     address, size = check_address(state), parse_size(memory)
     if drop_outputs or drop_inputs:
-        return without(address, drop_outputs, drop_inputs, types, flow=flow, trust=trust, memory=size)
-    evolution = Evolution(types, flow)
-    opened = Rescaler.open(address, None, trust=trust, memory=size, plans=evolution.plans)
-    with inexact(address):
-        made = _run_tasks(
+        drops: dict[str, Any] = {"drop_outputs": drop_outputs, "drop_inputs": drop_inputs}
+        return evolve_alone(address, types, **drops, flow=flow, trust=trust, memory=size)
+    change = Evolution(types, flow)
+    opened = Rewrite.open(address, change.find_new_state, trust=trust, memory=size)
+    with explain_inexact(address):
+        done = _run_tasks(
             opened, f"evolve {address}", size, session or SparkSession.getActiveSession(), "ddflow evolve"
         )
-    return evolution.done(made)
+    return change.report(done)
 
 
 def _run_tasks(
-    opened: AbstractContextManager[Rescaler], asked: str, size: int | None, session: Any, instead: str
-) -> Rescaled:
+    opened: AbstractContextManager[Rewrite], asked: str, size: int | None, session: Any, instead: str
+) -> Rewritten:
     """Run the tasks, in a job where the state is large, and publish what they made.  ``instead``: without Spark."""
     if session is None:
         raise SpecError(asked, "there is no active session", f"give session=, or use {instead}")
-    with opened as rescaler, settings(session, size), describe_jobs(session, f"ddflow: {asked}"):
-        if sum(entry.length for entry in rescaler.store.list()) < LARGE:
-            for each in rescaler.tasks:
-                rescaler.made.append(task(rescaler.cut, rescaler.move, *each, rescaler.store))
-        elif rescaler.tasks:
-            each_of = Rescaling(rescaler.cut, rescaler.move, tuple(rescaler.tasks))
-            n = len(rescaler.tasks)
+    with opened as rewrite, settings(session, size), describe_jobs(session, f"ddflow: {asked}"):
+        n = len(rewrite.tasks)
+        if not n or sum(entry.length for entry in rewrite.store.list()) < LARGE:
+            rewrite.run()
+        else:
+            task = RunRewrite(rewrite.start, tuple(rewrite.tasks))
             with translate_errors():
-                collected = session.range(0, n, 1, n).mapInArrow(each_of, "made binary").collect()
-            rescaler.made += [Moved.from_json(bytes(each), "what a task made") for (each,) in collected]
-        return rescaler.finish(rescaler.made)
+                collected = session.range(0, n, 1, n).mapInArrow(task, "made binary").collect()
+            rewrite.made += [TaskShares.from_json(bytes(each), "what a task made") for (each,) in collected]
+        return rewrite.finish()

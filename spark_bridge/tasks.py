@@ -35,11 +35,10 @@ from ddflow.connectors.protocol import Fragment
 from ddflow.errors import SnapshotExpired
 from ddflow.partitions.chunks import ShuffleReader, packed_receipts, packed_sums
 from ddflow.partitions.epoch_start import EpochStart, Version
-from ddflow.partitions.live_files import PastDigests
-from ddflow.partitions.partitioner import Partitioner
+from ddflow.partitions.partitioner import Partitioner, PastDigests
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
-from ddflow.partitions.step import StagePart, computed, idle
+from ddflow.partitions.step import StagePart, compute_stage, idle
 from ddflow.storage.closing import on_failure
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import inside
@@ -166,7 +165,7 @@ class EpochStage:
 
     def _part_key(self, number: int) -> tuple[Any, ...]:
         start = self.start
-        return start.store, self.stamp, start.memory, start.retain, start.partitions, self.stage, number
+        return start.version.store, self.stamp, start.memory, start.retain, start.partitions, self.stage, number
 
     @staticmethod
     def _pack_receipts(shuffle: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:
@@ -178,7 +177,7 @@ class RunStage:
     """One partition of a stage of a run without a state: chunks in, sums for later stages out, or updates.
 
     ``output``: the output of the last stage, whose updates come in types that travel; None for stages before it.
-    ``columns``: as of `EpochStage`. O(rows and updates). Raises the errors of `computed`, and `SchemaMismatch` for
+    ``columns``: as of `EpochStage`. O(rows and updates). Raises the errors of `compute_stage`, and `SchemaMismatch` for
     values that Spark cannot take.
     """
 
@@ -204,7 +203,7 @@ class RunStage:
             yield from shuffle.forwarded
         if not rows and not sums:
             return
-        done = computed(self.cut, self.stage, self.secret, rows, sums)
+        done = compute_stage(self.cut, self.stage, self.secret, rows, sums)
         if self.output is None:
             yield from packed_sums(done.sent, self.cut, self.partitions, self.secret)
         else:
@@ -231,7 +230,7 @@ class OnlyStage:
                     table = from_spark(table, loose(bound.schema), f"rows for {name!r}")
                 rows = {name: table}
                 del parts
-                yield from batches_for_spark(computed(self.cut, 0, self.secret, rows, {}).outputs[output], output)
+                yield from batches_for_spark(compute_stage(self.cut, 0, self.secret, rows, {}).outputs[output], output)
 
 
 @dataclass(frozen=True)

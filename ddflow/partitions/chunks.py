@@ -132,7 +132,7 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
     """
     n, several = rows.num_rows, len(origin.names)
     group: Any = to if several == 1 else to.astype(np.int64) * several + origin.which
-    order, starts = _sort_by_group(group)
+    order, starts = sort_by_group(group)
     if origin.told and n:
         behind = np.diff(origin.places[order]) < 0
         behind[starts[1:] - 1] = False
@@ -157,7 +157,7 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
     )
 
 
-def _sort_by_group(group: Any) -> tuple[Ints, Ints]:
+def sort_by_group(group: Any) -> tuple[Ints, Ints]:
     """Sort rows by group, in a stable order; return the order and the first position of each group."""
     if group.size and int(group.max()) < 1 << 16:
         group = group.astype(np.uint16)  # then a stable sort is one by digits

@@ -51,21 +51,24 @@ from ddflow.errors import (
     TimeWentBack,
     WrongMode,
 )
-from ddflow.partitions.epoch_start import EpochStart, Growth, own
-from ddflow.partitions.growth import Growing
-from ddflow.partitions.live_files import LiveFiles, followed, look, look_for
+from ddflow.partitions.epoch_start import EpochStart, Growth, Version, address_of, own
 from ddflow.partitions.messages import Said, heard
 from ddflow.partitions.receipt import (
     OWED,
     ROWS,
     Committed,
     Contribution,
+    LiveFiles,
     Receipt,
     call_digest,
+    followed,
     gather,
     greatest,
+    look,
+    look_for,
     together,
 )
+from ddflow.partitions.rewrite import GrowthPlan
 from ddflow.partitions.stages import cut, regrouped
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import step_times
@@ -76,7 +79,6 @@ from ddflow.storage.manifest import PARTITIONS, Call, Manifest, Output
 from ddflow.storage.manifest import Epoch as CommittedEpoch
 from ddflow.storage.manifest import Feed as FeedRecord
 from ddflow.storage.manifest_log import GRACE
-from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Store
 from ddflow.time import CLOSED, INT64, NEVER, shown
 
@@ -288,9 +290,9 @@ class EpochDriver:
         manifest, stages = log.manifest_log.manifest, self.cut.stages
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.partitions if manifest.inventories else wanted.partitions or manifest.partitions
-        self.growing: Growing | None = None
+        self.growing: GrowthPlan | None = None
         if manifest.inventories and (log.change.outputs or log.change.inputs):
-            self.growing = Growing(self.cut, log.change, log.manifest_log)
+            self.growing = GrowthPlan(self.cut, log.change, log.manifest_log)
             stages = len(manifest.inventories) // self.partitions
         self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, stages, self.partitions)
         self._owed: Mapping[str, Output] = {}
@@ -438,12 +440,9 @@ class EpochDriver:
 
     def _build_start(self, time: int, to: int, growth: Growth | None = None) -> EpochStart:
         """Build the start of the next epoch."""
-        manifest, store = self.manifest, self.log.manifest_log.store
+        manifest, log = self.manifest, self.log.manifest_log
         return EpochStart(
-            store=store if isinstance(store, MemoryStore) else store.where,
-            trust=self.given.trust,
-            number=self.log.manifest_log.number,
-            digest=self.log.manifest_log.digest,
+            version=Version(address_of(log.store), self.given.trust, log.number, log.digest),
             epoch=self.epoch + 1,
             partitions=self.partitions,
             secret=manifest.secret,
@@ -468,7 +467,7 @@ class EpochDriver:
         assert self.growing is not None, "nothing is new"
         log = self.log.manifest_log
         log.check_newest()
-        parts = self.growing.inventories(self.given.trust, self.given.memory)
+        parts = self.growing.write_inventories(self.given.trust, self.given.memory)
         self.live = LiveFiles.read(log.store, parts, self.cut.stages, self.partitions)
         self._start = self._build_start(self.manifest.last, self.manifest.frontier, self.growing.new)
         return self._start
@@ -550,7 +549,7 @@ class EpochDriver:
                 "it was not begun, or another was begun since",
                 "begin it, and give what that returns",
             )
-        taken, whole = gather(receipts, start.digest, self.cut.stages, self.partitions)
+        taken, whole = gather(receipts, start.version.digest, self.cut.stages, self.partitions)
         look(self.cut, taken, folder=self.log.outputs.sink is not None)
         look_for(self.log.manifest_log.store, self.log.outputs.sink, start.epoch, taken, set(self.live.inventories))
         return taken, whole

@@ -39,7 +39,7 @@ from ddflow.errors import CorruptState, PlanChanged, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.updates import time_column
 from ddflow.partitions.commit import EpochDriver
-from ddflow.partitions.epoch_start import Version, gone
+from ddflow.partitions.epoch_start import Version, address_of, gone
 from ddflow.partitions.receipt import OWED
 from ddflow.partitions.stages import StageGraph, cut, placed
 from ddflow.plan.collection import walk_inputs
@@ -49,7 +49,6 @@ from ddflow.plan.text.codec import node_ids
 from ddflow.storage.epochs import Epoch
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
-from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import as_shown
 from ddflow.trace.joined import misplaced
@@ -203,8 +202,7 @@ class DriverEpochs(KeptEpochs):
         if self.is_new(name):
             return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
-        store = log.store if isinstance(log.store, MemoryStore) else log.store.where
-        version = Version(store, self.driver.given.trust, manifest.number, log.digest)
+        version = Version(address_of(log.store), self.driver.given.trust, manifest.number, log.digest)
         parts = shared(self.flow, name) if manifest.partitions > 1 else None
         if parts is None:
             return read_updates(version, self.flow, name, None)

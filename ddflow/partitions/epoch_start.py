@@ -1,8 +1,8 @@
-"""The start of an epoch: the plain value from which all tasks of an epoch start, with the version of the state.
+"""The start of tasks: the plain value from which all tasks of an epoch, or of a rewrite, start.
 
 Guarantees: whoever opens the state elsewhere can tell whether it is the one that the driver meant.
 
->>> start = EpochStart(store="s3://shop/orders", trust="owner", number=3, digest="0" * 32, epoch=4, partitions=2,
+>>> start = EpochStart(version=Version("s3://shop/orders", "owner", number=3, digest="0" * 32), epoch=4, partitions=2,
 ...             secret=(1, 2), frontier=7, last=6, since=6, time=7, to=7, horizons={}, inventories=(), folder=None,
 ...             retain=0, memory=None)
 >>> start.closes, start._replace(to=2**63 - 1).closes
@@ -13,7 +13,10 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple, Self
 
+from ddflow.engine.checkpoint import Inventory
 from ddflow.errors import CorruptState, Option, Phrase, SnapshotExpired, StateRefused
+from ddflow.partitions.stages import Stages
+from ddflow.plan.plan import Plan
 from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.manifest_log import digest
@@ -38,7 +41,7 @@ class Version(NamedTuple):
     >>> version = Version.of(store, newest(store), "owner")
     >>> version.number, version.digest == digest(store.manifest(0))
     (0, True)
-    >>> version._replace(store=store, digest="another").opened("read")
+    >>> version._replace(digest="another").opened("read")
     Traceback (most recent call last):
         ...
     ddflow.errors.StateRefused: read ... the driver's manifest 0 has digest another, the one there has ...; mount ...
@@ -52,7 +55,7 @@ class Version(NamedTuple):
     @classmethod
     def of(cls, store: Store, manifest: Manifest, trust: str) -> Self:
         """Build the version of a manifest of a store.  O(bytes of the manifest)."""
-        return cls(store.where, trust, manifest.number, digest(store.manifest(manifest.number)))
+        return cls(address_of(store), trust, manifest.number, digest(store.manifest(manifest.number)))
 
     def opened(self, what: str, readonly: bool = True) -> Store:
         """Open the store, for the caller to close.  ``what``: the purpose, for messages.  O(bytes of the manifest).
@@ -102,6 +105,11 @@ class Version(NamedTuple):
         return f"{what} the state {address} on {os.uname().nodename}"
 
 
+def address_of(store: Store) -> str | MemoryStore:
+    """Return the address of a store; a store in memory is its own."""
+    return store if isinstance(store, MemoryStore) else store.where
+
+
 def gone(store: Store, number: int) -> SnapshotExpired:
     """Build the error for a manifest that was swept away after a look at it."""
     return SnapshotExpired(
@@ -128,8 +136,7 @@ class Growth(NamedTuple):
 class EpochStart(NamedTuple):
     """The start of an epoch's tasks; it can be pickled, unless its store is in memory.
 
-    ``store``: the state's address, or the store, where it is in memory.  ``trust``: as in `Flow.open`.  ``number``,
-    ``digest``: of the manifest.  ``epoch``: the one that is being made.  ``partitions``: how many.  ``secret``: of the
+    ``version``: of the state.  ``epoch``: the one that is being made.  ``partitions``: how many.  ``secret``: of the
     state.  ``frontier``, ``last``, ``since``: of the state now.  ``time``: what a step of epoch mode stamps.  ``to``:
     the frontier that a step of hold-back mode closes to, after its rows came.  ``horizons``: by input whose keys
     expire, the greatest order of all partitions at the commit before.  ``inventories``: for each stage, by partition;
@@ -139,10 +146,7 @@ class EpochStart(NamedTuple):
     these can be brought up to date.  ``growth``: of tasks that take no rows, and make what is new of what is held.
     """
 
-    store: str | MemoryStore
-    trust: str
-    number: int
-    digest: str
+    version: Version
     epoch: int
     partitions: int
     secret: tuple[int, int]
@@ -168,11 +172,28 @@ class EpochStart(NamedTuple):
         return self.past[stage][number] if self.past else ()
 
     @property
-    def version(self) -> Version:
-        """The version of the state."""
-        return Version(self.store, self.trust, self.number, self.digest)
-
-    @property
     def closes(self) -> bool:
         """Whether its step closes all times."""
         return self.to == CLOSED > self.frontier
+
+
+class RewriteStart(NamedTuple):
+    """The start of all tasks of a rewrite; it can be pickled, unless its store is in memory.
+
+    ``cut``: the new plan.  ``version``: of the old state.  ``secret``: of both.  ``before``, ``partitions``: how many
+    partitions there are, and will be.  ``inventories``: by stage of the new plan and old partition, those that have
+    its records.  ``horizons``, ``greatest``: by input, the greatest order where keys expire, and event time, of all
+    partitions.  ``cast``: the old plan, if the new one has wider or more columns.  ``new``: records of inputs and
+    operators that the state may lack.  ``memory``: bytes that a task may take, or None."""
+
+    cut: Stages
+    version: Version
+    secret: tuple[int, int]
+    before: int
+    partitions: int
+    inventories: Mapping[tuple[int, int], tuple[Blob, ...]]
+    horizons: Mapping[str, int]
+    greatest: Mapping[str, int]
+    cast: Plan | None
+    new: Inventory
+    memory: int | None

@@ -11,7 +11,7 @@ files; an output or input that others need is not dropped.
 >>> _ = flow.output("by_city", people.count("city"))
 >>> with flow.open(store := MemoryStore()) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1], "city": ["Bern"]})}, time=1)
->>> done = drop(store.writer(), ["by_city"])
+>>> done = evolve(store.writer(), drop_outputs="by_city")
 >>> done.outputs, done.unused, done.freed > 0
 (('by_city',), (), True)
 >>> with dd.Snapshot.open(store) as snapshot:
@@ -22,275 +22,35 @@ files; an output or input that others need is not dropped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
-import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.widening import Inexact
 from ddflow.connectors.sources import without as without_source
-from ddflow.dataflow.budget import parse_size
-from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.garbage import blobs_of
 from ddflow.engine.outputs import Outputs
-from ddflow.errors import DdflowError, Evolve, Fenced, Phrase, PlanChanged, SchemaMismatch, SpecError, StateRefused
+from ddflow.errors import Evolve, Phrase, PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
-from ddflow.partitions.growth import moved, relaid
-from ddflow.partitions.rescale import Rescaled, Rescaler, moving, same_plan
-from ddflow.partitions.rescale_task import task
-from ddflow.partitions.stages import cut, uncut
+from ddflow.partitions.rewrite import NewState, Rewrite, Rewritten, leave_out, same_plan
+from ddflow.partitions.rewrite_task import NOTHING
+from ddflow.partitions.stages import Stages, cut, uncut
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import evolved, evolved_to, refuse_slips, timed, with_shared_sides
+from ddflow.plan.evolve import carried, evolved_to, refuse_slips, timed, with_shared_sides
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint, rebuild, step_times
 from ddflow.storage.backlog import Backlog
-from ddflow.storage.epochs import Attached, Epoch
-from ddflow.storage.fields import encoded
+from ddflow.storage.epochs import Attached, Epoch, PastColumns
 from ddflow.storage.inventory_text import inside
-from ddflow.storage.manifest import Manifest, newest
-from ddflow.storage.manifest_log import ManifestLog
-from ddflow.storage.opening import State, Trust, opened_store
+from ddflow.storage.manifest import Manifest
+from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Blob, Store
 
 T = TypeVar("T")
-
-
-class Dropped(NamedTuple):
-    """The result of `drop`.  ``epoch``, ``manifest``: of the newest version.  ``outputs``, ``inputs``: that are gone.
-    ``unused``: the inputs left that no output is made of any more.  ``versions``, ``pending``: rows and waiting events
-    that were rewritten.  ``files``, ``bytes``: written.  ``freed``: the bytes of the files that only versions before
-    name."""
-
-    epoch: int
-    manifest: int
-    outputs: tuple[str, ...]
-    inputs: tuple[str, ...]
-    unused: tuple[str, ...]
-    versions: int
-    pending: int
-    files: int
-    bytes: int
-    freed: int
-
-
-def drop(
-    state: State,
-    outputs: Sequence[str] = (),
-    inputs: Sequence[str] = (),
-    *,
-    flow: Plan | None = None,
-    trust: Trust = "owner",
-    memory: str | int | None = None,
-    look: Look = lambda rows: None,
-) -> Dropped:
-    """Take outputs and inputs out of a state.  O(files + receipts kept); O(bytes) if an operator is partitioned
-    differently without them.
-
-    ``flow``: the state's plan, with all of them, if it has functions.  The rest as in `ddflow.evolve`.  Raises
-    `SpecError` for a name that is none, for the last output, for one that has a sink, and for an input that an output
-    is made of; `PlanChanged` for another plan; `Fenced` when another writer has committed meanwhile; what opening a
-    state and a commit raise.
-    """
-    with opened_store(state, trust=trust, readonly=False) as store:
-        manifest = newest(store)
-        if manifest is None:
-            raise StateRefused(f"drop outputs of {store.where}", "there is no state", "make one with flow.open")
-        plan = same_plan(manifest, flow, store.where, "drop outputs of")
-        _check(plan, outputs, inputs, manifest, store.where)
-        work = _Drop(store, manifest, plan, outputs, inputs)
-        with work.forgotten():
-            figures = work.inventories(trust, parse_size(memory), look)
-            return work.publish(work.manifest_of(), figures, trust)
-
-
-def _check(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: Manifest, where: str) -> None:
-    """Raise `SpecError` unless these outputs and inputs can go."""
-    sides = plan.side_outputs()
-    asked = f"drop {' and '.join(_describe_names('output', outputs) + _describe_names('input', inputs))} of {where}"
-    for name in outputs:
-        if name in sides:
-            found = f"{name!r} is a side output of the input {sides[name][0].name!r}"
-            raise SpecError(asked, found, "it goes with its input: name that")
-        if name not in plan.outputs:
-            raise SpecError(asked, f"there is no output {name!r}", did_you_mean(name, plan.outputs))
-    for name in inputs:
-        if name not in plan.inputs:
-            raise SpecError(asked, f"there is no input {name!r}", did_you_mean(name, plan.inputs), input=name)
-    if {*outputs} == {*plan.outputs}:
-        raise SpecError(
-            asked, "it has no other, and a state has one at least", "delete the state, or open it with another output"
-        )
-    made = {name: used for name, node in plan.outputs.items() if (used := _used(plan, [node]) & {*inputs})}
-    if still := [name for name in made if name not in outputs]:
-        of = " and ".join(map(repr, sorted({*inputs} & {each for name in still for each in made[name]})))
-        together = [name for name in plan.outputs if name in outputs or name in made]
-        remedy = "they are all that it has: delete the state, or open it with another output first"
-        if len(together) < len(plan.outputs):
-            remedy = Phrase(
-                "drop them too, in one call: ", Evolve(state=where, drop_outputs=together, drop_inputs=inputs)
-            )
-        raise SpecError(asked, f"the outputs {still} are made of {'it' if len(inputs) == 1 else of}", remedy)
-    names = [*outputs, *(name for name, (input, _) in sides.items() if input.name in inputs)]
-    if attached := [name for name in names if name in manifest.sinks]:
-        first = manifest.sinks[attached[0]]
-        sink = f"sink:{attached[0]}" if attached[0] in manifest.sources else attached[0]
-        raise SpecError(
-            asked,
-            f"updates of {attached[0]!r} are kept for its sink, {first.kind} {first.target}",
-            "forget the sink first, whose table stays as it is, with the flow that has the output: "
-            f"engine.detach({sink!r}), ddflow sync FLOW --state {quote(where)} --detach {quote(sink)} --yes, "
-            f"or on Spark spark_bridge.sync(flow, {where!r}, {{}}, detach=({sink!r},))",
-        )
-
-
-def _describe_names(kind: str, names: Sequence[str]) -> list[str]:
-    """Describe one or several names of a kind in words; an empty list for none."""
-    return [f"the {kind} {names[0]!r}" if len(names) == 1 else f"the {kind}s {[*names]}"] if names else []
-
-
-class _Drop:
-    """``plan``: of the state.  ``outputs``, ``inputs``: that go."""
-
-    def __init__(
-        self, store: Store, manifest: Manifest, plan: Plan, outputs: Sequence[str], inputs: Sequence[str]
-    ) -> None:
-        self.store, self.manifest, self.plan = store, manifest, plan
-        self.outputs, self.inputs = {*outputs}, {*inputs}
-        sides = {name for name, (input, _) in plan.side_outputs().items() if input.name in self.inputs}
-        self.names = self.outputs | sides
-        """Outputs whose files the receipts leave out."""
-        schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in self.inputs}
-        self.flow, self.nodes = evolved(plan, schemas, only=plan.outputs.keys() - self.outputs)
-        self.parts: tuple[Blob, ...] = ()
-        self.written = list[Blob]()
-        self.publishing = False
-
-    @contextmanager
-    def forgotten(self) -> Iterator[None]:
-        """Delete the written files if the block fails before a new version can exist."""
-        try:
-            yield
-        except BaseException as error:
-            if not self.publishing or isinstance(error, Fenced):
-                for blob in self.written:
-                    with suppress(DdflowError):
-                        self.store.delete(blob.name)
-            raise
-
-    def inventories(self, trust: Trust, memory: int | None, look: Look) -> tuple[int, int]:
-        """Write the inventories of the new version; return how many rows and events were rewritten for it.
-        O(files)."""
-        manifest, many = self.manifest, self.manifest.partitions
-        stages = uncut(self.flow) if many == 1 else cut(self.flow)
-        old = [StoredInventory.read(self.store, each) for each in manifest.inventories]
-        parts = list[Blob]()
-        for stage in range(stages.stages if old else 0):
-            for number in range(many):
-                inventory, at = relaid(stages, stage, old[number::many]), stage * many + number
-                if len(old) == stages.stages * many and inventory == old[at].of:
-                    parts.append(manifest.inventories[at])
-                else:
-                    parts.append(self._write_inventory(encoded(inventory)))
-        self.parts = tuple(parts)
-        if many == 1 or not old or not moved(self.plan, self.flow, self.nodes):
-            return 0, 0
-        first, self.written = self.written, []
-        move = moving(self.store, replace(manifest, inventories=self.parts), stages, many, trust, memory)
-        rescaler = Rescaler(self.store, ManifestLog(self.store, manifest, set()), stages, move)
-        made = rescaler.made
-        try:
-            for stage in range(stages.stages):
-                made += [task(stages, move, stage, number, self.store, look) for number in range(many)]
-            self.parts = tuple(rescaler.parts(made))
-        finally:
-            self.written += [*rescaler.written, *(blob for each in made for blob in each.added)]
-            with suppress(DdflowError):
-                for blob in first:
-                    self.store.delete(blob.name)
-        return sum(each.versions for each in made), sum(each.pending for each in made)
-
-    def _write_inventory(self, data: bytes) -> Blob:
-        self.written.append(self.store.put("json", lambda sink: sink.write(data)))
-        return self.written[-1]
-
-    def manifest_of(self) -> Manifest:
-        """Build the manifest without them.  O(receipts)."""
-        manifest, plan = self.manifest, describe(self.flow)
-        backlog = Backlog(self.store).changed(manifest.backlog, self._bare, self.written)
-        past = (
-            replace(each, inputs=_but(each.inputs, self.inputs), outputs=_but(each.outputs, self.names))
-            for each in manifest.past
-        )
-        return replace(
-            manifest,
-            plan=plan,
-            fingerprint=fingerprint(plan),
-            inventories=self.parts,
-            backlog=backlog,
-            receipts=tuple(map(self._bare, manifest.receipts)),
-            past=tuple(past),
-            **{
-                field: _but(getattr(manifest, field), self.inputs) for field in ("fed", "added", "horizons", "greatest")
-            },
-            sources=_sources(manifest.sources, self.inputs),
-            dropped={**manifest.dropped, **dict.fromkeys(sorted(self.names), manifest.epoch)},
-        )
-
-    def _bare(self, epoch: Epoch) -> Epoch:
-        return replace(
-            epoch, calls=tuple(replace(call, outputs=_but(call.outputs, self.names)) for call in epoch.calls)
-        )
-
-    def publish(self, new: Manifest, moved: tuple[int, int], trust: Trust) -> Dropped:
-        """Publish the next version.  O(files).  Raises as `ManifestLog.commit` does."""
-        before, after = (
-            {blob.name: blob.length for blob in blobs_of(self.store, each) if inside(blob)}
-            for each in (self.manifest, new)
-        )
-        log = ManifestLog(self.store, self.manifest, set())
-        log.check_newest()
-        # A folder shows the files of an epoch by its receipt, which names those of the outputs for the last time.
-        outputs = Outputs.open(None, self.store, self.manifest, {}, trust)
-        outputs.show(self.manifest.receipts)
-        outputs.sync()
-        self.publishing = True
-        done = log.commit(new, self.parts, {*after}, f"dropped {', '.join(sorted(self.outputs | self.inputs))}")
-        were, are = (_used(plan, plan.outputs.values()) for plan in (self.plan, self.flow))
-        return Dropped(
-            done.epoch,
-            done.number,
-            tuple(name for name in self.plan.outputs if name in self.outputs),
-            tuple(name for name in self.plan.inputs if name in self.inputs),
-            tuple(name for name in self.flow.inputs if name in were - are),
-            *moved,
-            len(self.written),
-            sum(blob.length for blob in self.written),
-            sum(length for name, length in before.items() if name not in after),
-        )
-
-
-def _used(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
-    """Return the inputs that outputs depend on."""
-    found = walk_inputs(outputs)
-    return {name for name, input in plan.inputs.items() if input in found}
-
-
-def _but(given: Mapping[str, T], names: set[str]) -> dict[str, T]:
-    return {name: each for name, each in given.items() if name not in names}
-
-
-def _sources(sources: Mapping[str, Attached], inputs: set[str]) -> dict[str, Attached]:
-    """Leave out sources that have fed only these inputs, as far as the state knows."""
-    out = dict[str, Attached]()
-    for name, each in sources.items():
-        fed = _but(each.left_out, inputs)
-        if fed or not (each.left_out or name in inputs):
-            out[name] = replace(each, left_out=fed, position=without_source(each.kind, each.position, inputs))
-    return out
 
 
 class Evolved(NamedTuple):
@@ -340,10 +100,18 @@ class Evolved(NamedTuple):
     freed: int = 0
 
 
-class Evolution:
-    """Which plan a state shall have: its own with columns of ``types``, or ``flow``, whose columns are wider.
+def cut_for(plan: Plan, partitions: int) -> Stages:
+    """Cut a plan for a state of so many partitions; one partition needs no stages."""
+    return uncut(plan) if partitions == 1 else cut(plan)
 
-    ``change``: what that changes, once it was asked (`plans`)."""
+
+class Evolution:
+    """A change of columns: the state's plan with columns of ``types``, or ``flow``, whose columns are wider.
+
+    ``change``: what that changes, and ``plan``: the new one, once `find_new_state` was called."""
+
+    verb = "rescale"
+    plan: Plan
 
     def __init__(self, types: Any, flow: Plan | None) -> None:
         if types is None and flow is None:
@@ -353,11 +121,10 @@ class Evolution:
                 "give {column: type}, flow= with wider columns, drop_outputs=, or drop_inputs=",
             )
         self.types, self.flow, self.change = types, flow, PlanChange()
-        self.schemas: dict[str, pa.Schema] = {}
 
-    def plans(self, manifest: Manifest, where: str) -> tuple[Plan, Plan | None]:
-        """Return the new plan and the one before, as `ddflow.partitions.rescale.Plans`.  Raises `SpecError`,
-        `PlanChanged`."""
+    def find_new_state(self, store: Store, manifest: Manifest) -> NewState:
+        """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
+        where = store.where
         if self.flow is None:
             plan = rebuild(manifest.plan, where)
         else:
@@ -365,7 +132,7 @@ class Evolution:
             plan = with_shared_sides(plan, manifest.plan)
         if self.types is not None:
             plan, _ = evolved_to(plan, self.types, f"evolve {where}")
-        self.change = compare(manifest.plan, plan, where, rewriting=True)
+        self.plan, self.change = plan, compare(manifest.plan, plan, where, rewriting=True)
         if self.change.inputs or self.change.outputs or self.change.options:
             raise PlanChanged(
                 f"evolve {where} with this plan",
@@ -374,22 +141,190 @@ class Evolution:
             )
         if self.types is not None:
             refuse_slips(plan, self.change.columns, f"evolve {where}")
-        self.schemas = {name: input.bound.schema for name, input in plan.inputs.items()}
-        return plan, self.change.before
+        stages = cut_for(plan, manifest.partitions)
+        return NewState(stages, manifest.partitions, "evolution", cast=self.change.before, revise=self._revise)
 
-    def done(self, done: Rescaled) -> Evolved:
-        """Build the result.  ``done``: the result of the rescaling."""
+    def _revise(self, manifest: Manifest, written: list[Blob]) -> Manifest:
+        """Put the plan with other columns into a manifest, and keep the past columns of its receipts."""
+        before, plan, added = self.change.before, describe(self.plan), dict(manifest.added)
+        assert before is not None, "columns change"
+        for name, input in before.inputs.items():
+            was, now = input.bound.schema.names, self.plan.inputs[name].bound.schema.names
+            added[name] = (*added.get(name, ()), *(column for column in now if column not in was))
+        return replace(
+            manifest,
+            plan=plan,
+            fingerprint=fingerprint(plan),
+            past=carried(manifest.past, before, manifest.epoch, manifest.oldest),
+            added={name: columns for name, columns in added.items() if columns},
+        )
+
+    def report(self, done: Rewritten) -> Evolved:
+        """Build the result.  ``done``: the result of the rewrite."""
         columns: dict[str, dict[str, tuple[str | None, str]]] = {}
         for name, types in self.change.types.items():
             columns.setdefault(name, {}).update({column: (str(was), str(now)) for column, (was, now) in types.items()})
         for name, added in self.change.columns.items():
-            schema = self.schemas[name]
+            schema = self.plan.inputs[name].bound.schema
             columns.setdefault(name, {}).update({column: (None, str(schema.field(column).type)) for column in added})
         return Evolved(done.epoch, done.manifest, columns, done.versions, done.pending, done.files, done.bytes)
 
 
+class Drop:
+    """A change that takes ``outputs`` and ``inputs`` out of a state.
+
+    ``names``: the outputs whose files the receipts leave out.  ``flow``: the plan without them, once `find_new_state`
+    was called.  Raises `SpecError` where types change, too."""
+
+    verb = "drop outputs of"
+    store: Store
+    manifest: Manifest
+    plan: Plan
+    flow: Plan
+
+    def __init__(
+        self, outputs: str | Sequence[str], inputs: str | Sequence[str], types: Any, flow: Plan | None, trust: Trust
+    ) -> None:
+        self.outputs, self.inputs = (
+            [each] if isinstance(each, str) else [*dict.fromkeys(each)] for each in (outputs, inputs)
+        )
+        if types is not None:
+            asked = f"evolve, without {self.outputs + self.inputs}"
+            raise SpecError(asked, "types are given, too", "do one after the other")
+        self.given, self.trust, self.freed = flow, trust, 0
+        self.names = {*self.outputs}
+
+    def find_new_state(self, store: Store, manifest: Manifest) -> NewState:
+        """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
+        self.store, self.manifest = store, manifest
+        self.plan = plan = same_plan(manifest, self.given, store.where, self.verb)
+        _check_drop(plan, self.outputs, self.inputs, manifest, store.where)
+        self.names |= {name for name, (input, _) in plan.side_outputs().items() if input.name in self.inputs}
+        self.flow, moves = leave_out(plan, self.inputs, self.outputs)
+        many, note = manifest.partitions, f"dropped {', '.join(sorted({*self.outputs, *self.inputs}))}"
+        return NewState(cut_for(self.flow, many), many, note, None, NOTHING, moves and many > 1, self._revise)
+
+    def _revise(self, manifest: Manifest, written: list[Blob]) -> Manifest:
+        """Build the manifest without them, and show the outputs in their folder for the last time.  O(files)."""
+        plan, past = describe(self.flow), list[PastColumns]()
+        for each in manifest.past:
+            inputs = _leave_out(each.inputs, self.inputs)
+            past.append(replace(each, inputs=inputs, outputs=_leave_out(each.outputs, self.names)))
+        new = replace(
+            manifest,
+            plan=plan,
+            fingerprint=fingerprint(plan),
+            backlog=Backlog(self.store).changed(manifest.backlog, self._strip_epoch, written),
+            receipts=tuple(map(self._strip_epoch, manifest.receipts)),
+            past=tuple(past),
+            **{
+                field: _leave_out(getattr(manifest, field), self.inputs)
+                for field in ("fed", "added", "horizons", "greatest")
+            },
+            sources=_leave_out_sources(manifest.sources, self.inputs),
+            dropped={**manifest.dropped, **dict.fromkeys(sorted(self.names), manifest.epoch)},
+        )
+        before, after = (
+            {blob.name: blob.length for blob in blobs_of(self.store, each) if inside(blob)}
+            for each in (self.manifest, new)
+        )
+        self.freed = sum(length for name, length in before.items() if name not in after)
+        # A folder shows the files of an epoch by its receipt, which names those of the outputs for the last time.
+        outputs = Outputs.open(None, self.store, self.manifest, {}, self.trust)
+        outputs.show(self.manifest.receipts)
+        outputs.sync()
+        return new
+
+    def _strip_epoch(self, epoch: Epoch) -> Epoch:
+        """Leave the files of the outputs out of an epoch."""
+        calls = (replace(call, outputs=_leave_out(call.outputs, self.names)) for call in epoch.calls)
+        return replace(epoch, calls=tuple(calls))
+
+    def report(self, done: Rewritten) -> Evolved:
+        """Build the result.  ``done``: the result of the rewrite."""
+        were, are = (_find_used(plan, plan.outputs.values()) for plan in (self.plan, self.flow))
+        return Evolved(
+            done.epoch,
+            done.manifest,
+            {},
+            done.versions,
+            done.pending,
+            done.files,
+            done.bytes,
+            tuple(name for name in self.plan.outputs if name in self.outputs),
+            tuple(name for name in self.plan.inputs if name in self.inputs),
+            tuple(name for name in self.flow.inputs if name in were - are),
+            self.freed,
+        )
+
+
+def _check_drop(plan: Plan, outputs: Sequence[str], inputs: Sequence[str], manifest: Manifest, where: str) -> None:
+    """Raise `SpecError` unless these outputs and inputs can go."""
+    sides = plan.side_outputs()
+    asked = f"drop {' and '.join(_describe_names('output', outputs) + _describe_names('input', inputs))} of {where}"
+    for name in outputs:
+        if name in sides:
+            found = f"{name!r} is a side output of the input {sides[name][0].name!r}"
+            raise SpecError(asked, found, "it goes with its input: name that")
+        if name not in plan.outputs:
+            raise SpecError(asked, f"there is no output {name!r}", did_you_mean(name, plan.outputs))
+    for name in inputs:
+        if name not in plan.inputs:
+            raise SpecError(asked, f"there is no input {name!r}", did_you_mean(name, plan.inputs), input=name)
+    if {*outputs} == {*plan.outputs}:
+        raise SpecError(
+            asked, "it has no other, and a state has one at least", "delete the state, or open it with another output"
+        )
+    made = {name: used for name, node in plan.outputs.items() if (used := _find_used(plan, [node]) & {*inputs})}
+    if still := [name for name in made if name not in outputs]:
+        of = " and ".join(map(repr, sorted({*inputs} & {each for name in still for each in made[name]})))
+        together = [name for name in plan.outputs if name in outputs or name in made]
+        remedy = "they are all that it has: delete the state, or open it with another output first"
+        if len(together) < len(plan.outputs):
+            remedy = Phrase(
+                "drop them too, in one call: ", Evolve(state=where, drop_outputs=together, drop_inputs=inputs)
+            )
+        raise SpecError(asked, f"the outputs {still} are made of {'it' if len(inputs) == 1 else of}", remedy)
+    names = [*outputs, *(name for name, (input, _) in sides.items() if input.name in inputs)]
+    if attached := [name for name in names if name in manifest.sinks]:
+        first = manifest.sinks[attached[0]]
+        sink = f"sink:{attached[0]}" if attached[0] in manifest.sources else attached[0]
+        raise SpecError(
+            asked,
+            f"updates of {attached[0]!r} are kept for its sink, {first.kind} {first.target}",
+            "forget the sink first, whose table stays as it is, with the flow that has the output: "
+            f"engine.detach({sink!r}), ddflow sync FLOW --state {quote(where)} --detach {quote(sink)} --yes, "
+            f"or on Spark spark_bridge.sync(flow, {where!r}, {{}}, detach=({sink!r},))",
+        )
+
+
+def _describe_names(kind: str, names: Sequence[str]) -> list[str]:
+    """Describe one or several names of a kind in words; an empty list for none."""
+    return [f"the {kind} {names[0]!r}" if len(names) == 1 else f"the {kind}s {[*names]}"] if names else []
+
+
+def _find_used(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
+    """Return the inputs that outputs depend on."""
+    found = walk_inputs(outputs)
+    return {name for name, input in plan.inputs.items() if input in found}
+
+
+def _leave_out(given: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+    return {name: each for name, each in given.items() if name not in names}
+
+
+def _leave_out_sources(sources: Mapping[str, Attached], inputs: Sequence[str]) -> dict[str, Attached]:
+    """Leave out sources that have fed only these inputs, as far as the state knows."""
+    out = dict[str, Attached]()
+    for name, each in sources.items():
+        fed = _leave_out(each.left_out, inputs)
+        if fed or not (each.left_out or name in inputs):
+            out[name] = replace(each, left_out=fed, position=without_source(each.kind, each.position, {*inputs}))
+    return out
+
+
 @contextmanager
-def inexact(where: str) -> Iterator[None]:
+def explain_inexact(where: str) -> Iterator[None]:
     """Explain a value that a wider type does not hold.  Raises `SchemaMismatch`."""
     try:
         yield
@@ -463,23 +398,10 @@ def evolve(
     into other partitions without them.  The old version stays readable as after any commit.  An epoch in which rows of
     a dropped input came cannot be given again.
     """
-    if drop_outputs or drop_inputs:
-        return without(state, drop_outputs, drop_inputs, types, flow=flow, trust=trust, memory=memory, look=look)
-    evolution = Evolution(types, flow)
-    with Rescaler.open(state, None, trust=trust, memory=memory, plans=evolution.plans) as rescaler:
-        with inexact(rescaler.store.where):
-            for stage, number in rescaler.tasks:
-                rescaler.made.append(task(rescaler.cut, rescaler.move, stage, number, rescaler.store, look))
-        return evolution.done(rescaler.finish(rescaler.made))
-
-
-def without(
-    state: State, outputs: str | Sequence[str], inputs: str | Sequence[str], types: Any, **options: Any
-) -> Evolved:
-    """Drop outputs and inputs for `evolve`.  ``options``: of `drop`.  Raises as `evolve` does."""
-    names, others = ([each] if isinstance(each, str) else [*dict.fromkeys(each)] for each in (outputs, inputs))
-    if types is not None:
-        raise SpecError(f"evolve, without {names + others}", "types are given, too", "do one after the other")
-    done = drop(state, names, others, **options)
-    figures = done.versions, done.pending, done.files, done.bytes
-    return Evolved(done.epoch, done.manifest, {}, *figures, done.outputs, done.inputs, done.unused, done.freed)
+    change = (
+        Drop(drop_outputs, drop_inputs, types, flow, trust) if drop_outputs or drop_inputs else Evolution(types, flow)
+    )
+    with Rewrite.open(state, change.find_new_state, verb=change.verb, trust=trust, memory=memory) as rewrite:
+        with explain_inexact(rewrite.store.where):
+            rewrite.run(look)
+        return change.report(rewrite.finish())

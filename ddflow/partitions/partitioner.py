@@ -17,6 +17,8 @@ themselves, the partition and offset of a Kafka topic. Keys, orders and times ar
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, Final
 
 import numpy as np
@@ -26,12 +28,26 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
+from ddflow.columns.widening import narrowed
 from ddflow.connectors.formats.base import OWN, Unseen, decoded, uncut, undeclared
 from ddflow.connectors.formats.messages import Messages
 from ddflow.dataflow.admission import MessagesRead
 from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.errors.base import name_input
-from ddflow.partitions.chunks import Origin, chunk_limits, chunk_schema, pack, packed_said, row_hashes, sliced
+from ddflow.partitions.chunks import (
+    PACKED,
+    Origin,
+    chunk_limits,
+    chunk_schema,
+    digests,
+    pack,
+    packed_said,
+    payload_at,
+    row_hashes,
+    sliced,
+    unpack,
+    with_arrival,
+)
 from ddflow.partitions.messages import Heard, Said
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
@@ -241,3 +257,43 @@ def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
                 column=name,
             )
     return tuple(name for name in bound.schema.names if name in names)
+
+
+@dataclass(frozen=True)
+class PastDigests:
+    """``now``: the columns of each input's chunks, by its number.  ``past``: those it was given with then.
+
+    >>> import ddflow as dd
+    >>> from ddflow.partitions.partitioner import Partitioner
+    >>> def chunks(kind, value):
+    ...     flow = dd.Flow()
+    ...     _ = flow.upserts("a", {"id": pa.int64(), "n": kind}, dd.Upsert(key="id"))
+    ...     rows = pa.record_batch({"id": [1], "n": pa.array([value], kind)})
+    ...     return [c for c in Partitioner(flow, "a", 1, Secret(1, 2))([rows], 0)][0], flow.inputs["a"].bound.schema
+    >>> (then, narrow), (now, wide) = chunks(pa.int32(), 7), chunks(pa.float64(), 7.0)
+    >>> again = PastDigests((wide,), (narrow,), Secret(1, 2))(now)
+    >>> now.column("digest") == then.column("digest"), again.column("digest") == then.column("digest")
+    (False, True)
+    """
+
+    now: tuple[pa.Schema, ...]
+    past: tuple[pa.Schema, ...]
+    secret: Secret
+
+    def __call__(self, chunks: pa.RecordBatch) -> pa.RecordBatch:
+        """Replace the digests of chunks by digests over the past columns.  O(rows).  Raises `Misrouted`."""
+        chunks = chunks.filter(chunks.column("payload").is_valid())
+        payload = chunks.column("payload")
+        told = zip(*(chunks.column(name).to_pylist() for name in ("what", "origin", "rows")), strict=True)
+        found = starmap(self._digest, ((payload_at(payload, i), *each) for i, each in enumerate(told)))
+        at = PACKED.get_field_index("digest")
+        return chunks.set_column(at, PACKED.field(at), pa.array(list(found), pa.binary()))
+
+    def _digest(self, payload: pa.Buffer, what: int, origin: str, rows: int) -> bytes:
+        batch = unpack(payload, with_arrival(self.now[what], "/" in origin), rows)
+        table = pa.Table.from_batches([batch])
+        if "/" in origin:
+            table = table.select(list(range(table.num_columns - 1)))  # the last says where rows stood
+        then = one_batch(narrowed(table, self.past[what]))
+        found: bytes = digests(row_hashes(then, self.secret), np.zeros(1, np.int64))[0].as_py()
+        return found

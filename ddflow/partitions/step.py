@@ -4,7 +4,8 @@ Guarantees: a step gives the updates that the local engine gives for the same ro
 so retries and speculation do no harm.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, Final, NamedTuple, cast
 
@@ -19,19 +20,19 @@ from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Released
+from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, is_bad
 from ddflow.dataflow.spill import make_room
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.outputs import put
-from ddflow.operators.updates import Updates
+from ddflow.operators.updates import Updates, compute_netted, few, ints
 from ddflow.partitions.epoch_start import EpochStart, Growth, own
-from ddflow.partitions.growth import GrowthComputation
 from ddflow.partitions.messages import Said, same_table
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import StageComputation, StageGraph, Stages, as_updates
+from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import encoded
@@ -240,7 +241,7 @@ class StagePart:
         return Receipt(
             stage=self.stage,
             number=self.number,
-            started_from=start.digest,
+            started_from=start.version.digest,
             nonce=store.nonce,
             inventory=blob,
             outputs=outputs,
@@ -265,7 +266,7 @@ class StagePart:
         if start.folder is None:
             self.sink = None
         elif self.sink is None or self.sink.target != start.folder:  # one for all epochs, since it numbers its files
-            self.sink = open_sink(start.folder, self.store, start.trust)
+            self.sink = open_sink(start.folder, self.store, start.version.trust)
         out = {name: put(self.sink, self.batch_store, name, table) for name, table in here.items()}
         if self.sink is not None and out:
             self.sink.sync()
@@ -289,7 +290,7 @@ def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | N
     return Receipt(
         stage=stage,
         number=number,
-        started_from=start.digest,
+        started_from=start.version.digest,
         nonce="",
         inventory=start.inventories[stage][number],
         outputs={},
@@ -326,6 +327,107 @@ def _hash_sent(sums: Mapping[int, pa.Table], secret: Secret) -> str:
     return f"{total % 2**128:032x}" if sums else ""
 
 
+class GrowthComputation(StageComputation):
+    """``growth``: what is new.  ``last``: the last closed time, which is stamped.  ``upper``: the frontier.  The new
+    operators of ``graph`` are filled when it has run; nothing else changes."""
+
+    def __init__(
+        self, graph: StageGraph, growth: Growth, last: int, upper: int, since: int, buffer: UpdateBuffer
+    ) -> None:
+        super().__init__(graph, {}, since, buffer)
+        self.growth, self.last, self.upper = growth, last, upper
+        self.times, self.many = ints(last), True  # what is held comes in pieces
+        self.new = new_operators(graph, growth)
+        computed = set(_find_computed(graph, growth))
+        shown = set(self._outputs().values())
+        read = computed.union(shown, *(node.inputs for node in computed))
+        self.nodes = [node for node in self.nodes if node in read]
+        known = {
+            (of, tuple(by or ()), node.of_events)
+            for node in computed & graph.exchange
+            for of, by in zip(node.inputs, node.exchange(), strict=True)
+        }
+        nodes = graph.plan.nodes
+        known |= {(node, tuple(node.schema.names), False) for node in shown}
+        self.sending = [
+            e for e in graph.cut.sum_exchanges(graph.stage) if (nodes[e.of], tuple(e.by), e.events) in known
+        ]
+
+    def run(self) -> Stepped:
+        """Fill new operators, and return the rows of new outputs.  O(rows that they are made of)."""
+        self.of.sent = {}
+        if self.last == NEVER:
+            return self.out
+        self._settle()
+        inputs, secret = {each for each in self.graph.names if self.of.stage == 0}, self.graph.secret
+        for node in self.nodes:
+            if node in self.new:
+                self._fill(node)
+            if node in inputs or node in self.graph.keeping:
+                self._give(node)
+            elif node in self.exchange:
+                running = self.graph.running[node]
+                for given in self._group_inputs(node):
+                    self._propagate(node, compute_netted(running.from_nothing, given, secret))
+            self._catch_up()
+        for name, node in self.outputs():
+            pieces = self._pieces(node) if node.consolidated else self.arrived(node, None)
+            self.out.outputs[name] = self.buffer.table(self._output_tables(node, pieces))
+        self._send(self.sending)
+        return self.out
+
+    def outputs(self) -> Iterable[tuple[str, Collection]]:
+        """Return the new outputs of this stage."""
+        return [(name, node) for name, node in super().outputs() if name in self.growth.outputs]
+
+    def events(self, node: Collection) -> Updates:
+        """Return one event of each input on its stage: a state that closed a time has had events."""
+        if self.of.stage:
+            return super().events(node)
+        return Updates(pa.table({}), few(0), ints(1), self.times)
+
+    def _outputs(self) -> dict[str, Collection]:
+        return {name: self.of.plan.outputs[name] for name in self.growth.outputs}
+
+    def _output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
+        """Yield the rows of an output as its tables."""
+        graph, given = self.graph, [node.schema.names]
+        for (each,) in self._together([pieces], given):
+            yield graph.opened[node].output(each, graph.secret, node.schema, graph.time_type)
+
+    def _fill(self, node: Collection) -> None:
+        """Build the state of an operator from the rows of its inputs."""
+        running, changes = self.graph.running[node], []
+        for inputs in self._group_inputs(node):
+            change = compute_netted(partial(running.filling, since=self.since), inputs, self.graph.secret)
+            if change is not None:
+                changes.append(running.outlives(change, self._store_change))
+        running.apply(changes, self.upper, self.since)
+
+    def _give(self, node: Collection) -> None:
+        """Send the rows of a collection to all that read it."""
+        names = self.graph.needed[node].names
+        for piece in self.graph.opened[node].pieces(None):
+            self._propagate(node, piece._replace(rows=piece.rows.select(names), times=self.times))
+
+
+def new_operators(graph: Graph, growth: Growth) -> set[Collection]:
+    """Return the operators whose state is in no file.  O(nodes)."""
+    return {node for node, name in node_ids(graph.plan).items() if name in growth.operators}
+
+
+def _find_computed(graph: Graph, growth: Growth) -> Iterable[Collection]:
+    """Return the collections to compute for the new parts of a plan: they are new, or hold nothing.  O(nodes)."""
+    new = new_operators(graph, growth)
+
+    def is_computed(node: Collection) -> bool:
+        return bool(node.inputs) and (node in new or not graph.opened[node].arrangements)
+
+    roots = [*new, *(graph.plan.outputs[name] for name in growth.outputs)]
+    found = walk_inputs(roots, lambda node: node.inputs if is_computed(node) else ())
+    return {node for node in found if is_computed(node)}
+
+
 TIME: Final = 0
 """The time that epoch mode stamps: there is one step."""
 
@@ -338,7 +440,9 @@ class Computed(NamedTuple):
     sent: dict[int, pa.Table]
 
 
-def computed(cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]) -> Computed:
+def compute_stage(
+    cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]
+) -> Computed:
     """Compute one stage of one partition.  O(rows and updates) expected.
 
     ``rows``: by input, in the order of arrival, on stage 0; they are taken out of it one by one, so that no input is
@@ -350,8 +454,8 @@ def computed(cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums
     >>> people = flow.upserts("people", {"id": pa.int64(), "name": pa.string()}, dd.Upsert(key="id"))
     >>> _ = flow.output("names", people.project("name").count())
     >>> stages, rows = cut(flow), pa.table({"id": [1, 2, 1], "name": ["mcsherry", "zappa", "zappa"]})
-    >>> first = computed(stages, 0, Secret(1, 2), {"people": rows}, {})
-    >>> computed(stages, 1, Secret(1, 2), {}, first.sent).outputs["names"].to_pylist()
+    >>> first = compute_stage(stages, 0, Secret(1, 2), {"people": rows}, {})
+    >>> compute_stage(stages, 1, Secret(1, 2), {}, first.sent).outputs["names"].to_pylist()
     [{'name': 'zappa', 'count': 2, '_time': 0, '_diff': 1}]
     """
     flow, graph = cut.flow, StageGraph(cut, stage, secret)

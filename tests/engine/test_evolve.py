@@ -25,8 +25,9 @@ from ddflow.columns.widening import Inexact, filled
 from ddflow.columns.wider import widening
 from ddflow.errors import Fenced, PlanChanged, ReplayMismatch, SchemaMismatch, SpecError
 from ddflow.partitions.evolve import Evolution
-from ddflow.partitions.rescale import Rescaler, rescale
-from ddflow.partitions.rescale_task import task
+from ddflow.partitions.rescale import rescale
+from ddflow.partitions.rewrite import Rewrite
+from ddflow.partitions.rewrite_task import run_task
 from ddflow.storage.memory import MemoryStore
 
 READ: dict[str, Any] = {"city": pa.large_string(), "n": pa.int64(), "tags": NARROW["tags"], "day": pa.date32()}
@@ -481,14 +482,14 @@ def test_a_commit_meanwhile_wins_and_a_task_may_run_twice() -> None:
         engine.step({"a": pa.table({"id": [1], "n": pa.array([3], pa.int32())})}, 1)
     for meanwhile in (False, True):
         evolution = Evolution({"n": "double"}, None)
-        with Rescaler.open(store.writer(), None, plans=evolution.plans) as rescaler:
-            made = [task(rescaler.cut, rescaler.move, *each) for _ in range(2) for each in rescaler.tasks]
+        with Rewrite.open(store.writer(), evolution.find_new_state) as rewrite:
+            rewrite.made = [run_task(rewrite.start, *each) for _ in range(2) for each in rewrite.tasks]
             if not meanwhile:
                 continue
             with one({}).open(store.writer()) as engine:
                 engine.step({"a": pa.table({"id": [2]})}, 2)
             with pytest.raises(Fenced):
-                rescaler.finish(made)
+                rewrite.finish()
     assert dd.read(store.writer(), "out").schema.field("n").type == pa.int32()
     assert dd.read(store.writer(), "out").num_rows == 2
 

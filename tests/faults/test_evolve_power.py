@@ -20,7 +20,7 @@ from simdisk import Killed, SimDisk, Story, killing
 
 import ddflow as dd
 from ddflow.columns.widening import filled
-from ddflow.partitions.rescale import Rescaler
+from ddflow.partitions.rewrite import Rewrite
 from ddflow.storage.folder.local import LocalStore
 
 PATH = "/data/orders"
@@ -141,7 +141,7 @@ def test_every_image_of_a_hundred_stories_holds_the_columns_before_or_after(seed
 
 def test_a_rewrite_that_is_published_before_its_files_are_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: without the sync of a commit, an image holds a version without its files."""
-    real = Rescaler._look
+    real = Rewrite._check_files
 
     def look(self: Any, taken: Any) -> None:
         real(self, taken)
@@ -149,7 +149,7 @@ def test_a_rewrite_that_is_published_before_its_files_are_there_is_found(monkeyp
             for blob in each.added:
                 self.store.delete(blob.name)
 
-    monkeypatch.setattr(Rescaler, "_look", look)
+    monkeypatch.setattr(Rewrite, "_check_files", look)
     with pytest.raises(Exception, match=r"CorruptState|is not there|missing"):
         found = told_whole(7)
         assert found is None, found

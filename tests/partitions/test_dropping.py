@@ -29,7 +29,6 @@ from ddflow.engine.garbage import blobs_of
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import Fenced, PlanChanged, SinkRefused, SpecError, StateRefused
-from ddflow.partitions.evolve import drop
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.text.codec import describe
 from ddflow.storage import backlog
@@ -361,7 +360,7 @@ def test_functions_of_ones_own_come_with_the_flow() -> None:
     with flow("by_city").open(store := MemoryStore()) as engine:
         engine.step({"people": table(1, 2, 9)})
     with pytest.raises(Exception, match="flow="):
-        drop(store.writer(), ["by_city"])
-    assert drop(store.writer(), ["by_city"], flow=flow("by_city")).outputs == ("by_city",)
+        dd.evolve(store.writer(), drop_outputs=["by_city"])
+    assert dd.evolve(store.writer(), drop_outputs=["by_city"], flow=flow("by_city")).outputs == ("by_city",)
     with flow().open(store.writer()) as engine:
         assert engine.step({"people": table(7)})["long"].num_rows == 1

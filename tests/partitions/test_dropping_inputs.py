@@ -29,7 +29,7 @@ import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.garbage import blobs_of
 from ddflow.errors import PlanChanged, ReplayMismatch, SpecError
-from ddflow.partitions.evolve import _sources, drop
+from ddflow.partitions.evolve import _leave_out_sources
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.text.codec import describe
 from ddflow.storage import backlog
@@ -249,7 +249,7 @@ def test_where_its_source_stands_goes_and_a_shared_one_stays(tmp_path: Path) -> 
         "towns": Attached("kafka", "k", 7, {"cities": ()}),
     }
     kept = Attached("kafka", "k", 7, {"people": ("note",)})
-    assert _sources(given, {"cities"}) == {"shop": kept, "cities": kept, "quiet": given["quiet"]}
+    assert _leave_out_sources(given, ["cities"]) == {"shop": kept, "cities": kept, "quiet": given["quiet"]}
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def killed(state: Path, at: int, kind: str, gone: tuple[list[str], list[str]]) -
 
     def work() -> None:
         Deadly(at, kind)
-        drop(state, *gone)
+        dd.evolve(state, drop_outputs=gone[0], drop_inputs=gone[1])
 
     return died(work)
 
@@ -316,7 +316,7 @@ def test_killed_at_any_call_it_has_happened_or_not(
         if chance.random() < 0.2 or not dead:
             assert dd.fsck(state).ok
             if len(outputs) == 3:
-                drop(state, *gone)
+                dd.evolve(state, drop_outputs=gone[0], drop_inputs=gone[1])
             rescale(state, 1)
             with smaller.open(state, grace=0) as engine:
                 if not gone[1]:

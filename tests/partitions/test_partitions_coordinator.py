@@ -92,7 +92,7 @@ class Tasks:
         receipt = Receipt(
             stage=stage,
             number=number,
-            started_from=start.digest,
+            started_from=start.version.digest,
             nonce=self.store.nonce,
             inventory=self.put(encoded(naming(batch))),
             outputs=outputs,
@@ -140,7 +140,7 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert (coordinator.cut.stages, coordinator.partitions, coordinator.epoch) == (2, 2, 0)
     start = coordinator.begin()
     assert start.inventories == () and (start.epoch, start.time, start.frontier) == (1, 1, NEVER)
-    assert start.digest == digest(store.manifest(start.number)) and start.secret == (1, 2)
+    assert start.version.digest == digest(store.manifest(start.version.number)) and start.secret == (1, 2)
     receipts = Tasks(coordinator, start).all()
     done = coordinator.finish(start, receipts[::-1])
     manifest = newest(store)
@@ -159,7 +159,7 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert [each.epoch for each in coordinator.manifest.receipts] == [2, 3]
     # Whoever opens it next goes on, with as many partitions, but does not know what led there.
     again = opened(store, flow_of(counted=True), partitions=None).begin()
-    assert again._replace(store=start.store) == start._replace(past=()) and start.before(0, 0) != ()
+    assert again._replace(version=start.version) == start._replace(past=()) and start.before(0, 0) != ()
     with raises(CorruptState):
         opened(store, flow_of(counted=True)).live.read(store, manifest.inventories, 1, 2)
 

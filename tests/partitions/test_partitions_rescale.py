@@ -43,10 +43,11 @@ from ddflow.dataflow import batcher as pending
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.garbage import names_of
 from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
-from ddflow.partitions import rescale_rows as moved
-from ddflow.partitions import rescale_task as tasks
-from ddflow.partitions.rescale import Rescaler, rescale
-from ddflow.partitions.rescale_task import Moved, task
+from ddflow.partitions import rewrite_task as tasks
+from ddflow.partitions.receipt import TaskShares
+from ddflow.partitions.rescale import plan_rescale, rescale
+from ddflow.partitions.rewrite import Rewrite
+from ddflow.partitions.rewrite_task import run_task
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import newest
@@ -92,8 +93,8 @@ WAYS = {
 def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Which ways were gone."""
     seen: Counter[str] = Counter()
-    Task, Rows = tasks._Task, moved.MovedRows
-    said, restored, pending = Rows._hash_keys, moved.restore, Task._pending
+    Task = tasks._Task
+    said, restored, pending = Task._hash_keys, tasks.restore, Task._split_pending
 
     def asked(self: Any, *given: Any) -> Any:
         seen["rows were asked"] += 1
@@ -108,9 +109,9 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         seen["events that wait were moved"] += sum(map(len, batchers.values()))
         return resolved, batchers
 
-    monkeypatch.setattr(Rows, "_hash_keys", asked)
-    monkeypatch.setattr(moved, "restore", restore)
-    monkeypatch.setattr(Task, "_pending", waiting)
+    monkeypatch.setattr(Task, "_hash_keys", asked)
+    monkeypatch.setattr(tasks, "restore", restore)
+    monkeypatch.setattr(Task, "_split_pending", waiting)
     return seen
 
 
@@ -286,7 +287,7 @@ def test_each_file_is_read_once_whatever_the_numbers(
         read[blob.name] += 1
         return mapped(self, blob, check)
 
-    monkeypatch.setattr(moved, "FILE", 50)
+    monkeypatch.setattr(tasks, "FILE", 50)
     for number in (8, 3, 5, 1):
         store = LocalStore(state, readonly=True)
         manifest = newest(store)
@@ -341,9 +342,10 @@ def goes_on(place: Path, name: str = "epochs", partitions: int = 1) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_tasks_may_run_anywhere_and_twice_and_tell_in_bytes(tmp_path: Path, name: str) -> None:
     made(tmp_path / "state", name)
-    with Rescaler.open(tmp_path / "state", 5) as rescaler:
-        told = [task(rescaler.cut, rescaler.move, *each).to_json() for each in rescaler.tasks * 2]
-        done = rescaler.finish(Moved.from_json(each, "a task") for each in told)
+    with Rewrite.open(tmp_path / "state", plan_rescale(5)) as rewrite:
+        told = [run_task(rewrite.start, *each).to_json() for each in rewrite.tasks * 2]
+        rewrite.made = [TaskShares.from_json(each, "a task") for each in told]
+        done = rewrite.finish()
     assert (done.before, done.partitions, done.epoch) == (1, 5, len(CASES[name].calls) - 1)
     assert done.stages == 2 and len(told) == 4
     goes_on(tmp_path / "state", name, 5)
@@ -351,32 +353,33 @@ def test_tasks_may_run_anywhere_and_twice_and_tell_in_bytes(tmp_path: Path, name
 
 def test_a_task_that_told_nothing_or_whose_file_is_not_there_stops_it(tmp_path: Path) -> None:
     made(tmp_path / "state")
-    with Rescaler.open(tmp_path / "state", 2) as rescaler:
-        some = [task(rescaler.cut, rescaler.move, *each) for each in rescaler.tasks]
+    with Rewrite.open(tmp_path / "state", plan_rescale(2)) as rewrite:
+        some = [run_task(rewrite.start, *each) for each in rewrite.tasks]
+        rewrite.made = some[1:]
         with raises(MissingReceipts):
-            rescaler.finish(some[1:])
+            rewrite.finish()
         lost = some[0].added[0]
-        rescaler.store.delete(lost.name)
+        rewrite.store.delete(lost.name)
+        rewrite.made = some
         with raises(CorruptState):
-            rescaler.finish(some)
+            rewrite.finish()
     goes_on(tmp_path / "state")
 
 
 def test_who_commits_first_wins_and_the_other_is_fenced_and_leaves_nothing(tmp_path: Path) -> None:
     state, case = tmp_path / "state", CASES["epochs"]
     made(state)
-    with Rescaler.open(state, 3) as rescaler:
-        some = [task(rescaler.cut, rescaler.move, *each) for each in rescaler.tasks]
+    with pytest.raises(Fenced), Rewrite.open(state, plan_rescale(3)) as rewrite:
+        rewrite.made = some = [run_task(rewrite.start, *each) for each in rewrite.tasks]
         door = case.open(state)
         case.go(door, len(case.calls))
-        with pytest.raises(Fenced):
-            rescaler.finish(some)
-        rescale(state, 1)  # which it has: nothing is done, and nobody is fenced
-        door.engine.flush()
-        rescale(state, 3)
-        with pytest.raises(Fenced):
-            door.engine.step({}, door.engine.last + 1)
-        door.close()
+        rewrite.finish()
+    rescale(state, 1)  # which it has: nothing is done, and nobody is fenced
+    door.engine.flush()
+    rescale(state, 3)
+    with pytest.raises(Fenced):
+        door.engine.step({}, door.engine.last + 1)
+    door.close()
     dd.gc(state, grace=0, orphans=0)
     store = LocalStore(state, readonly=True)
     newest_one = newest(store)

@@ -27,7 +27,7 @@ from tight import tiny
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.errors import DdflowError
-from ddflow.partitions.live_files import PAST
+from ddflow.partitions.receipt import PAST
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.checkpoint import Held
 

@@ -22,7 +22,7 @@ import spark_bridge
 from ddflow.columns.hashing import Secret
 from ddflow.errors import Misrouted, NullKey, SchemaMismatch, SpecError, TieRefused
 from ddflow.partitions.stages import cut
-from ddflow.partitions.step import computed
+from ddflow.partitions.step import compute_stage
 from spark_bridge.job import router
 from spark_bridge.tasks import BATCH_ROWS, OnlyStage, RunStage
 from spark_bridge.types import arrow_schema, carrier, from_spark, loose, to_spark
@@ -95,7 +95,7 @@ def test_a_count_of_everything_brings_one_update_a_time_together() -> None:
     flow, orders = flow_of()
     flow.output("n", orders.count(by=[]))
     assert shuffles(flow) == [()]
-    (sums,) = computed(cut(flow), 0, SECRET, {"orders": ROWS}, {}).sent.values()
+    (sums,) = compute_stage(cut(flow), 0, SECRET, {"orders": ROWS}, {}).sent.values()
     assert sums.column("_diff").to_pylist() == [3]
     assert plain(by_hand(flow, {"orders": [ROWS]}, 3)["n"]) == [(3, 0, 1)]
 
@@ -327,7 +327,7 @@ def test_partial_sums_meet_in_the_partition_of_their_row() -> None:
     flow.output("by_f", input.count(by="f"))
     values = [0.0, -0.0, float("nan"), -float("nan"), None, 1.5, 2.5] * 3
     events = pa.table({"k": range(21), "f": values})
-    (sums,) = computed(cut(flow), 0, SECRET, {"s": events.slice(0, 7)}, {}).sent.values()
+    (sums,) = compute_stage(cut(flow), 0, SECRET, {"s": events.slice(0, 7)}, {}).sent.values()
     assert Counter(sums.column("_diff").to_pylist()) == {2: 2, 1: 3}
     expected = pa.table({"f": [0.0, float("nan"), None, 1.5, 2.5], "n": [6, 6, 3, 3, 3], "t": [0] * 5, "d": [1] * 5})
     found = by_hand(flow, {"s": [events.slice(begin, 7) for begin in range(0, 21, 7)]}, 5)["by_f"]

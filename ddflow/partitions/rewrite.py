@@ -1,0 +1,407 @@
+"""Rewrite a state: read the ranges of its partitions, map their rows, write the new ones and publish them.
+
+`rescale` and `evolve` say what to make of a state (`NewState`). New parts of a plan (`GrowthPlan`) take the same way,
+but the next epoch publishes them.
+
+Guarantees: the old state stays valid until the new one is published as a whole. Every row of an old partition goes to
+exactly one new one, and pending events go with their keys.
+Limits: rows are rewritten only if their partition or their columns change; other changes write inventories.
+
+>>> from ddflow.partitions.rescale import plan_rescale
+>>> from ddflow.storage.memory import MemoryStore
+>>> import ddflow as dd
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+>>> with flow.open(store := MemoryStore()) as engine:
+...     _ = engine.step({"people": [{"id": 1}, {"id": 2}]})
+>>> with Rewrite.open(store.writer(), plan_rescale(2)) as rewrite:
+...     rewrite.run()
+...     done = rewrite.finish()
+>>> rewrite.tasks, done.partitions, done.versions
+([(0, 0)], 2, 2)
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import product
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ddflow.columns.hashing import Secret
+from ddflow.dataflow.budget import LEAST, Budget, parse_size, shown_size
+from ddflow.dataflow.dataflow import Dataflow
+from ddflow.dataflow.graph import Graph
+from ddflow.dataflow.inflow import add
+from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, take
+from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
+from ddflow.metrics import Look
+from ddflow.partitions.epoch_start import Growth, RewriteStart, Version
+from ddflow.partitions.receipt import TaskShares, by_level
+from ddflow.partitions.rewrite_task import NOTHING, lay_out, run_task
+from ddflow.partitions.stages import Stages, placed
+from ddflow.plan.compatibility import PlanChange, plan_of
+from ddflow.plan.evolve import evolved
+from ddflow.plan.plan import Plan
+from ddflow.plan.text.codec import describe, fingerprint, node_ids
+from ddflow.storage.fields import encoded
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.manifest import Manifest, newest
+from ddflow.storage.manifest_log import ManifestLog
+from ddflow.storage.opening import State, Trust, opened_store
+from ddflow.storage.protocol import Blob, Store
+from ddflow.time import NEVER
+from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
+
+
+class NewState(NamedTuple):
+    """The state that a rewrite makes of another.
+
+    ``cut``: its plan.  ``partitions``: how many.  ``note``: of the new version.  ``cast``: the old plan, if columns
+    change.  ``new``: the records of what the state lacks, if the plan has other operators or inputs.  ``moves``:
+    whether such a plan puts rows into other partitions.  ``revise``: changes the rest of the manifest, and adds the
+    files that it writes to a list.
+    """
+
+    cut: Stages
+    partitions: int
+    note: str = ""
+    cast: Plan | None = None
+    new: Inventory | None = None
+    moves: bool = True
+    revise: Callable[[Manifest, list[Blob]], Manifest] = lambda manifest, written: manifest
+
+    def changes(self, manifest: Manifest) -> bool:
+        """Return whether it differs from the state of a manifest."""
+        return self.partitions != manifest.partitions or self.cast is not None or self.new is not None
+
+
+FindNewState = Callable[[Store, Manifest], NewState]
+"""Says what to make of a version of a state.  May raise `SpecError`, `PlanChanged`."""
+
+
+class Rewritten(NamedTuple):
+    """The result of a rewrite.  ``epoch``, ``manifest``: of the newest version.  ``before``, ``partitions``: how many
+    there were and are, on each of so many ``stages``.  ``versions``, ``pending``: rows and events that were moved.
+    ``files``, ``bytes``: written; none if the state was like that already."""
+
+    epoch: int
+    manifest: int
+    before: int
+    partitions: int
+    stages: int
+    versions: int
+    pending: int
+    files: int
+    bytes: int
+
+
+class Rewrite:
+    """A rewrite under way: `open`, run `rewrite_task.run_task` for each of ``tasks`` anywhere, any number of times,
+    collect the results in ``made``, `finish`.
+
+    ``start``: what tasks start from.  ``tasks``: (stage, number) of each old partition; none if no row moves.
+    ``written``: the files of this process.  ``publishing``: whether a new version may be there.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, target: NewState, trust: str, memory: int | None) -> None:
+        self.store, self.manifest, self.target = store, manifest, target
+        self.made, self.written, self.publishing = list[TaskShares](), list[Blob](), False
+        cut, given, many = target.cut, manifest.inventories, manifest.partitions
+        inventories: dict[tuple[int, int], tuple[Blob, ...]] = {}
+        horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
+        if given and target.moves and target.changes(manifest):
+            by_stage = by_level(store.where, given, cut.stages, many) if target.new is None else ()
+            for stage, number in product(range(cut.stages), range(many)):
+                inventories[stage, number] = (by_stage[stage][number],) if by_stage else given[number::many]
+            # One engine's inventory also says what all partitions must know.
+            for name, each in StoredInventory.read(store, given[0]).of.inputs.items() if many == 1 else ():
+                greatest[name] = max(greatest.get(name, NEVER), each.greatest)
+                if each.horizon is not None:
+                    horizons[name] = max(horizons.get(name, NEVER), each.horizon)
+        self.tasks = [*inventories]
+        self.start = RewriteStart(
+            cut=cut,
+            version=Version.of(store, manifest, trust),
+            secret=manifest.secret,
+            before=many,
+            partitions=target.partitions,
+            inventories=inventories,
+            horizons=horizons,
+            greatest=greatest,
+            cast=target.cast,
+            new=target.new or NOTHING,
+            memory=memory,
+        )
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        state: State,
+        find_new_state: FindNewState,
+        *,
+        verb: str = "rescale",
+        trust: Trust = "owner",
+        memory: str | int | None = None,
+    ) -> Iterator[Rewrite]:
+        """Open a state to rewrite it; nothing is written there.  O(manifests), and the inventory of a state of one
+        partition.
+
+        Deletes all written files if the block fails before a new version can exist.  ``verb``: the purpose, for
+        messages.  ``memory``: what a task may take.  Raises `SpecError` for too little memory, `StateRefused` for
+        no state, and what ``find_new_state`` and the store raise.
+        """
+        size = parse_size(memory)
+        if size is not None and size < LEAST:
+            raise SpecError(
+                f"memory={shown_size(size)}", "that is too small to work in", f"give {shown_size(LEAST)} or more"
+            )
+        with opened_store(state, trust=trust, readonly=False) as store:
+            manifest = newest(store)
+            if manifest is None:
+                raise StateRefused(f"{verb} {store.where}", "there is no state", "make one with flow.open")
+            rewrite = cls(store, manifest, find_new_state(store, manifest), trust, size)
+            try:
+                yield rewrite
+            except BaseException as error:
+                if not rewrite.publishing or isinstance(error, Fenced):
+                    rewrite.forget()
+                raise
+
+    def run(self, look: Look = lambda rows: None) -> None:
+        """Run all tasks in this process.  O(bytes of the state) if rows move.  ``look``: as in `run_task`."""
+        for stage, number in self.tasks:
+            self.made.append(run_task(self.start, stage, number, self.store, look))
+
+    def finish(self) -> Rewritten:
+        """Publish what the tasks made as another version of the same epoch.  O(partitions + files).
+
+        Raises `MissingReceipts` if a task is missing, `CorruptState` if a file of one is missing, `Fenced` when
+        another writer has committed meanwhile, and what `ManifestLog.commit` raises.
+        """
+        manifest, target, taken = self.manifest, self.target, self._take_results()
+        done = Rewritten(
+            manifest.epoch,
+            manifest.number,
+            manifest.partitions,
+            target.partitions,
+            target.cut.stages,
+            sum(each.versions for each in taken),
+            sum(each.pending for each in taken),
+            0,
+            0,
+        )
+        if not target.changes(manifest):
+            return done
+        self._check_files(taken)
+        new = replace(
+            manifest,
+            partitions=target.partitions,
+            inventories=self.write_inventories(),
+            horizons=self.start.horizons,
+            greatest=self.start.greatest,
+        )
+        log = ManifestLog(self.store, manifest, set())  # it sweeps nothing, so no names matter to it
+        log.check_newest()
+        new = target.revise(new, self.written)
+        self.publishing = True
+        number = log.commit(new, new.inventories, set(), target.note).number
+        files = [*self.written, *(blob for each in taken for blob in each.added)]
+        return done._replace(manifest=number, files=len(files), bytes=sum(blob.length for blob in files))
+
+    def _take_results(self) -> list[TaskShares]:
+        """Take one result of each task.  Raises `MissingReceipts`."""
+        by = {(each.stage, each.number): each for each in self.made}
+        if missing := [each for each in self.tasks if each not in by]:
+            raise MissingReceipts(
+                f"rescale {self.store.where}",
+                f"{len(missing)} of {len(self.tasks)} tasks told "
+                f"nothing, first those of (stage, partition) {missing[:3]}",
+                "run them again, and give what all of them told",
+            )
+        return [by[each] for each in self.tasks]
+
+    def _check_files(self, taken: Sequence[TaskShares]) -> None:
+        """Raise `CorruptState` unless all files exist, with the lengths that their tasks reported."""
+        files = {blob: each for each in taken for blob in each.added}
+        there = self.store.sizes([blob.name for blob in files])
+        for blob, each in files.items():
+            if there.get(blob.name) != blob.length:
+                raise CorruptState(
+                    f"the file {blob.name} of {self.store.where}",
+                    f"it has {there.get(blob.name)} bytes, the task of stage {each.stage} and partition "
+                    f"{each.number} wrote {blob.length:,}",
+                    "give tasks the place that this process has, and rescale again",
+                )
+
+    def write_inventories(self) -> tuple[Blob, ...]:
+        """Write the inventories of the new partitions, stage by stage; writes one for all stages of one partition, as a
+        local engine does, if rows move.  O(files)."""
+        if not self.tasks:
+            return self._lay_out()
+        shares = defaultdict[tuple[int, int], list[Inventory]](list)
+        for each in self._take_results():
+            for share in each.shares:
+                shares[0 if self.target.partitions == 1 else each.stage, share.to].append(share.inventory)
+        return tuple(self._write(join_shares(shares[part])) for part in sorted(shares))
+
+    def _lay_out(self) -> tuple[Blob, ...]:
+        """Write inventories over the files that are there.  Those that stay are not written again."""
+        cut, given, many, parts = self.target.cut, self.manifest.inventories, self.manifest.partitions, list[Blob]()
+        old = [StoredInventory.read(self.store, each).of for each in given]
+        for stage, number in product(range(cut.stages if old else 0), range(many)):
+            inventory, at = lay_out(cut, stage, old[number::many], self.start.new), stage * many + number
+            stays = len(old) == cut.stages * many and inventory == old[at]
+            parts.append(given[at] if stays else self._write(inventory))
+        return tuple(parts)
+
+    def _write(self, inventory: Inventory) -> Blob:
+        data = encoded(inventory)
+        self.written.append(self.store.put("json", lambda sink: sink.write(data)))
+        return self.written[-1]
+
+    def forget(self) -> None:
+        """Delete all written files, which no version names.  Never fails: what stays is garbage.  O(files)."""
+        for blob in (*self.written, *(blob for each in self.made for blob in each.added)):
+            with suppress(DdflowError):
+                self.store.delete(blob.name)
+
+
+def join_shares(shares: Sequence[Inventory]) -> Inventory:
+    """Join shares into one inventory.  O(files)."""
+    totals: dict[str, int] = {}
+    inputs, operators = defaultdict[str, list[InputRecord]](list), defaultdict[str, list[OperatorRecord]](list)
+    for each in shares:
+        add(totals, each.totals)
+        for name, input in each.inputs.items():
+            inputs[name].append(input)
+        for name, operator in each.operators.items():
+            operators[name].append(operator)
+    return Inventory(
+        {name: _join_inputs(given) for name, given in inputs.items()},
+        {
+            name: OperatorRecord([*map(_join_runs, zip(*(each.arrangements for each in given), strict=True))])
+            for name, given in operators.items()
+        },
+        totals,
+    )
+
+
+def _join_inputs(given: Sequence[InputRecord]) -> InputRecord:
+    return replace(
+        given[0],
+        arrived=sum(each.arrived for each in given),
+        rows=_join_runs([each.rows for each in given]),
+        runs=[run for each in given for run in each.runs],
+    )
+
+
+def _join_runs(given: Sequence[ArrangementRecord]) -> ArrangementRecord:
+    """Join the runs of one arrangement from all shares.  Each has one run, of the same shape, or none."""
+    runs = [run for each in given for run in each.runs]
+    assert len(runs) <= len(given), "a task leaves no merge half done"
+    return ArrangementRecord(
+        since=max(each.since for each in given),
+        upper=max(each.upper for each in given),
+        latest=max(each.latest for each in given),
+        keys=sum(each.keys for each in given),
+        tombstones=sum(each.tombstones for each in given),
+        lapsed=0,
+        shapes=next((each.shapes for each in given if each.shapes), []),
+        items=[*runs] if len(runs) < 2 else [begin_merge(runs)],
+    )
+
+
+def begin_merge(runs: Sequence[RunRecord]) -> MergeRecord:
+    """Build a merge, not yet begun, of runs without a common key.
+
+    Inputs follow each other in time, so the first covers all times, and the others none.  O(runs).
+
+    >>> run = RunRecord(lower=0, upper=7, since=3, begin=0, batches=[])
+    >>> merge = begin_merge([run, RunRecord(lower=2, upper=5, since=4, begin=0, batches=[])])
+    >>> [(each.lower, each.upper) for each in (merge.output, *merge.inputs)], merge.output.since
+    ([(0, 7), (0, 7), (7, 7)], 4)
+    """
+    lower, upper = min(each.lower for each in runs), max(each.upper for each in runs)
+    since = max(each.since for each in runs)
+    first = replace(runs[0], lower=lower, upper=upper, since=since)
+    others = [replace(each, lower=upper, upper=upper, since=since) for each in runs[1:]]
+    return MergeRecord([first, *others], RunRecord(lower, upper, since, 0, []), whole=True, first=0, credit=0)
+
+
+def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str) -> Plan:
+    """Return the plan that a state was made by: the given ``flow`` if there is one.
+
+    ``verb``: its purpose, for messages.  O(plan).  Raises `PlanChanged` for another one, and what `plan_of` raises.
+    """
+    plan = plan_of(manifest.plan, flow, where)
+    if flow is not None and fingerprint(describe(plan)) != manifest.fingerprint:
+        raise PlanChanged(
+            f"{verb} {where} with this plan",
+            "it has more than the one that the state was made by",
+            "take a step with it first, or give the plan before",
+        )
+    return plan
+
+
+def leave_out(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bool]:
+    """Return a plan without some inputs and outputs, and whether it puts rows of some operator into other partitions.
+    O(nodes)."""
+    schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in inputs}
+    smaller, nodes = evolved(plan, schemas, only=plan.outputs.keys() - {*outputs})
+    before, now = placed(plan), placed(smaller)
+    return smaller, any(before[old].by != now[new].by for old, new in nodes.items() if new.keeps)
+
+
+class GrowthPlan:
+    """``cut``: of the new plan.  ``change``: what it has more than the state.  ``log``: of the state.
+
+    ``new``: what tasks must make.  Raises `PlanChanged` for what rows that are not kept would be needed for,
+    `CorruptState`.
+
+    >>> import ddflow as dd
+    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.storage.memory import MemoryStore
+    >>> flow = dd.Flow()
+    >>> people = flow.output("people", flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")))
+    >>> with flow.open(store := MemoryStore()) as engine:
+    ...     _ = engine.step({"people": [{"id": 1, "city": "Bern"}]})
+    >>> _ = flow.output("by_city", people.count("city"))
+    >>> change = PlanChange(outputs=["by_city"])
+    >>> growth = GrowthPlan(cut(flow), change, ManifestLog(store.writer(), newest(store), set()))
+    >>> growth.new.outputs, len(growth.new.operators), len(growth.write_inventories("owner", None))
+    (('by_city',), 1, 2)
+    """
+
+    def __init__(self, cut: Stages, change: PlanChange, log: ManifestLog) -> None:
+        self.change, self.store, self.manifest = change, log.store, log.manifest
+        flow, many = cut.flow, log.manifest.partitions
+        graph = Graph(flow, Secret(*log.manifest.secret))
+        old = [StoredInventory.read(log.store, each).of for each in log.manifest.inventories]
+        empty = take(Dataflow(flow, graph, Budget(None, None)), BatchStore(log.store))
+        there = {name for each in old for name in each.operators}
+        self.new = Growth(tuple(change.outputs), tuple(name for name in empty.operators if name not in there))
+        self._check(graph, {name for each in old for name, found in each.inputs.items() if found.arrived})
+        _, moves = leave_out(flow, change.inputs, change.outputs)
+        self.target = NewState(cut, many, new=empty, moves=moves and many > 1)
+
+    def _check(self, graph: Graph, fed: set[str]) -> None:
+        """Raise `PlanChanged` if a new part of the plan needs rows that are not kept.  ``fed``: inputs with events."""
+        for name in self.new.outputs:
+            if lost := fed.intersection(graph.unkept(graph.plan.outputs[name])):
+                raise graph.gone(f"output {name!r}", sorted(lost))
+        for node, name in node_ids(graph.plan).items():
+            if name in self.new.operators and (lost := fed.intersection(graph.unkept(*node.inputs))):
+                raise graph.gone(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
+
+    def write_inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:
+        """Write the inventories that tasks start from, stage by stage.  O(files), and O(bytes) if rows must move.
+
+        ``memory``: what that may take.  Raises `StorageFull`, `StorageFailed`."""
+        rewrite = Rewrite(self.store, self.manifest, self.target, trust, memory)
+        rewrite.run()
+        return rewrite.write_inventories()

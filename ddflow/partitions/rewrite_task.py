@@ -1,0 +1,456 @@
+"""The task of a rewrite: what one old partition of a stage gives to each of the new ones.
+
+Guarantees: the new partitions together read, at every time from ``since`` on, as the old ones did, and each holds its
+own keys (`ddflow.columns.hashing.partition_of`) and no others. Rows are read range by range and each file once, so
+memory does not grow with the partition. No manifest names the files of a task, so a second run only leaves garbage.
+
+>>> import ddflow as dd
+>>> from ddflow.partitions.rescale import plan_rescale
+>>> from ddflow.partitions.rewrite import Rewrite
+>>> from ddflow.storage.memory import MemoryStore
+>>> flow = dd.Flow()
+>>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
+>>> with flow.open(store := MemoryStore(), secret=dd.Secret(1, 2)) as engine:
+...     _ = engine.step({"people": pa.table({"id": range(100)})}, time=1)
+>>> with Rewrite.open(store.writer(), plan_rescale(2)) as rewrite:
+...     made = [run_task(rewrite.start, stage, number) for stage, number in rewrite.tasks]
+>>> [(each.to, each.inventory.inputs["people"].rows.keys) for part in made for each in part.shares]
+[(0, 42), (1, 58)]
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from msgspec.structs import replace
+
+from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, identities, partition_of
+from ddflow.columns.rows import Rows, gather
+from ddflow.columns.schema import one_batch
+from ddflow.columns.widening import filled
+from ddflow.dataflow import batcher as pending
+from ddflow.dataflow.batcher import Batcher
+from ddflow.dataflow.inflow import add
+from ddflow.dataflow.result import GONE
+from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory
+from ddflow.errors import CorruptState
+from ddflow.metrics import Look
+from ddflow.operators.base import Context, Running
+from ddflow.operators.inputs import opened_input
+from ddflow.operators.upsert.events import Events
+from ddflow.partitions.chunks import sort_by_group
+from ddflow.partitions.epoch_start import RewriteStart
+from ddflow.partitions.receipt import PartShare, TaskShares
+from ddflow.partitions.stages import Stages, placed, told_by
+from ddflow.plan.collection import Collection, Columns
+from ddflow.plan.inputs.input import Binding, Input
+from ddflow.plan.text.codec import node_ids
+from ddflow.storage.fields import MEND
+from ddflow.storage.files.batch_store import BatchStore
+from ddflow.storage.protocol import Blob, Store
+from ddflow.time import NEVER, Description
+from ddflow.trace.arrangement import Arrangement
+from ddflow.trace.batch import Batch, Run, ends, same
+from ddflow.trace.cast import Cast, cast_rows, recast, recast_pieces, rekeys
+from ddflow.trace.checkpoint import Written, restore
+from ddflow.trace.merge import Picked, by_sorting, useless
+from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
+from ddflow.trace.spill import Made, filed, unfiled
+
+T = TypeVar("T")
+Opened = tuple[Arrangement, Made, pa.Schema]
+"""A new arrangement, what hashes its rows, and the columns that identify them."""
+NOTHING: Final = Inventory({}, {}, {})
+FILE: Final = 1 << 19
+"""Versions that fill a file."""
+WAITING: Final = 512 << 20
+"""Bytes that may wait to be written, where no memory is given."""
+
+
+def run_task(
+    start: RewriteStart, stage: int, number: int, store: Store | None = None, look: Look = lambda rows: None
+) -> TaskShares:
+    """Share out one old partition of a stage.  O(bytes of it); memory for a piece and the rows that wait for files, or
+    ``start.memory``.
+
+    ``store``: the state's, if it is open here.  ``look``: called with the number of rows written since its last
+    call.  Raises `StateRefused` if it cannot be seen, `CorruptState`,
+    `StorageFull`, `StorageFailed`; what was written is deleted then.
+    """
+    began = perf_counter_ns()
+    own = start.version.opened("rescale", readonly=False) if store is None else store
+    try:
+        made = _Task(start, stage, number, own, look).run()
+        if store is None:
+            own.sync()
+    finally:
+        if store is None:
+            own.close()
+    written = sum(blob.length for blob in made.added)
+    return replace(made, figures={"task": (perf_counter_ns() - began) // 1000, "bytes": written})
+
+
+def lay_out(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory = NOTHING) -> Inventory:
+    """Build the inventory of one partition on a stage, from its inventories on all stages.  O(files).
+
+    ``new``: the records of inputs and operators that these lack.  Events of inputs that the plan lacks are
+    counted as `GONE`.
+
+    >>> import ddflow as dd
+    >>> from ddflow.partitions.stages import cut
+    >>> flow = dd.Flow()
+    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
+    >>> made = lay_out(cut(flow), 0, [Inventory({}, {"of another plan": OperatorRecord([])}, {"applied": 7})])
+    >>> made.operators, made.totals
+    ({}, {'applied': 7})
+    """
+    ids, totals = node_ids(stages.flow), dict[str, int]()
+    here = {ids[node] for node in stages.keeping(stage)}
+    operators = {name: found for each in (new, *old) for name, found in each.operators.items() if name in here}
+    if stage:
+        return Inventory({}, operators, {})
+    inputs: dict[str, InputRecord] = {**new.inputs}
+    for each in old:
+        inputs |= each.inputs
+        add(totals, each.totals)
+    dropped = [inputs.pop(name) for name in inputs.keys() - stages.flow.inputs.keys()]
+    gone = sum(each.arrived - sum(run.rows - run.begin for run in each.runs) for each in dropped)
+    if gone:
+        add(totals, {GONE: gone})
+    return Inventory(inputs, operators, totals)
+
+
+def overlapping(number: int, partitions: int, before: int) -> range:
+    """Return the old partitions, of ``before``, that share identities with a new one, of ``partitions``.  Pure.
+
+    >>> list(overlapping(0, 2, 3)), list(overlapping(2, 3, 2))
+    ([0, 1], [1])
+    """
+    first, after = (-((-at << 32) // partitions) for at in (number, number + 1))  # of mixed words of identities
+    return range(first * before >> 32, ((after - 1) * before >> 32) + 1)
+
+
+class _Task:
+    """``targets``: the new partitions that have keys in common with the old one.  ``added``: the files that were
+    written.  ``versions``, ``pending``: how many they hold.  ``held``: what must be referred to for the files to
+    stay."""
+
+    def __init__(self, start: RewriteStart, stage: int, number: int, store: Store, look: Look) -> None:
+        self.start, self.stage, self.number, self.look = start, stage, number, look
+        self.batch_store, self.secret = BatchStore(store), Secret(*start.secret)
+        self.home = None if start.memory is None else self.batch_store
+        self.targets = overlapping(number, start.before, start.partitions)
+        self.added, self.held = list[Blob](), list[Any]()
+        self.versions = self.pending = 0
+        stored = [StoredInventory.read(store, each) for each in start.inventories[stage, number]]
+        self.old = stored[0]._replace(of=lay_out(start.cut, stage, [each.of for each in stored], start.new))
+        self.ids = node_ids(start.cut.flow)
+        self.before = {} if start.cast is None else {name: node for node, name in node_ids(start.cast).items()}
+        """The collections of the plan before, by id; empty if their columns are the same."""
+
+    def run(self) -> TaskShares:
+        """Write all shares.  O(bytes of the partition)."""
+        start, flow = self.start, self.start.cut.flow
+        inputs, operators = (
+            defaultdict[int, dict[str, InputRecord]](dict),
+            defaultdict[int, dict[str, OperatorRecord]](dict),
+        )
+        for name, input in flow.inputs.items() if self.stage == 0 else ():
+            for to, rows in self._split_input(name, input):
+                inputs[to][name] = rows
+        places, here = {} if start.partitions == start.before == 1 else placed(flow), start.cut.keeping(self.stage)
+        for node in flow.nodes:
+            if node in here and node.open(self._context(node)).arrangements:
+                told = told_by(node, places[node]) if node in places else None
+                for to, groups in self._split_operator(node, self.ids[node], told).items():
+                    operators[to][self.ids[node]] = groups
+        # What is written is deleted when nobody refers to it, until it is known to be of use.
+        self.batch_store.name(blob.name for blob in self.added)
+        first, totals = self.targets[0], self.old.of.totals if self.stage == 0 else {}
+        shares = (
+            PartShare(to, Inventory(inputs[to], operators[to], totals if to == first else {}))
+            for to in sorted({*self.targets, *operators, *inputs})
+        )
+        return TaskShares(self.stage, self.number, tuple(shares), tuple(self.added), self.versions, self.pending, {})
+
+    def _split_input(self, name: str, input: Input) -> Iterator[tuple[int, InputRecord]]:
+        """Yield an input's rows, pending events and numbers for each new partition."""
+        horizon = self.start.horizons.get(name)
+
+        def open_rows(bound: Binding) -> Opened:
+            upsert = opened_input(bound, self.secret)
+            if upsert.expiring is not None:
+                upsert.expiring.horizons.greatest = horizon
+            return upsert.arranged, upsert.rehashed, upsert.identified
+
+        was = None if self.start.cast is None else self.start.cast.inputs[name].bound
+        old = None if was is None else partial(open_rows, was)
+        given, what = self._require_record("inputs", name, self.old.of.inputs.get(name))
+        resolved, batchers = self._split_pending(input, what, given, was)
+        rows = self._split(f"{what}, rows", given.rows, partial(open_rows, input.bound), old)
+        nothing = without_versions(next(iter(rows.values())))
+        for to in sorted({*rows, *batchers}):
+            batcher = batchers.get(to, Batcher())
+            runs = pending.take(batcher, self.batch_store)
+            self.added += [run.file for run in runs]
+            self.held.append(batcher)
+            self.pending += len(batcher)
+            yield (
+                to,
+                InputRecord(
+                    arrived=len(batcher) + (resolved if to == self.targets[0] else 0),
+                    greatest=self.start.greatest.get(name, NEVER),
+                    rows=rows.get(to, nothing),
+                    runs=runs,
+                    horizon=horizon if input.spec.expiry is not None else None,
+                    table=given.table,
+                ),
+            )
+
+    def _require_record(self, kind: str, name: str, found: T | None) -> tuple[T, str]:
+        """Return a record of the inventory with its place, for messages; raises `CorruptState` if it is missing."""
+        if found is None:
+            raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", MEND)
+        return found, self.old.at(kind, name)
+
+    def _split_pending(
+        self, input: Input, what: str, given: InputRecord, was: Binding | None
+    ) -> tuple[int, dict[int, Batcher]]:
+        """Count the resolved events, and split the others by new partition.
+
+        ``was``: what the input was before.  Events get new arrival numbers: below 0, so that all events to come are
+        after them, and unique, though no task knows how many the others have.
+        """
+        schema, memory = (was or input.bound).event_schema, self.start.memory
+        old = pending.restore(given.runs, what, schema, self.batch_store, True, self.home)
+        after = input.bound.event_schema
+        every = [run.waiting._replace(rows=filled(run.waiting.rows, after)) for run in old.runs.by_least]
+        picked = [(part, self._by_target(input, part)) for part in every]
+        out: dict[int, Batcher] = {to: Batcher() for _, places in picked for to in places}
+        order = {
+            to: np.sort(np.concatenate([part.arrival[places[to]] for part, places in picked if to in places]))
+            for to in out
+        }
+        for part, places in picked:
+            for to, rows in places.items():
+                # Numbers of other partitions' events have nothing to do with these; what counts is their order.
+                at = np.searchsorted(order[to], part.arrival[rows]) - order[to].size
+                out[to].add(_take_events(part, rows, at * self.start.before + self.number))
+            if memory is not None and sum(batcher.nbytes for batcher in out.values()) > memory // 8:
+                for batcher in out.values():
+                    batcher.spill(self.batch_store, memory // 16 // len(out), memory // 32)
+        return given.arrived - len(old), out
+
+    def _by_target(self, input: Input, events: Events) -> dict[int, Ints]:
+        """Group the positions of events by the new partition of their keys."""
+        high, _ = RowHashes(input.bound.key_schema, self.secret).of(events.rows)
+        return group_positions(partition_of(high, self.start.partitions))
+
+    def _split_operator(self, node: Collection, name: str, told: Columns | None) -> dict[int, OperatorRecord]:
+        """Split an operator's groups by the new partition of each, or of the keys that they are kept with.
+
+        ``told``: the columns that say which, if identities do not."""
+        was = self.before.get(name)
+        given, what = self._require_record("operators", name, self.old.of.operators.get(name))
+        empty: Running = node.open(self._context(node))
+        if len(given.arrangements) != len(empty.arrangements):
+            raise CorruptState(what, f"a {node.verb} has {len(empty.arrangements)} arrangements", MEND)
+
+        cast = cast_rows if was is None else partial(empty.recast, was.open(self._context(was)))
+
+        def open_groups(of: Collection, number: int) -> Opened:
+            made: Running = of.open(self._context(of))
+            return made.arrangements[number], made.rehashed, made.identified
+
+        def split(number: int) -> dict[int, ArrangementRecord]:
+            schema = empty.arrangements[number].schema
+            keys = None if told is None else pa.schema([schema.field(each) for each in told])
+            old: Callable[[], Opened] | None = None if was is None else partial(open_groups, was, number)
+            record, where = given.arrangements[number], f"{what}, arrangements[{number}]"
+            return self._split(where, record, partial(open_groups, node, number), old, keys, cast)
+
+        each = [split(number) for number in range(len(empty.arrangements))]
+        nothing = [without_versions(next(iter(shares.values()))) for shares in each]
+        return {
+            to: OperatorRecord([shares.get(to, none) for shares, none in zip(each, nothing, strict=True)])
+            for to in sorted({to for shares in each for to in shares})
+        }
+
+    def _context(self, node: Collection) -> Context:
+        return Context(self.secret, self.start.cut.flow.time_type, frozenset(node.schema.names))
+
+    def _split(
+        self,
+        what: str,
+        given: ArrangementRecord,
+        fresh: Callable[[], Opened],
+        before: Callable[[], Opened] | None,
+        keys: pa.Schema | None = None,
+        cast: Cast = cast_rows,
+    ) -> dict[int, ArrangementRecord]:
+        """Split an arrangement over the new partitions, each with one run or none.  O(bytes).
+
+        ``what``: the place of ``given``, for messages.  ``before``: opens the old one, if its columns were
+        others.  ``keys``: the columns whose identities say where a version belongs, None if the rows' own do.
+        ``cast``: makes new rows of the old ones."""
+        (old, hashed, was), (new, made, identified) = (before or fresh)(), fresh()
+        restore(old, given, what, self.batch_store, indexed=False, made=hashed, sieved=False, home=self.home)
+        times = [(each if isinstance(each, Run) else each.output).description for each in old.on_disk.items]
+        lower = min((each.lower for each in times), default=NEVER)
+        upper = max((each.upper for each in times), default=NEVER)
+        since = max([min(old.since, upper - 1), *(each.since for each in times)])
+        shares = {to: _ShareWriter(self, new.schema, old.since) for to in self.targets}
+        moves = rekeys(was, identified)
+        source = self._rekey_versions(old, fresh()[0], made, cast) if moves else old
+        recasts = before is not None and not moves
+        most = WAITING if self.start.memory is None else self.start.memory // 4
+        for picked, to in self._ranges(source, keys):
+            for target, rows in group_positions(to).items():
+                batch = picked.only(rows).batch(source.slots, True)
+                share = shares.setdefault(target, _ShareWriter(self, new.schema, old.since))
+                share.put(recast(batch, new.schema, made, False, cast) if recasts else batch)
+            if sum(share.nbytes for share in shares.values()) > most:
+                for share in shares.values():
+                    share.write()
+        return {to: share.record(old, Description(lower, upper, since)) for to, share in shares.items()}
+
+    def _rekey_versions(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
+        """Put all versions under the identities of their wider columns: a run for each piece, to be merged."""
+        out.since = old.since
+        self._limit_piece(old)
+        for batch in recast_pieces(old, out.schema, made, True, cast):
+            if not len(batch):
+                continue
+            if self.home is None:
+                part = out.slots.put(batch)
+            else:
+                record, layout = filed(batch)
+                kept = self.home.write(record)
+                part = out.slots.put(unfiled(kept.batch, layout))
+                out.slots.files[part.slot] = Written(kept, layout, batch.rows.table.schema.names)
+            out.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [part]))
+        return out
+
+    def _limit_piece(self, old: Arrangement) -> None:
+        """Limit how many versions are read together to what fits the memory."""
+        memory, batches = self.start.memory, old.slots.batches
+        if memory is not None and batches:
+            width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
+            old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
+
+    def _ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[Picked, Narrow]]:
+        """Yield the versions that stay, merged, some identities at a time, and the partition of each."""
+        self._limit_piece(old)
+        for parts in old.ranges():
+            picked = by_sorting(old.slots, parts, old.since, not old.keeps)
+            if old.lapse is not None and old.keeps:
+                picked = picked.without(useless(picked, old.since, old.lapse))
+            if picked.high.size:
+                words = picked.high if keys is None else self._hash_keys(picked, old, keys)
+                yield picked, partition_of(words, self.start.partitions)
+
+    def _hash_keys(self, picked: Picked, old: Arrangement, keys: pa.Schema) -> Any:
+        """Hash each version by its row's ``keys``, as uint64[m].
+
+        A deletion's row may be filler, so a live version of the same key decides for all."""
+        high, _ = identities(gather(old.slots.pool, picked.references, keys), self.secret, picked.high.size)
+        first = picked.starts
+        of, live = np.cumsum(first) - 1, picked.live != 0
+        decided = high[first]
+        decided[of[live]] = high[live]
+        return decided[of]
+
+
+class _ShareWriter:
+    """The share of one new partition in an arrangement: a run, whose files are written as they fill."""
+
+    def __init__(self, task: _Task, schema: pa.Schema, since: int) -> None:
+        self.task, self.schema, self.since = task, schema, since
+        self.waiting, self.nbytes, self.versions = list[Batch](), 0, 0
+        self.written: list[BatchRecord] = []
+        self.keys = self.deleted = 0
+        self.latest = NEVER
+
+    def put(self, batch: Batch) -> None:
+        """Add the next versions.  O(n), and O(versions that wait) if they fill a file."""
+        if self.waiting and self.nbytes + batch.nbytes > WAITING:
+            self.write()
+        self.waiting.append(batch)
+        self.nbytes, self.versions = self.nbytes + batch.nbytes, self.versions + len(batch)
+        last = ends(batch.high, batch.low, batch.more)
+        live = batch.live != 0
+        self.keys, self.deleted = self.keys + int((live & last).sum()), self.deleted + int((~live & last).sum())
+        self.latest = max(self.latest, int(batch.time.max()))
+        if self.versions >= FILE:
+            self.write()
+
+    def write(self) -> None:
+        """Write the versions that wait to a file.  O(bytes)."""
+        if not self.waiting:
+            return
+        batch, task = _join_batches(self.waiting, self.since), self.task
+        self.waiting, self.nbytes, self.versions = [], 0, 0
+        record, layout = filed(batch)
+        kept = task.batch_store.save(record)
+        task.held.append(kept)
+        task.added.append(kept.blob)
+        task.versions += len(batch)
+        task.look(len(batch))
+        self.written.append(BatchRecord(kept.blob, len(batch), None, layout, 0))
+
+    def record(self, old: Arrangement, description: Description) -> ArrangementRecord:
+        """Write the rest, and build the record for an inventory.  O(files)."""
+        self.write()
+        lower, upper, since = map(int, description)
+        return ArrangementRecord(
+            since=int(old.since),
+            upper=int(old.upper),
+            latest=self.latest,
+            keys=self.keys,
+            tombstones=self.deleted if old.keeps else 0,
+            lapsed=0,
+            shapes=[self.schema.names] if self.written else [],
+            items=[RunRecord(lower, upper, since, 0, self.written)] if self.written else [],
+        )
+
+
+def without_versions(given: ArrangementRecord) -> ArrangementRecord:
+    """Return the record of an arrangement without its versions.  O(1)."""
+    return replace(given, latest=NEVER, keys=0, tombstones=0, shapes=[], items=[])
+
+
+def group_positions(to: Narrow) -> dict[int, Ints]:
+    """Group positions by value, ascending.  O(n log n), and O(n) for values below 65,536.
+
+    >>> group_positions(np.array([2, 0, 2], np.int32))
+    {0: array([1]), 2: array([0, 2])}
+    """
+    order, starts = sort_by_group(to)
+    return {int(to[rows[0]]): rows for rows in np.split(order, starts[1:])}
+
+
+def _join_batches(batches: list[Batch], since: int) -> Batch:
+    """Join batches of ascending identities into one."""
+    names = ("high", "low", "time", "live", "value", "order")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in names}
+    n, latest = columns["high"].size, int(columns["time"].max())
+    if latest <= since:
+        # History before since is one, and one time takes no room.
+        columns["time"] = same(latest, n, np.int64)
+    if columns["live"].all():
+        columns["live"] = same(1, n, np.uint8)
+    rows = one_batch(pa.Table.from_batches([one_batch(batch.rows.table) for batch in batches]))
+    return Batch(**columns, rows=Rows(rows))
+
+
+def _take_events(events: Events, rows: Ints, arrival: Ints) -> Events:
+    """Take some events, with other arrival numbers."""
+    times = events.times[rows]
+    original = times if events.original is events.times else events.original[rows]
+    return Events(events.rows.take(pa.array(rows)), times, original, arrival)
