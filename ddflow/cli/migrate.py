@@ -81,7 +81,7 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
     from ddflow.cli.output import WrittenEpochs
     from ddflow.cli.plan import INPUT
     from ddflow.cli.say import show_progress
-    from ddflow.tools.migrate import replay
+    from ddflow.tools.migrate import Migration, replay
 
     request, new = FileRun(ask), str(ask.state)
     files, flow, out = request.files, request.flow, request.open_output()
@@ -93,8 +93,9 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
             for step in log.steps(list(told(INPUT, parts)), least):
                 tick(0, step[OUT].num_rows)
 
-    choices: dict[str, Any] = {"trust": ask.trust, "memory": ask.memory, "retain": ask.retain}
-    with closing(files), replay(old, new, flow, feed, OUT, whole=whole, **choices) as done:
+    trust: Any = ask.trust
+    options = Migration(output=OUT, whole=whole, retain=ask.retain, memory=ask.memory, trust=trust)
+    with closing(files), replay(old, new, flow, feed, options) as done:
         with out:
             out.write(done.tables[OUT])
         about = {

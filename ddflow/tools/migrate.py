@@ -68,6 +68,18 @@ Feed = Callable[[Engine, int, FedLog], None]
 """Replays a log into an engine, committing as it goes.  The int: what the time of its last step must be, at least."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Migration:
+    """The options of `migrate`, which describes them."""
+
+    output: str | None = None
+    whole: bool = False
+    old_flow: Flow | None = None
+    retain: int | None = None
+    memory: str | int | None = None
+    trust: Trust = "owner"
+
+
 @dataclass(frozen=True)
 class Migrated:
     """The result of `migrate`.
@@ -172,33 +184,18 @@ def migrate(
     if isinstance(log, Mapping):
         found = "it is one mapping, and a log has one for each call"
         raise SpecError("migrate a log", found, "give a list of them: [{'orders': rows}, ...]")
-    choices: dict[str, Any] = {"whole": whole, "old_flow": old_flow, "retain": retain, "memory": memory, "trust": trust}
-    with replay(old_state, new_state, flow, _make_feed(log), output, **choices) as done:
+    options = Migration(output=output, whole=whole, old_flow=old_flow, retain=retain, memory=memory, trust=trust)
+    with replay(old_state, new_state, flow, _make_feed(log), options) as done:
         return done
 
 
 @contextmanager
-def replay(
-    old_state: State,
-    new_state: State,
-    flow: Flow,
-    feed: Feed,
-    output: str | None = None,
-    *,
-    whole: bool = False,
-    old_flow: Flow | None = None,
-    retain: int | None = None,
-    memory: str | int | None = None,
-    trust: Trust = "owner",
-) -> Iterator[Migrated]:
-    """Like `migrate`, for a log that ``feed`` replays; if the block fails, the new state is removed."""
-    with Snapshot.open(old_state, flow=old_flow, trust=trust) as old:
-        wanted = _select_outputs(old, flow, output, whole)
-        given: dict[str, Any] = {
-            "retain": old.manifest.retain if retain is None else retain,
-            "memory": memory,
-            "commit_every": None,
-        }
+def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: Migration) -> Iterator[Migrated]:
+    """Migrate like `migrate`, with a log that ``feed`` replays; if the block fails, the new state is removed."""
+    output, trust = options.output, options.trust
+    with Snapshot.open(old_state, flow=options.old_flow, trust=trust) as old:
+        wanted = _select_outputs(old, flow, output, options.whole)
+        retain = old.manifest.retain if options.retain is None else options.retain
         both = not flow.holds_back and not old.flow.holds_back
         if both and (kind := old.flow.time_type) != INT64:
             raise StateRefused(
@@ -211,7 +208,10 @@ def replay(
                     ") brings targets up to it",
                 ),
             )
-        with _fresh(new_state, trust) as store, flow.open(store, **given) as engine:
+        with (
+            _fresh(new_state, trust) as store,
+            flow.open(store, retain=retain, memory=options.memory, commit_every=None) as engine,
+        ):
             kept = engine.dataflow.retain
             if both:
                 engine.dataflow.retain = 0  # the replay's times are not those of the old state's steps
