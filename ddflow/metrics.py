@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ddflow.errors import mask_secrets
-from ddflow.terminal import counted
+from ddflow.terminal import count_of
 
 LOG: Final = logging.getLogger("ddflow")
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
@@ -76,7 +76,7 @@ class SourceLag(NamedTuple):
     def __str__(self) -> str:
         if not self.amount or (self.unit == "bytes" and self.amount < 1000):
             return ""
-        there = counted(self.amount, self.unit.removesuffix("s"))
+        there = count_of(self.amount, self.unit.removesuffix("s"))
         if self.unit == "bytes":
             there = f"{self.amount / 1000:,.0f} kB"
         return there if self.seconds is None else f"{there} ({self.seconds:,.0f} s)"
@@ -126,7 +126,7 @@ def publish(listeners: Iterable[Metrics], call: CallMetrics) -> None:
     O(listeners) beside what they do.
     """
     if LOG.isEnabledFor(logging.DEBUG):
-        rows = counted(sum(call.rows.values()), "row")
+        rows = count_of(sum(call.rows.values()), "row")
         LOG.debug("%s: %s in, %.1f ms", call.kind, rows, call.seconds * 1e3, extra=fields(call))
     for take in listeners:
         try:

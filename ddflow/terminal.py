@@ -40,7 +40,7 @@ def lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def counted(number: int, what: str) -> str:
+def count_of(number: int, what: str) -> str:
     """Format a number of things: ``1 row``, ``2,000 rows``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 

@@ -34,7 +34,7 @@ from ddflow.partitions.receipt import ROWS, Committed
 from ddflow.plan.text.codec import time_type
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
-from ddflow.terminal import Line, counted, html_table, printable, text_table
+from ddflow.terminal import Line, count_of, html_table, printable, text_table
 from ddflow.time import INT64, NEVER, shown
 from spark_bridge.session import context_of
 
@@ -248,7 +248,7 @@ class QueryStats(tuple[EpochStats, ...]):
     def _title(self) -> str:
         total = self.total
         return (
-            f"{counted(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
+            f"{count_of(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
             f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
             f"frontier {shown(total.frontier, total.time_type)}"
         )

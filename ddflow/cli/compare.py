@@ -16,7 +16,7 @@ import typer
 
 from ddflow.cli.arguments import Dates, Decimal, Delimiter, Encoding, Format, Null, Output, Thousands, Types
 from ddflow.cli.say import say
-from ddflow.terminal import counted
+from ddflow.terminal import count_of
 
 DIFFERENT, TROUBLE = 1, 2
 """How it ends with ``--exit-code``, as `diff` does: where rows differ, and where they could not be compared."""
@@ -110,7 +110,7 @@ def compare(
         say(json.dumps({**done.counts, "before": done.rows[0], "after": done.rows[1], "output": output}))
     else:
         found = ", ".join(f"{n:,} {what}" for what, n in done.counts.items())
-        say(f"{found}; {counted(done.rows[0], 'row')} before, {done.rows[1]:,} after", err=True)
+        say(f"{found}; {count_of(done.rows[0], 'row')} before, {done.rows[1]:,} after", err=True)
     if exit_code and done.table.num_rows:
         raise typer.Exit(DIFFERENT)
 

@@ -16,7 +16,7 @@ import typer
 
 from ddflow.cli.arguments import AsOf, State, Trust
 from ddflow.cli.say import say
-from ddflow.terminal import counted
+from ddflow.terminal import count_of
 
 
 def export(
@@ -77,7 +77,7 @@ def export(
     if as_json:
         say(json.dumps({"state": state, "epoch": epoch, "as_of": at, "written": done}))
     for each in done if not as_json else ():
-        say(f"{each['name']}: {counted(each['rows'], 'row')} {what} to {each['file']}", err=True)
+        say(f"{each['name']}: {count_of(each['rows'], 'row')} {what} to {each['file']}", err=True)
 
 
 def _path(name: str, output: Path | None, many: int) -> Path:

@@ -30,7 +30,16 @@ import ddflow as dd
 from ddflow.cli.arguments import Ask
 from ddflow.cli.input_files import Ready, Skipped, locate_errors, read_ahead, read_rows, run_options, say_doubts
 from ddflow.cli.output import Done, FullFileHint, Piped, RowOutput, WrittenEpochs, open_rows
-from ddflow.cli.plan import INPUT, OUT, check_usage, message_columns, message_format, parse_names, plan_flow, say_bad
+from ddflow.cli.plan import (
+    INPUT,
+    OUT,
+    check_usage,
+    message_columns,
+    parse_format,
+    parse_names,
+    plan_flow,
+    say_bad_messages,
+)
 from ddflow.cli.say import Tick, say, show_progress
 from ddflow.columns.casts import parse_types
 from ddflow.columns.names import DIFF
@@ -73,7 +82,7 @@ class FileRun:
     def _open_files(self) -> FilesSource:
         """Open the files in their columns and those of the state; say which columns come up and go."""
         ask, how = self.ask, run_options(self.ask, self.skipped)
-        if message_format(ask.format) is None:
+        if parse_format(ask.format) is None:
             required = [*parse_names(ask.key), *([ask.time] if ask.time else [])]
             files = open_files(ask.inputs, parse_types(ask.types or ()), required, self._state_columns(), how)
         else:
@@ -92,7 +101,7 @@ class FileRun:
     def _plan(self) -> dd.Flow:
         """Build the flow, with the type of times of its state; for a new state that of ``--at``."""
         ask, columns = self.ask, self._state_columns()
-        if ask.format is None or message_format(ask.format) is None:
+        if ask.format is None or parse_format(ask.format) is None:
             columns = self.files.schema
         elif columns is None:
             columns = message_columns(self.files, ask.format, parse_types(ask.types or ()))
@@ -314,7 +323,7 @@ def run(ask: Ask) -> None:
         say(json.dumps(done.as_json()))
         return
     say(done.text(), err=True)
-    say_bad(counts.get("bad", 0), ask.bad_output)
+    say_bad_messages(counts.get("bad", 0), ask.bad_output)
     if (hint := looks.text(FULL[ask.counts])) is not None:
         say(hint, err=True)
 

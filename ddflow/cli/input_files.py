@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.cli.arguments import Ask
-from ddflow.cli.plan import FORMATS, KCAT, message_format, parse_names
+from ddflow.cli.plan import FORMATS, KCAT, parse_format, parse_names
 from ddflow.cli.say import Tick, say
 from ddflow.cli.words import in_shell
 from ddflow.columns.wider import evolve_column
@@ -108,7 +108,7 @@ def parse_kind(format: str | None) -> Kind | None:
     if format is None:
         return None
     try:
-        return MESSAGES if message_format(format) is not None else named(format)
+        return MESSAGES if parse_format(format) is not None else named(format)
     except SpecError as error:
         words = ", ".join([*FORMATS, f"{KCAT}..."])
         raise replace_texts(error, fix=error.fix + f"; of messages: {words}") from None

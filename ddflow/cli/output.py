@@ -28,7 +28,7 @@ from ddflow.engine.run.signals import waiting
 from ddflow.errors import DdflowError, OutputExists, UnwritableOutput
 from ddflow.errors.base import replace_texts
 from ddflow.storage.closing import Closing
-from ddflow.terminal import console, counted, printable
+from ddflow.terminal import console, count_of, printable
 
 _HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 SHOWN: Final = 20
@@ -64,18 +64,18 @@ class Done:
 
     def text(self) -> str:
         """Describe the run on one line, for people."""
-        files = self.inputs[0] if len(self.inputs) == 1 else counted(len(self.inputs), "file")
-        mode = "by time" if self.epochs is None else f"in {counted(self.epochs, 'epoch')}"
+        files = self.inputs[0] if len(self.inputs) == 1 else count_of(len(self.inputs), "file")
+        mode = "by time" if self.epochs is None else f"in {count_of(self.epochs, 'epoch')}"
         mode += f", now at epoch {self.epoch:,}" if self.epoch is not None else ""
-        put = counted(self.updates, "update")
-        put += f", {counted(self.written, 'count')}" if self.written != self.updates else ""
+        put = count_of(self.updates, "update")
+        put += f", {count_of(self.written, 'count')}" if self.written != self.updates else ""
         where = f" to {self.output}" if self.output else ""
         rate = self.rows / max(self.seconds, 1e-3)
         verdicts = ", ".join(f"{name} {n:,}" for name, n in self.verdicts.items() if n) or "no events"
         verdicts += f", pending {self.pending:,}" if self.pending else ""
-        verdicts += f"; skipped {counted(len(self.skipped), 'bad file')}" if self.skipped else ""
+        verdicts += f"; skipped {count_of(len(self.skipped), 'bad file')}" if self.skipped else ""
         took = f"{self.seconds:.2f} s, {rate:,.0f} rows/s"
-        return f"{counted(self.rows, 'row')} of {files} {mode}: {put}{where} in {took}; {verdicts}"
+        return f"{count_of(self.rows, 'row')} of {files} {mode}: {put}{where} in {took}; {verdicts}"
 
 
 class FullFileHint:

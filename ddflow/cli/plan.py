@@ -32,7 +32,7 @@ from ddflow.connectors.formats.row_columns import schema_of
 from ddflow.engine.replace import most_absent
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
-from ddflow.terminal import counted
+from ddflow.terminal import count_of
 
 FORMATS: Final[Mapping[str, Format]] = {
     "debezium": formats.debezium(),
@@ -45,10 +45,10 @@ FORMATS: Final[Mapping[str, Format]] = {
 KCAT: Final = "kcat:"
 
 
-def message_format(text: str | None, on_bad: Any = "stop") -> Format | None:
+def parse_format(text: str | None, on_bad: Any = "stop") -> Format | None:
     """Return the format that a word means; None for a kind of file.  Raises `SpecError`.
 
-    >>> message_format("kcat:debezium"), message_format("csv")
+    >>> parse_format("kcat:debezium"), parse_format("csv")
     (dd.formats.kcat(dd.formats.debezium()), None)
     """
     word = (text or "").removeprefix(KCAT)
@@ -62,16 +62,19 @@ def message_format(text: str | None, on_bad: Any = "stop") -> Format | None:
 
 def check_bad(format: str | None, on_bad: str, output: Path | None) -> None:
     """Raise `typer.BadParameter` for options of bad messages that contradict each other."""
-    if on_bad != "stop" and message_format(format) is None:
+    if on_bad != "stop" and parse_format(format) is None:
         raise typer.BadParameter("--on-bad is of messages: say which they are, such as --format debezium")
     if output is not None and on_bad == "stop":
         raise typer.BadParameter("--bad-output is of messages that are left out: give --on-bad drop too")
 
 
-def say_bad(messages: int, output: Path | None) -> None:
+def say_bad_messages(messages: int, output: Path | None) -> None:
     """Say where the messages are that could not be read."""
     if messages and output is None:
-        say(f"{counted(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons", err=True)
+        say(
+            f"{count_of(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons",
+            err=True,
+        )
 
 
 def message_columns(given: FilesSource, asked: str, types: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -79,7 +82,7 @@ def message_columns(given: FilesSource, asked: str, types: Mapping[str, pa.DataT
 
     Raises `SpecError` if messages show no types, and as `open_files` does.
     """
-    of = message_format(asked)
+    of = parse_format(asked)
     assert of is not None
     values = Messages(pa.table({"value": given.messages()}), "the first messages", 0).value.drop_null()
     found = of.examples(values)
@@ -121,7 +124,7 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
         raise typer.BadParameter("--json writes to stdout, so the rows need another place: give -o FILE")
     if sides and (ask.stale != "drop") != (ask.stale_output is not None):
         raise typer.BadParameter("--stale mark or side and --stale-output FILE need each other")
-    if ask.whole and message_format(ask.format) is not None:
+    if ask.whole and parse_format(ask.format) is not None:
         raise typer.BadParameter(f"--format {ask.format} is of messages, which are no full contents: use ddflow diff")
     check_bad(ask.format, ask.on_bad, ask.bad_output)
     check_apart({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
@@ -264,7 +267,7 @@ def plan_flow(ask: Ask, schema: pa.Schema) -> dd.Flow:
     """
     flow = dd.Flow()
     rows: dd.Collection = flow.upserts(
-        INPUT, schema, build_spec(ask, schema), format=message_format(ask.format, ask.on_bad)
+        INPUT, schema, build_spec(ask, schema), format=parse_format(ask.format, ask.on_bad)
     )
     for predicate in ask.filter_ or ():
         rows = rows.filter(predicate)

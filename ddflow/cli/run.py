@@ -27,7 +27,7 @@ from ddflow.cli.arguments import Trust
 from ddflow.cli.say import say
 from ddflow.errors import DdflowError, SpecError, StateRefused
 from ddflow.metrics import mask_record
-from ddflow.terminal import counted
+from ddflow.terminal import count_of
 
 if TYPE_CHECKING:
     import ddflow as dd
@@ -307,7 +307,7 @@ def _report_run(epoch: int, done: "RunDone", as_json: bool) -> None:
         say(json.dumps({"epoch": epoch} | vars(done)))
         return
     has = "".join(f", {name} has {at:,}" for name, at in done.sinks.items())
-    took = f"{counted(done.rows, 'row')} in {counted(done.epochs, 'epoch')}, {counted(done.updates, 'update')}"
+    took = f"{count_of(done.rows, 'row')} in {count_of(done.epochs, 'epoch')}, {count_of(done.updates, 'update')}"
     if not done.epochs:
         took = "no rows, only positions moved," if done.moved else "nothing new"
     say(f"{took} in {done.seconds:.2f} s; epoch {epoch:,}{has} ({done.stopped})", err=True)

@@ -34,7 +34,7 @@ from ddflow.cli.arguments import (
 )
 from ddflow.cli.say import say
 from ddflow.errors import SpecError
-from ddflow.terminal import counted
+from ddflow.terminal import count_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -189,11 +189,11 @@ def sql(
     import ddflow as dd
     from ddflow.cli.input_files import file_options
     from ddflow.cli.output import open_rows
-    from ddflow.cli.plan import check_apart, check_bad, message_format
+    from ddflow.cli.plan import check_apart, check_bad, parse_format
 
     named = {name: (parts, table_options(name, parts)) for name, parts in group_tables(tables).items()}
     words = {name: told["format"][-1] if "format" in told else format for name, (_, told) in named.items()}
-    check_bad(next(filter(message_format, words.values()), None), on_bad, bad_output)
+    check_bad(next(filter(parse_format, words.values()), None), on_bad, bad_output)
     check_apart({"--output": output, "--bad-output": bad_output})
     flow, read, bad = dd.Flow(), 0, 0
     full = {name for name, (_, told) in named.items() if "full" in told}
@@ -230,14 +230,14 @@ def _declare_table(
     options: "FileOptions",
     messages: tuple[str | None, str],
 ) -> "FilesSource":
-    """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `message_format`."""
+    """Open the files of a table and make it an input of the flow.  ``messages``: the arguments of `parse_format`."""
     from ddflow.cli.input_files import say_doubts
-    from ddflow.cli.plan import message_columns, message_format
+    from ddflow.cli.plan import message_columns, parse_format
     from ddflow.columns.casts import parse_types
     from ddflow.connectors.files import open_files
 
     paths, options = [each.file for each in parts], table_files(told, options)
-    spec, of, declared = table_spec(told) if "key" in told else None, message_format(*messages), parse_types(types)
+    spec, of, declared = table_spec(told) if "key" in told else None, parse_format(*messages), parse_types(types)
     if of is not None:
         if spec is None:
             raise typer.BadParameter(f"messages are upserts: write {name}=FILE:key=COLUMNS")
@@ -302,16 +302,16 @@ def _report(
     read: int, tables: int, wrote: dict[str, int], left_out: tuple[int, Path | None], output: str | None, as_json: bool
 ) -> None:
     """Report the result."""
-    from ddflow.cli.plan import say_bad
+    from ddflow.cli.plan import say_bad_messages
 
     bad, bad_output = left_out
     if as_json:
         say(json.dumps({"read": read, "tables": tables, **wrote, "bad": bad, "output": output}))
     else:
         ((what, n),) = wrote.items()
-        says = f"{counted(read, 'row')} of {counted(tables, 'table')}: {counted(n, what.removesuffix('s'))}"
+        says = f"{count_of(read, 'row')} of {count_of(tables, 'table')}: {count_of(n, what.removesuffix('s'))}"
         say(says + (f"; bad {bad:,}" if bad else ""), err=True)
-    say_bad(bad, bad_output)
+    say_bad_messages(bad, bad_output)
 
 
 def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":

@@ -16,7 +16,7 @@ import typer
 from ddflow.cli.arguments import Trust
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, load_flow, make_sinks
 from ddflow.cli.say import say, show_amount
-from ddflow.terminal import counted, printable
+from ddflow.terminal import count_of, printable
 
 if TYPE_CHECKING:
     from ddflow.engine.run.sync import Synced
@@ -81,7 +81,7 @@ def sync(
         say(f"{name} {'is' if yes else 'would be'} detached")
     for name, each in done.items():
         did = "deleted" if yes else "would be deleted"
-        said = f"{counted(each.deleted, 'row')} {did}, {each.changed:,} changed, {each.added:,} added"
+        said = f"{count_of(each.deleted, 'row')} {did}, {each.changed:,} changed, {each.added:,} added"
         say(f"{name} ({targets[name].target}): {said}")
         _list(each)
     if not yes:

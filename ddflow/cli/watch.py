@@ -95,5 +95,5 @@ def _draw_table(head: str, look: "LiveLook") -> Any:
         table.add_column(Text(name))
     for row, new in zip(look.texts(), look.new, strict=True):
         table.add_row(*map(Text, row), style="green" if new else "")
-    more = f"{terminal.counted(look.total, 'row')}; {look.came:,} came, {look.went:,} went"
+    more = f"{terminal.count_of(look.total, 'row')}; {look.came:,} came, {look.went:,} went"
     return Group(Text(head, style="bold"), table, Text(more))

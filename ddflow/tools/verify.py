@@ -34,7 +34,7 @@ from ddflow.plan.text.codec import describe, node_ids, shown
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
-from ddflow.terminal import as_text, counted
+from ddflow.terminal import as_text, count_of
 from ddflow.time import CLOSED
 from ddflow.time import shown as time_shown
 from ddflow.tools.export import read_ranges
@@ -234,7 +234,9 @@ class Compared:
     @property
     def text(self) -> str:
         """For people: a line, and one for each difference that is named, and for each note."""
-        said = f"input {self.input!r} agrees with its log: {counted(self.rows, 'row')}, {counted(self.events, 'event')}"
+        said = (
+            f"input {self.input!r} agrees with its log: {count_of(self.rows, 'row')}, {count_of(self.events, 'event')}"
+        )
         if not self.ok:
             said = (
                 f"input {self.input!r} DIFFERS from its log: {self.missing:,} rows missing, "

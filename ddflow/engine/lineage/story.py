@@ -19,7 +19,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD
 from ddflow.connectors.formats.messages import POSITION, ROW
 from ddflow.engine.run.source_reader import FedBy
-from ddflow.terminal import as_text, counted, html_text
+from ddflow.terminal import as_text, count_of, html_text
 from ddflow.time import NEVER
 from ddflow.time import shown as time_shown
 
@@ -115,7 +115,7 @@ class Story:
             lines.append(f"its input was fed {self.fed}; full contents delete what they do not name")
         if self.replayed:
             events = sum(row["what"] == "event" for row in rows)
-            lines.append(f"its {counted(events, 'event')} in the log ({self.replayed})")
+            lines.append(f"its {count_of(events, 'event')} in the log ({self.replayed})")
         scopes = iter(self.scopes)
         for row in rows:
             if row["what"] == "event":
@@ -213,10 +213,10 @@ class Origins:
             when = f"as of {time_shown(self.as_of, self.time_type)}"
         if not self.shown.num_rows:
             return "\n".join([f"no row of {self.output!r} has these values {when}", *self._nearly()])
-        lines = [f"{counted(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_format_rows(self.shown)]
+        lines = [f"{count_of(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_format_rows(self.shown)]
         made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
-            lines.append(f"{'and' if i else made} {counted(table.num_rows, 'row')} of {name!r}")
+            lines.append(f"{'and' if i else made} {count_of(table.num_rows, 'row')} of {name!r}")
             lines += _format_rows(table)
         lines += [f"{name!r} is fed by {source}" for name, source in self.sources.items()]
         return "\n".join([*lines, *map(str, self.stories)])
@@ -225,19 +225,19 @@ class Origins:
         """Describe the added and the deleted rows."""
         ends = ("the beginning" if t == NEVER else time_shown(t, self.time_type) for t in (after, self.as_of))
         times = " up to ".join(ends)
-        yield f"{counted(self.shown.num_rows, 'change')} of {self.output!r} with these values after {times}"
+        yield f"{count_of(self.shown.num_rows, 'change')} of {self.output!r} with these values after {times}"
         yield from _format_rows(self.shown, signed=True)
         for what, tables in (("", self.rows), (" with these values", self.near)):
             for name, table in tables.items():
                 if table.num_rows:
-                    yield f"{counted(table.num_rows, 'change')} of the input {name!r}{what}"
+                    yield f"{count_of(table.num_rows, 'change')} of the input {name!r}{what}"
                     yield from _format_rows(table, signed=True)
         yield from (f"{name!r} is fed by {source}" for name, source in self.sources.items())
 
     def _nearly(self) -> Iterator[str]:
         """Describe input rows with these values if the output has none, and name the next command."""
         for name, table in self.near.items():
-            yield f"{counted(table.num_rows, 'row')} of input {name!r} {'has' if table.num_rows == 1 else 'have'} them"
+            yield f"{count_of(table.num_rows, 'row')} of input {name!r} {'has' if table.num_rows == 1 else 'have'} them"
             yield from _format_rows(table)
             if table.num_rows:
                 yield f"  a filter or a join behind {name!r} leaves out what is not shown: explain({self.output!r})"

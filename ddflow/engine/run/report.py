@@ -24,7 +24,7 @@ from ddflow.engine.calls import Calls
 from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.source_reader import SourceReader
 from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, fields, publish
-from ddflow.terminal import Line, counted
+from ddflow.terminal import Line, count_of
 from ddflow.time import shown
 
 EVERY: Final = 1.0
@@ -115,7 +115,7 @@ class RunReport:
         lags = {each.name: each.lag() for each in self.readers}
         amounts, behind = ({name: getattr(lag, of) for name, lag in lags.items()} for of in ("amount", "seconds"))
         done = EpochDone(self.calls.epoch, rows, updates, seconds, amounts, behind, self.outlets.at)
-        parts = [f"{counted(rows, 'row')} of {[each.name for each in moved]}", counted(updates, "update")]
+        parts = [f"{count_of(rows, 'row')} of {[each.name for each in moved]}", count_of(updates, "update")]
         parts += [f"{seconds * 1e3:,.0f} ms", *(f"{name} is {lag} behind" for name, lag in lags.items() if str(lag))]
         parts += [f"the sink of {name} has {at:,}" for name, at in done.sinks.items()]
         LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=fields(done))
