@@ -125,7 +125,7 @@ class _Trial:
         return kept
 
     def differs(self, calls: Sequence[Sequence[int]]) -> bool:
-        """Whether these calls, and all their rows in the order of the table in one call, give different collections."""
+        """Return whether these calls, and one call with all rows in the table's order, give different collections."""
         return self.outcome(calls) != self.outcome([sorted(row for rows in calls for row in rows)])
 
 

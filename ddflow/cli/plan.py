@@ -215,7 +215,7 @@ def parse_merge(texts: Iterable[str] | None) -> dd.Merge | Literal["first_row"] 
 
 
 def parse_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Sequence[str]]:
-    """``--group``: order columns, ``=``, columns.  Raises `SpecError`.
+    """Parse ``--group``: order columns, ``=``, columns.  Raises `SpecError`.
 
     >>> parse_groups(["paid_at=amount,currency"])
     {('paid_at',): ['amount', 'currency']}

@@ -311,7 +311,7 @@ def _texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> li
 
 
 def _is_text(given: Any, how: FileOptions) -> bool:
-    """Whether rows come from files whose columns have no types but guessed ones."""
+    """Return whether rows come from files whose columns have no types but guessed ones."""
     again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
     return again and all(is_text_kind(each.kind.name) for each in _places(given, how))
 

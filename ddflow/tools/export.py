@@ -79,5 +79,5 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
 
 
 def no_updates(node: Collection) -> Updates:
-    """No updates of a collection."""
+    """Make no updates of a collection."""
     return once_each(empty(node.schema))

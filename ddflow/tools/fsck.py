@@ -241,7 +241,7 @@ class _Check:
         self.batch_store, self.seen = Memo(store, self.damaged), set[str]()
 
     def run(self) -> Report:
-        """All of it."""
+        """Check the state and return the report."""
         entries = self.store.list()
         marked, numbers = self.store.marked(), self.store.numbers()
         if marked > max(numbers, default=-1):
@@ -387,7 +387,7 @@ class _Check:
         return self.compared[blob]
 
     def _receipts(self, manifest: Manifest) -> Iterator[Epoch]:
-        """All receipts of a version; a file of the backlog that cannot be read is a problem, and ends those in it."""
+        """Yield all receipts of a version; an unreadable file of the backlog is a problem, and ends its receipts."""
         fetch = partial(self._fetch, number=manifest.number)
         for part in manifest.backlog:
             with self._guard(f"blobs/{part.file.name}", manifest.number):
@@ -409,7 +409,7 @@ class _Check:
                     )
 
     def _folder(self, manifest: Manifest) -> None:
-        """Whether the folder of outputs belongs to this state."""
+        """Check that the folder of outputs belongs to this state."""
         if manifest.folder is None:
             return
         sink = open_sink(manifest.folder, self.store)
@@ -429,7 +429,7 @@ class _Check:
         return open_sink(str(manifest.folder), self.store).place(epoch, Fragment(name, blob))
 
     def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None) -> int | None:
-        """How many rows a file of an output has; None when that was not, or could not be, found out now."""
+        """Count the rows of a file of an output; return None if the file was seen before or cannot be read."""
         if not inside(blob):
             return self._fragment(manifest, epoch, Fragment(name, blob))
         self.named.add(blob.name)

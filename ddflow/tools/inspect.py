@@ -116,7 +116,7 @@ def _source(of: Attached, name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def _sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """By output, what is attached, how many epochs wait for it, and the bytes of their updates."""
+    """Describe, by output, the attached sink, how many epochs wait for it, and the bytes of their updates."""
     kept = [*Backlog(store).receipts(manifest.backlog), *manifest.receipts] if manifest.sinks else []
     return {
         name: to_builtins(sink)
@@ -138,7 +138,7 @@ def format_moment(milliseconds: int) -> str:
 
 
 def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
-    """By input: its columns, its spec without what is default, and how it was fed."""
+    """Describe, by input, its columns, its spec without defaults, and how it was fed."""
     return {
         name: {
             "columns": columns(schema),

@@ -146,7 +146,7 @@ class Examination:
         return len(batcher)
 
     def _within(self, at: str, high: Words, what: str) -> None:
-        """Whether identities are in the range of this partition."""
+        """Check that identities are in the range of this partition."""
         places = partition_of(high, self.manifest.partitions)
         if (odd := np.flatnonzero(places != self.number)).size:
             raise invalid_inventory(

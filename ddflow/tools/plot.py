@@ -131,7 +131,7 @@ def _updates(updates: Any, keys: Sequence[str]) -> pa.Table:
 
 
 def _of_keys(table: pa.Table, keys: Sequence[str], distinct: Any, together: int) -> dict[str, Any]:
-    """By what became of keys: a colour, the bar of each key, and 1 or, of those removed, -1."""
+    """Return, for each fate of keys, a colour, the bar of each key, and 1 or, of those removed, -1."""
     diffs = table.column(DIFF)
     signs = {"came": pc.greater(diffs, 0), "went": pc.less(diffs, 0)}
     both = pa.table({TIME: table.column(TIME), **{f"key {i}": table.column(k) for i, k in enumerate(keys)}, **signs})

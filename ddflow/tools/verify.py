@@ -73,7 +73,7 @@ class Piece(NamedTuple):
         return cls(table.select(shown), high, low, value_hashes(table.select(bound.tracked), secret))
 
     def against(self, other: Piece) -> tuple[Ints, Ints, Ints, Ints]:
-        """Rows of this alone, rows of the other alone; and the rows of both that have one key, in step.
+        """Return the rows of this alone, those of the other alone, and the rows of both that have one key, in step.
 
         Each int64, ascending.  O(n), or O(n log n) for identities of two words.
         """
@@ -95,7 +95,7 @@ class Piece(NamedTuple):
 
 
 def align_pieces(one: Arrangement, other: Arrangement, bound: Binding, secret: Secret) -> Iterator[tuple[Piece, Piece]]:
-    """Both sides, range by range.  ``bound``: tells key and value.  O(n log n).  Raises `CorruptState`, see the header.
+    """Yield both sides, range by range.  ``bound``: has key and value.  O(n log n).  Raises as `Piece.of`.
 
     Either may be in several partitions.  They must not change meanwhile.
 
