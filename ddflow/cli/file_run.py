@@ -87,7 +87,7 @@ class FileRun:
             files = open_files(ask.inputs, parse_types(ask.types or ()), required, self._state_columns(), how)
         else:
             files = open_files(ask.inputs, how=how)
-        self.skipped.check(files.files)
+        self.skipped.check_rest(files.files)
         if files.changes:
             say(f"columns: {files.changes.text}", err=True)
         say_doubts(files.doubts)
@@ -180,7 +180,7 @@ class FileFeed:
                 self._check_time(file)
             time = self.engine.last + 1 if self.engine.last > NEVER else 1
             time = receipt.calls[0].time if receipt is not None else max(time, least if n == len(files) else time)
-            with skipped.over(file):
+            with skipped.skip_refused(file):
                 step = self._step(file, part, time)
                 if self.number is not None:
                     self.warned = self.warned or (receipt is None and self._warn_of_same_rows(file, step))
@@ -304,7 +304,7 @@ def run(ask: Ask) -> None:
             out.write(_net(engine))
         epoch, pending = engine.epoch, engine.verdicts.pending
         assert ask.state is not None or not pending, f"{pending} events have no verdict"
-        skipped.check(files.files)
+        skipped.check_rest(files.files)
     inputs = [file for file in files.files if file not in skipped]
     done = Done(
         inputs,

@@ -72,7 +72,7 @@ class Skipped(dict[str, str]):
         say(f"skipped {self[file] if self[file].startswith(file) else f'{file}: {self[file]}'}", err=True)
 
     @contextmanager
-    def over(self, file: str) -> Iterator[None]:
+    def skip_refused(self, file: str) -> Iterator[None]:
         """Skip a file whose rows are refused inside the block."""
         before = self.rows
         try:
@@ -83,7 +83,7 @@ class Skipped(dict[str, str]):
             self.rows = before
             self.note(file, error)
 
-    def check(self, files: Sequence[str]) -> None:
+    def check_rest(self, files: Sequence[str]) -> None:
         """Raise `UnreadableInput` if no file is left."""
         if self and not set(files) - self.keys():
             raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
@@ -164,7 +164,7 @@ def read_ahead(given: FilesSource, skipped: Skipped, tick: Tick) -> Iterator[Rea
     waiting: Ready | None = None
     try:
         for file in given.files:
-            with skipped.over(file):
+            with skipped.skip_refused(file):
                 batches = read_rows(given, file, tick)
                 batches = batches if file == STDIN else _spool_batches(given.columns(file), batches)
                 if waiting is not None:

@@ -87,7 +87,7 @@ class Piece(NamedTuple):
         left = np.flatnonzero(alone)
         return left[left < n], left[left >= n] - n, first, second - n
 
-    def among(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
+    def is_among(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
         """Mark the rows whose identity is in a set of (high, low), low 0 if there is none."""
         low = self.low[rows].tolist() if self.low.size else [0] * rows.size
         pairs = zip(self.high[rows].tolist(), low, strict=True)
@@ -453,8 +453,8 @@ class _Comparison:
         if self.bound.spec.expiry is not None:
             out.unknown, missing = out.unknown + missing.size, missing[:0]
         if self.unknown:
-            extra, missing = (at[~piece.among(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
-            wrong &= ~one.among(self.unknown, ours)
+            extra, missing = (at[~piece.is_among(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
+            wrong &= ~one.is_among(self.unknown, ours)
         out.extra, out.missing = out.extra + extra.size, out.missing + missing.size
         out.different += int(wrong.sum())
         self._name("different", one, ours[wrong], other, theirs[wrong])
