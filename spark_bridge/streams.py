@@ -149,26 +149,20 @@ class Feeder:
         The second case follows a process that died after the close and before its report.
         """
         with self._lock:
-            self._finish(session)
-
-    def _finish(self, session: Any) -> None:
-        job = self.job(session)
-        manifest = job.coordinator.manifest
-        closing = [
-            each
-            for each in manifest.receipts
-            if each.batch is None
-            and each.calls[-1:]
-            and each.calls[-1].kind == "advance_to"
-            and each.calls[-1].frontier == CLOSED
-        ]
-        if manifest.frontier < CLOSED:
-            committed = job.commit(session, None, close=True)
-        elif closing:
-            committed = job.replay(session, None, closing[-1])
-        else:
-            return
-        self._report(job, session, committed, None)
+            job = self.job(session)
+            manifest = job.coordinator.manifest
+            closing = [
+                each
+                for each in manifest.receipts
+                if each.batch is None
+                and each.calls[-1:]
+                and each.calls[-1].kind == "advance_to"
+                and each.calls[-1].frontier == CLOSED
+            ]
+            if manifest.frontier < CLOSED:
+                self._report(job, session, job.commit(session, None, close=True), None)
+            elif closing:
+                self._report(job, session, job.replay(session, None, closing[-1]), None)
 
     def _report(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
         """Report what was committed: to the account, the log and the caller's function."""
