@@ -24,9 +24,8 @@ from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
 from ddflow.plan.inputs.bind import Bound
 from ddflow.plan.inputs.spec import Upsert
-from spark_bridge.errors import attach_errors
 from spark_bridge.job import map_arrow
-from spark_bridge.tasks import Batches, batches_for_spark
+from spark_bridge.tasks import Batches, Task, batches_for_spark
 from spark_bridge.types import arrow_schema, spark_schema
 
 NAME: Final = "messages"
@@ -34,7 +33,7 @@ NAME: Final = "messages"
 
 
 @dataclass(frozen=True)
-class Decode:
+class Decode(Task):
     """Messages in, rows out, in types that travel.
 
     ``names``: of the columns that come. ``beside``: those that go along. O(bytes). Raises `BadMessage`.
@@ -45,18 +44,18 @@ class Decode:
     names: tuple[str, ...]
     beside: tuple[str, ...]
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Decode the messages."""
         first, target = 0, self.target
-        with attach_errors():
-            for batch in batches:
-                given = pa.Table.from_batches([batch.rename_columns(list(self.names))])
-                made = decoded(self.format, given, target, first)
-                target = target._replace(table=made.table)
-                rows, at = made.rows, pa.array(made.at)
-                for name in self.beside:
-                    rows = rows.append_column(name, given.column(name).take(at))
-                first += given.num_rows
-                yield from batches_for_spark(rows, NAME)
+        for batch in batches:
+            given = pa.Table.from_batches([batch.rename_columns(list(self.names))])
+            made = decoded(self.format, given, target, first)
+            target = target._replace(table=made.table)
+            rows, at = made.rows, pa.array(made.at)
+            for name in self.beside:
+                rows = rows.append_column(name, given.column(name).take(at))
+            first += given.num_rows
+            yield from batches_for_spark(rows, NAME)
 
 
 def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep: Sequence[str] = ()) -> DataFrame:

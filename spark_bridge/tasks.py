@@ -68,8 +68,21 @@ def check_version(version: Version) -> None:
         _SEEN.add(version)
 
 
+class Task:
+    """A task of Spark: batches in, batches out. Its errors of ddflow reach the driver."""
+
+    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Run the task."""
+        with attach_errors():
+            yield from self.run(batches)
+
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Compute what the task gives."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Route:
+class Route(Task):
     """Rows of one input, packed for their partitions.
 
     ``names``: of the columns that come, by position. ``version``: of the state, which must be seen; None: it is not
@@ -80,26 +93,26 @@ class Route:
     version: Version | None
     names: tuple[str, ...]
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with attach_errors():
-            if self.version is not None:
-                check_version(self.version)
-            yield from self.router((batch.rename_columns(list(self.names)) for batch in batches), _task_number())
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Pack the rows."""
+        if self.version is not None:
+            check_version(self.version)
+        return self.router((batch.rename_columns(list(self.names)) for batch in batches), _task_number())
 
 
 @dataclass(frozen=True)
-class Redigest:
+class Redigest(Task):
     """Chunks of a replayed epoch, digested by the columns of its first commit. O(rows)."""
 
     digests: PastDigests
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with attach_errors():
-            yield from map(self.digests, batches)
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Digest the chunks."""
+        return map(self.digests, batches)
 
 
 @dataclass(frozen=True)
-class EpochStage:
+class EpochStage(Task):
     """One part's share of an epoch: chunks in, sums for later stages and receipts out.
 
     ``columns``: by input, the columns of its rows. ``stamp``: equal for flows that may share open parts, apart from
@@ -114,13 +127,10 @@ class EpochStage:
     stamp: str
     most: CacheLimit
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with attach_errors():
-            freeze_objects()
-            yield from self._run_stage(batches, _task_number())
-
-    def _run_stage(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
-        start, began = self.start, perf_counter_ns()
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Compute the part's share."""
+        freeze_objects()
+        start, number, began = self.start, _task_number(), perf_counter_ns()
         with ExitStack() as stack:
             scratch = None if start.memory is None else stack.enter_context(_scratch())
             shuffle = stack.enter_context(
@@ -173,7 +183,7 @@ class EpochStage:
 
 
 @dataclass(frozen=True)
-class RunStage:
+class RunStage(Task):
     """One partition of a stage of a run without a state: chunks in, sums for later stages out, or updates.
 
     ``output``: the output of the last stage, whose updates come in types that travel; None for stages before it.
@@ -188,13 +198,13 @@ class RunStage:
     columns: Mapping[str, tuple[str, ...]]
     output: str | None
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with attach_errors():
-            freeze_objects()
-            batches = (batch for batch in batches if batch.num_rows)
-            for first in batches:
-                # The rows say which partition it is: the caller may have joined tasks, or put others before them.
-                yield from self._run_stage(itertools.chain([first], batches), first.column("to")[0].as_py())
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Compute the partition."""
+        freeze_objects()
+        batches = (batch for batch in batches if batch.num_rows)
+        for first in batches:
+            # The rows say which partition it is: the caller may have joined tasks, or put others before them.
+            yield from self._run_stage(itertools.chain([first], batches), first.column("to")[0].as_py())
 
     def _run_stage(self, batches: Batches, number: int) -> Iterator[pa.RecordBatch]:
         with ShuffleReader(self.cut, self.stage, number, columns=self.columns) as shuffle:
@@ -211,7 +221,7 @@ class RunStage:
 
 
 @dataclass(frozen=True)
-class OnlyStage:
+class OnlyStage(Task):
     """The stage of a flow that has one, of one input and one output: rows in, updates out.
 
     Each key is in one partition, and columns have their names.  O(rows) expected.  Raises as `RunStage`.
@@ -220,17 +230,18 @@ class OnlyStage:
     cut: Stages
     secret: Secret
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with attach_errors():
-            flow, parts = self.cut.flow, [batch for batch in batches if batch.num_rows]
-            (name,), (output,) = flow.inputs, flow.outputs
-            if parts:
-                bound, table = flow.inputs[name].bound, pa.Table.from_batches(parts)
-                if bound.format is None:
-                    table = from_spark(table, loose(bound.schema), f"rows for {name!r}")
-                rows = {name: table}
-                del parts
-                yield from batches_for_spark(compute_stage(self.cut, 0, self.secret, rows, {}).outputs[output], output)
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Compute the updates of the rows."""
+        flow, parts = self.cut.flow, [batch for batch in batches if batch.num_rows]
+        (name,), (output,) = flow.inputs, flow.outputs
+        if not parts:
+            return
+        bound, table = flow.inputs[name].bound, pa.Table.from_batches(parts)
+        if bound.format is None:
+            table = from_spark(table, loose(bound.schema), f"rows for {name!r}")
+        rows = {name: table}
+        del parts
+        yield from batches_for_spark(compute_stage(self.cut, 0, self.secret, rows, {}).outputs[output], output)
 
 
 @dataclass(frozen=True)
@@ -260,7 +271,7 @@ class UpdatesFile:
 
 
 @dataclass(frozen=True)
-class ReadFiles:
+class ReadFiles(Task):
     """The rows of committed files of one output: batches of (name, length, digest) in, rows out in types that travel.
 
     ``folder``: of Parquet files, else None. ``there``: the columns of the files, if they differ from ``schema``.
@@ -275,11 +286,11 @@ class ReadFiles:
     schema: pa.Schema
     there: pa.Schema | None = None
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with attach_errors():
-            named = (zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in batches)
-            for table in self.tables(Blob(*each) for batch in named for each in batch):
-                yield from batches_for_spark(table, self.name)
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Read the files."""
+        named = (zip(*(column.to_pylist() for column in batch.columns), strict=True) for batch in batches)
+        for table in self.tables(Blob(*each) for batch in named for each in batch):
+            yield from batches_for_spark(table, self.name)
 
     def tables(self, blobs: Iterable[Blob]) -> Iterator[pa.Table]:
         """Read the rows of files, one after the other."""
@@ -297,20 +308,20 @@ class ReadFiles:
 
 
 @dataclass(frozen=True)
-class MakeOfFiles:
+class MakeOfFiles(Task):
     """Something made of each of some committed files: numbers of them in, bytes out.  Raises what ``make`` raises."""
 
     read: ReadFiles
     blobs: tuple[Blob, ...]
     make: Callable[[pa.Table], bytes]
 
-    def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        with attach_errors():
-            freeze_objects()
-            for batch in batches:
-                for table in self.read.tables(self.blobs[number] for number in batch.column(0).to_pylist()):
-                    made = pa.array([self.make(table)], pa.binary())
-                    yield pa.RecordBatch.from_arrays([made], names=["made"])
+    def run(self, batches: Batches) -> Iterator[pa.RecordBatch]:
+        """Make the bytes."""
+        freeze_objects()
+        numbers = (number for batch in batches for number in batch.column(0).to_pylist())
+        for table in self.read.tables(self.blobs[number] for number in numbers):
+            made = pa.array([self.make(table)], pa.binary())
+            yield pa.RecordBatch.from_arrays([made], names=["made"])
 
 
 def _read_chunks(
