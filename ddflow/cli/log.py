@@ -31,7 +31,7 @@ from ddflow.columns.schema import is_text
 from ddflow.connectors.files import AS_USUAL, FileOptions, FilesSource, open_files
 from ddflow.connectors.files.kinds import COLUMNAR, MESSAGES
 from ddflow.engine.lineage.log_parts import Full
-from ddflow.engine.snapshot import found
+from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, SchemaMismatch
 from ddflow.plan.inputs.bind import Bound, bind
 from ddflow.plan.text.codec import bounds
@@ -41,7 +41,7 @@ from ddflow.storage.opening import opened_store
 def find_input(state: str, name: str | None, trust: str) -> Bound:
     """Find an input of a state; the only one by default.  Raises `NotReadable`, and as opening a state does."""
     with opened_store(state, trust=trust) as store:
-        manifest = found(store)
+        manifest = find_version(store)
     known = bounds(manifest.plan, store.where)
     if name is None and len(known) != 1:
         raise NotReadable(f"an input of {state}", f"it has {list(known)}", "say which: --input NAME")

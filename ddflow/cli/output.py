@@ -24,7 +24,7 @@ from ddflow.connectors.files import FileOutput, open_output
 from ddflow.connectors.files.kinds import JSON, Kind
 from ddflow.connectors.files.writers import writer
 from ddflow.engine.epoch_log import KEPT
-from ddflow.engine.run.signals import waiting
+from ddflow.engine.run.signals import delay_signals
 from ddflow.errors import DdflowError, OutputExists, UnwritableOutput
 from ddflow.errors.base import replace_texts
 from ddflow.storage.closing import Closing
@@ -141,7 +141,7 @@ class WrittenEpochs:
     @contextmanager
     def write_epoch(self) -> Iterator[None]:
         """Write all rows of an epoch: a signal waits until that is done."""
-        with waiting():
+        with delay_signals():
             self.writing = True
             yield
             self.writing = False

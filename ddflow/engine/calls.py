@@ -257,7 +257,7 @@ class Calls:
             self.timer.settle(self.timer.epoch if failed else self.epoch, ended=failed)
         return self.epoch
 
-    def settled(self, asked: str) -> None:
+    def commit_waiting(self, asked: str) -> None:
         """Commit what waits for its span to end.  Raises as `flush`, and `SpecError` for calls that wait for it."""
         if self.durable is None or not self.durable.calls:
             return

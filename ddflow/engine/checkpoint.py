@@ -370,7 +370,7 @@ def _restore_pending(
     return first
 
 
-def reached(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
+def find_greatest(dataflow: Dataflow) -> tuple[dict[str, int], dict[str, int]]:
     """Return the greatest event time of each input, and the greatest order if keys expire. O(inputs).
 
     Each inventory has these for its part; all partitions need them over all parts.

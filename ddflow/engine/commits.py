@@ -58,7 +58,7 @@ class Digest:
     >>> one.update(pa.record_batch({"k": [1, 2]}, schema))
     >>> for k in (1, 2):
     ...     two.update(pa.record_batch({"k": [k]}, schema))
-    >>> combined("step", 7, {"a": one}) == combined("step", 7, {"a": two, "b": Digest(secret)})
+    >>> combine_digests("step", 7, {"a": one}) == combine_digests("step", 7, {"a": two, "b": Digest(secret)})
     True
     """
 
@@ -77,7 +77,7 @@ class Digest:
         return self._state.digest()
 
 
-def combined(kind: str, time: int, digests: Mapping[str, Digest]) -> str:
+def combine_digests(kind: str, time: int, digests: Mapping[str, Digest]) -> str:
     """32 hex digits for a call."""
     out = xxhash.xxh3_128(f"{kind} {time}".encode())
     for name, each in sorted(digests.items()):
@@ -107,7 +107,7 @@ def digest_of(
         for portion in portions(given, admission, MOST):
             for part in admission.decode(portion, read):
                 digests[name].update(admission.events(narrowed(part.rows, schema)))
-    return combined(kind, time, digests)
+    return combine_digests(kind, time, digests)
 
 
 @dataclass(frozen=True)
@@ -229,12 +229,12 @@ class Commits:
             receipts = manifest_log.manifest.receipts
             found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
             return None if found is None else self._again(*found, asked, inputs, dataflow)
-        receipt = self.log.committed(epoch, f"{asked} of epoch {epoch}")
+        receipt = self.log.find_committed(epoch, f"{asked} of epoch {epoch}")
         if receipt is None:
             manifest_log.check_newest()
             return None
         if self.calls:
-            raise self.log.skipped(f"{asked} of epoch {epoch}")
+            raise self.log.make_skip_error(f"{asked} of epoch {epoch}")
         at = self._at(epoch)
         step = self._again(receipt.calls[at], epoch, asked, inputs, dataflow)
         # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
@@ -255,7 +255,7 @@ class Commits:
             return None
         for receipt in self.log.manifest_log.manifest.receipts:
             calls = receipt.calls if receipt.epoch < self.epoch else ()
-            if len(calls) == 1 and calls[0].digest == combined(asked.words, calls[0].time, digests):
+            if len(calls) == 1 and calls[0].digest == combine_digests(asked.words, calls[0].time, digests):
                 return receipt.epoch
         return None
 
@@ -317,7 +317,7 @@ class Commits:
     def record(self, asked: Asked, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         digests, origin = (self.came[1], self.origin) if self.came[0] is asked else ({}, "")
-        digest = combined(asked.words, asked.time, digests)
+        digest = combine_digests(asked.words, asked.time, digests)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         sink, store = self.log.outputs.sink, self.batch_store
         outputs = {name: put(sink, store, name, table) for name, table in step.items() if table.num_rows}
@@ -349,7 +349,7 @@ class Commits:
         # From here on it may happen, whatever we are told.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
         self.batch_store.name(files | outputs)
-        greatest, horizons = recovery.reached(dataflow)
+        greatest, horizons = recovery.find_greatest(dataflow)
         self.log.publish(
             receipts,
             (part,),

@@ -76,7 +76,7 @@ def _refuse(calls: Calls, forget: bool) -> None:
     if forget and least < dataflow.last:
         found = f"a reader holds history from {shown(least, dataflow.time_type)} on"
         raise SpecError("compact(forget=True)", found, "close the readers")
-    calls.settled("compact")
+    calls.commit_waiting("compact")
     if forget and calls.durable is not None:
         log = calls.durable.log
         behind = [f"{name!r} has epoch {at.epoch}" for name, at in log.sinks.items() if at.epoch < log.epoch]
@@ -109,7 +109,7 @@ def merge(
 
         def target(batch: Batch) -> Batch:
             look(len(batch))
-            return spilled(cleared(batch, hidden), home)
+            return spilled(clear_payload(batch, hidden), home)
 
     settled = arranged.latest <= arranged.since
     spine.work(None, slots, index, arranged.since, settled)
@@ -121,10 +121,10 @@ def merge(
     if home is None:
         for part in spine.parts:
             look(part.end - part.begin)
-            slots.swap(part.slot, cleared(slots[part.slot], hidden))
+            slots.swap(part.slot, clear_payload(slots[part.slot], hidden))
 
 
-def cleared(batch: Batch, hidden: Iterable[str]) -> Batch:
+def clear_payload(batch: Batch, hidden: Iterable[str]) -> Batch:
     """Clear the payload of deletions, except ``hidden`` columns, and the bytes beneath nulls.
 
     O(n) a column.

@@ -181,7 +181,7 @@ class Attaching(ABC):
         -----
         O(rows of the outputs and the tables).  It holds all rows that differ.
         """
-        self.calls.settled("sync")
+        self.calls.commit_waiting("sync")
         return sync(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
 
     def detach(self, *names: str) -> None:
@@ -201,7 +201,7 @@ class Attaching(ABC):
         -----
         Tables stay as they are. A source attached later is read from its beginning. O(what changed).
         """
-        self.calls.settled("detach")
+        self.calls.commit_waiting("detach")
         detach(EngineEpochs(self.calls, "detach"), names)
 
 

@@ -11,9 +11,9 @@ rows a call had and who may give them again is known to those two (``commits``, 
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, where: None)
 >>> log.publish(log.receipts(Epoch(1, (), None)), (), set(), "an example", last=7)
->>> log.epoch, log.committed(2, "epoch 2"), log.manifest_log.manifest.last
+>>> log.epoch, log.find_committed(2, "epoch 2"), log.manifest_log.manifest.last
 (1, None, 7)
->>> log.committed(3, "epoch 3")
+>>> log.find_committed(3, "epoch 3")
 Traceback (most recent call last):
     ...
 ddflow.errors.EpochSkipped: epoch 3: the last one committed is 1, and the outputs of [1] are kept; give epoch 2
@@ -153,10 +153,10 @@ class EpochLog:
     def evolve(self, flow: Plan, columns: Mapping[str, Sequence[str]]) -> None:
         """Go on with wider or more columns, which the next version has.  ``columns``: new ones, by input.  O(plan)."""
         self.added |= {name: (*self.added.get(name, ()), *of) for name, of in columns.items()}
-        self.timed(flow)
+        self.set_plan(flow)
         self.change = compare(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
 
-    def timed(self, flow: Plan) -> None:
+    def set_plan(self, flow: Plan) -> None:
         """Go on with steps' times of another type, which the next version has.  O(plan)."""
         self.plan = describe(flow)
         self.fingerprint = fingerprint(self.plan)
@@ -183,7 +183,7 @@ class EpochLog:
             self.outputs.sync()
         self.manifest_log.store.close()
 
-    def committed(self, epoch: int, asked: str) -> Epoch | None:
+    def find_committed(self, epoch: int, asked: str) -> Epoch | None:
         """Return the record of a committed epoch; None if it is the next one. O(epochs kept).
 
         ``asked``: the request, for messages. Raises `EpochSkipped` for any other epoch.
@@ -192,10 +192,10 @@ class EpochLog:
             return None
         found = next((each for each in self.manifest_log.manifest.receipts if each.epoch == epoch and each.calls), None)
         if found is None:
-            raise self.skipped(asked)
+            raise self.make_skip_error(asked)
         return found
 
-    def skipped(self, asked: str) -> EpochSkipped:
+    def make_skip_error(self, asked: str) -> EpochSkipped:
         """Make the error for an epoch that is neither the next one nor kept."""
         return EpochSkipped(
             asked,
@@ -294,9 +294,9 @@ class EpochLog:
             min(sink.epoch for sink in self.sinks.values()) if self.sinks else GREATEST,
             log.manifest.backlog,
         )
-        if backlog and self.outputs.moved:  # what is only in the sink before goes
+        if backlog and self.outputs.has_moved:  # what is only in the sink before goes
             backlog, receipts = (), (*log.backlog.receipts(backlog, taken), *receipts)
-        return log.backlog.after(backlog, log.signed(self.outputs.kept(receipts)), self.keep, taken)
+        return log.backlog.after(backlog, log.signed(self.outputs.select_kept(receipts)), self.keep, taken)
 
     def finish(self, apart: float = math.inf) -> None:
         """Show what the newest epoch gave; then let versions go whose time is over.  O(its files + those deleted).

@@ -50,7 +50,7 @@ def evolve(calls: Calls, given: Any, found: bool = False) -> None:
     """
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.use("evolve"):
-        calls.settled(ASKED)
+        calls.commit_waiting(ASKED)
         plan, nodes = evolved_to(dataflow.flow, given, ASKED)
         where = "the engine's plan" if durable is None else durable.log.manifest_log.store.where
         change = compare(describe(dataflow.flow), plan, where)

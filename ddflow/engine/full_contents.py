@@ -12,7 +12,7 @@ gathered where its key is missing. Nothing is resolved here, and nothing changes
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
 ...     contents = Contents(engine.dataflow.graph.inputs["people"], "a replace", "city = 'Bern'")
 ...     contents.look(pa.record_batch({"id": [1], "city": ["Bern"]}))
-...     [batch.to_pylist() for batch in contents.absent(contents.sorted())]
+...     [batch.to_pylist() for batch in contents.absent(contents.sort_identities())]
 [[{'id': 3, 'city': 'Bern'}]]
 """
 
@@ -61,10 +61,10 @@ class Contents:
             raise SpecError(asked, "it has a machine, which makes of events what it holds", "step it with events")
         if scope is not None:
             self.scope = compile_expression(scope, self.bound.row_schema, boolean=True, what=f"the scope of {asked}")
-        self.ordered = ordered(self.bound.spec)
+        self.ordered = order_columns(self.bound.spec)
         self.order = None if order is None else given_order(order, self.ordered, self.bound.schema, asked)
         self._fixed = order is not None
-        self.spelled = None if self.order is None else spelled(self.order)
+        self.spelled = None if self.order is None else encode_order(self.order)
         """The given order, encoded for a manifest."""
         self.named = 0
         """Keys that are held and named, once `absent` has gone through all."""
@@ -98,7 +98,7 @@ class Contents:
                 best = both.slice(greatest(both), 1)
             self.order = pa.concat_batches([best])  # so that the rest of the rows is not kept
 
-    def sorted(self) -> Sorted:
+    def sort_identities(self) -> Sorted:
         """Sort the identities of all rows. O(rows)."""
         highs, lows = zip(*(self._ids or [(NONE, NONE)]), strict=True)
         self._ids = []
@@ -134,7 +134,7 @@ class Contents:
     def absent(self, by: Sorted) -> Iterator[pa.RecordBatch]:
         """Make a row for each key to delete, in the columns of the input's events.
 
-        ``by``: the result of `sorted`. The row's columns have the stored values, order and sequence are the
+        ``by``: the result of `sort_identities`. The row's columns have the stored values, order and sequence are the
         tombstone's, others are null. O(keys held, and rows of absent keys). Raises `SpecError` if there is no order.
         """
         arranged, schema = self.upsert.arranged, self.bound.row_schema
@@ -169,7 +169,7 @@ class Contents:
         return self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
 
 
-def ordered(spec: Spec | Differences) -> list[str]:
+def order_columns(spec: Spec | Differences) -> list[str]:
     """List the columns whose values decide which event wins."""
     return [*spec.order_by, *([spec.seq] if spec.seq else [])]
 
@@ -193,8 +193,8 @@ def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> 
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
-def spelled(order: pa.RecordBatch) -> tuple[Word, ...]:
-    """Encode an order, one row, as one JSON value for each column; `unspelled` decodes it. O(columns)."""
+def encode_order(order: pa.RecordBatch) -> tuple[Word, ...]:
+    """Encode an order, one row, as one JSON value for each column; `decode_order` decodes it. O(columns)."""
     out: list[Word] = []
     for column in order.columns:
         kind, value = column.type, column[0].as_py() if column.null_count or not is_word(column.type) else None
@@ -207,8 +207,8 @@ def spelled(order: pa.RecordBatch) -> tuple[Word, ...]:
     return tuple(out)
 
 
-def unspelled(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) -> dict[str, pa.Scalar]:
-    """Decode the words of `spelled`, by column name. O(columns). Raises `CorruptState` for any other words."""
+def decode_order(words: Sequence[Word], names: Sequence[str], schema: pa.Schema) -> dict[str, pa.Scalar]:
+    """Decode the words of `encode_order`, by column name. O(columns). Raises `CorruptState` for any other words."""
     out = {}
     try:
         for name, word in zip(names, words, strict=True):

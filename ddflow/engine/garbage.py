@@ -30,7 +30,7 @@ from time import time
 from typing import Final
 
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.engine.outputs import owned
+from ddflow.engine.outputs import open_owned
 from ddflow.errors import CorruptState
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.manifest import Manifest, at, newest
@@ -110,7 +110,7 @@ def gc(
     O(m + f), for m manifests and f files.
     """
     with opened_store(state, trust=trust, readonly=dry_run) as store:
-        sink = owned(store, newest(store), deleting=True)
+        sink = open_owned(store, newest(store), deleting=True)
         outputs = [] if sink is None else sink.unfinished()
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)

@@ -69,7 +69,7 @@ class Outputs:
         return None if self.sink is None else self.sink.target
 
     @property
-    def moved(self) -> bool:
+    def has_moved(self) -> bool:
         """Whether the sink is another than the newest manifest names."""
         return self.sink is not None and self.before is not None
 
@@ -106,13 +106,13 @@ class Outputs:
         for sink in self.sinks:
             sink.sync()
 
-    def kept(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
+    def select_kept(self, receipts: Sequence[Epoch]) -> tuple[Epoch, ...]:
         """Keep the last epochs that the sink of the next manifest can give again, without a gap.
 
         O(their fragments).
         """
         sink = self.sink
-        if sink is None or not self.moved:
+        if sink is None or not self.has_moved:
             return tuple(receipts)
         gone = [not all(sink.size(each.epoch, one) is not None for one in fragments_of(each)) for each in receipts]
         return tuple(receipts[len(gone) - gone[::-1].index(True) :] if True in gone else receipts)
@@ -131,7 +131,7 @@ def put(sink: Sink | None, batches: BatchStore, name: str, table: pa.Table) -> O
     return Output((blob,), table.num_rows)
 
 
-def owned(store: Store, manifest: Manifest | None, deleting: bool) -> Sink | None:
+def open_owned(store: Store, manifest: Manifest | None, deleting: bool) -> Sink | None:
     """Open the sink that a manifest names, if it does not belong to another state; else return None. O(1).
 
     ``deleting``: only if the sink's owner is this state at this place, because a copy of a state knows fewer commits.

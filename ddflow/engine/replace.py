@@ -118,7 +118,7 @@ def _set_time_type(calls: Calls, kind: pa.DataType) -> None:
     go_on(dataflow, plan, nodes, PlanChange())
     calls.rehash()
     if calls.durable is not None:
-        calls.durable.log.timed(plan)
+        calls.durable.log.set_plan(plan)
 
 
 class Allowed(NamedTuple):
@@ -242,7 +242,7 @@ def _further(dataflow: Dataflow, every: Mapping[str, Contents]) -> str:
 
 def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, arrival: int, once: bool) -> int:
     """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
-    by, total = contents.sorted(), 0
+    by, total = contents.sort_identities(), 0
     if once:
         contents.refuse_duplicates(by, inflow.pieces, arrival - inflow.rows)
     for events in contents.absent(by):

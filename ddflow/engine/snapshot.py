@@ -112,7 +112,7 @@ class Snapshot(Reading, Closing):
     @classmethod
     def _open_version(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
         for tried in range(TRIES):
-            manifest = found(store, epoch)
+            manifest = find_version(store, epoch)
             plan = plan_of(manifest.plan, flow, store.where)
             try:
                 return cls(store, manifest, plan)
@@ -120,7 +120,7 @@ class Snapshot(Reading, Closing):
                 if manifest.number in store.numbers():
                     raise
                 if epoch is not None or tried + 1 == TRIES:
-                    raise expired(store, manifest.epoch) from None
+                    raise make_expired_error(store, manifest.epoch) from None
         raise AssertionError("a try returns, goes on or raises")
 
     @property
@@ -190,7 +190,7 @@ def read(
         return snapshot.read(name, as_of)
 
 
-def found(store: Store, epoch: int | None = None) -> Manifest:
+def find_version(store: Store, epoch: int | None = None) -> Manifest:
     """Find the newest manifest, or the last one of an epoch. O(manifests).
 
     Raises `StateRefused` if there is no state, `SnapshotExpired` for an epoch that is not kept.
@@ -207,10 +207,10 @@ def found(store: Store, epoch: int | None = None) -> Manifest:
             continue  # swept meanwhile, or damaged and not what was asked for
         if manifest.epoch == epoch:
             return manifest
-    raise expired(store, epoch)
+    raise make_expired_error(store, epoch)
 
 
-def expired(store: Store, epoch: int) -> SnapshotExpired:
+def make_expired_error(store: Store, epoch: int) -> SnapshotExpired:
     """Make the error for a version that is not kept."""
     return SnapshotExpired(
         f"epoch {epoch} of {store.where}",

@@ -382,7 +382,7 @@ class EpochDriver:
                 raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
             self._asked = feed
             return told(where, manifest.feed, feed, manifest.receipts, adopt, self.given.checkpoint)
-        return None if epoch is None else self.log.committed(epoch, f"epoch {epoch} of {where}")
+        return None if epoch is None else self.log.find_committed(epoch, f"epoch {epoch} of {where}")
 
     def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
         """Return the result of a committed epoch whose rows are given again.  ``rows``, ``digests``: of all, by input.

@@ -236,7 +236,7 @@ class StagePart:
         self.names = {each.name: each for each in Text(data, self.sheets.blobs).files}
         self.batch_store.name(self.names)
         self.at = blob.name
-        greatest, horizons = ({}, {}) if self.stage else recovery.reached(self.dataflow)
+        greatest, horizons = ({}, {}) if self.stage else recovery.find_greatest(self.dataflow)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         return Receipt(
             stage=self.stage,

@@ -23,7 +23,7 @@ from ddflow.connectors.parquet.sink import open_sink
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.result import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory
-from ddflow.engine.snapshot import found
+from ddflow.engine.snapshot import find_version
 from ddflow.errors import DdflowError
 from ddflow.plan.text.codec import columns, inputs, shown, time_type
 from ddflow.plan.text.formulas import Record
@@ -67,7 +67,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
         If there is no state; if the newest manifest or its inventory is damaged.
     """
     with opened_store(state, trust=trust) as store:
-        manifest = found(store)
+        manifest = find_version(store)
         out: dict[str, Any] = {
             "state": store.where,
             "id": manifest.id,

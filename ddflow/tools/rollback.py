@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ddflow.connectors.protocol import Sink
 from ddflow.engine.garbage import blobs_of
-from ddflow.engine.outputs import owned
+from ddflow.engine.outputs import open_owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
 from ddflow.metrics import Look
 from ddflow.storage.backlog import Backlog
@@ -132,7 +132,7 @@ def rollback(
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
         named = [*_readable(store)]
         folders = {each.folder: each for each in named}
-        sinks = [sink for each in folders.values() if (sink := owned(store, each, deleting=False)) is not None]
+        sinks = [sink for each in folders.values() if (sink := open_owned(store, each, deleting=False)) is not None]
         made = found
         if found.number != numbers[0]:
             made = _copy_version(store, found, numbers[0] + 1, look)

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import InputPartition
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
-from ddflow.engine.snapshot import found
+from ddflow.engine.snapshot import find_version
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.updates import Updates, consolidated, ints
 from ddflow.partitions.driver_epochs import read_updates, stamped
@@ -206,7 +206,7 @@ class ChangeStream(StreamReader):
             return []
         upserts = DIFF not in node.updates_schema(plan.time_type).names
         try:
-            then = found(store, end["epoch"])
+            then = find_version(store, end["epoch"])
         except SnapshotExpired:
             if upserts or node.forgetting:
                 raise
@@ -262,7 +262,7 @@ class ChangeStream(StreamReader):
                 try:
                     yield file.read(self.output, schema, lambda: BatchStore(store))
                 except CorruptState:
-                    if file.epoch in (each.epoch for each in found(store).receipts):
+                    if file.epoch in (each.epoch for each in find_version(store).receipts):
                         raise
                     raise SnapshotExpired(
                         f"read the updates of epoch {file.epoch} of {version.store}",
@@ -305,7 +305,7 @@ class ChangeStream(StreamReader):
         """Return the newest manifest; look for it a hundred times a second, and read it only if it is new."""
         store = self._open_store()
         if self._last is None or store.numbers()[-1:] != [self._last.number]:
-            self._last = found(store)
+            self._last = find_version(store)
         return self._last
 
 

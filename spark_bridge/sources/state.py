@@ -44,7 +44,7 @@ from pyspark.sql.types import StructType
 from ddflow.columns.names import did_you_mean
 from ddflow.engine.read.history import check_readable
 from ddflow.engine.read.reads import told_only
-from ddflow.engine.snapshot import found
+from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.driver_epochs import partitions_with, read_updates, shared
 from ddflow.partitions.epoch_start import Version
@@ -259,7 +259,7 @@ class DdflowSource(DataSource):
                 "read a state", "it is not said where it is", "give its folder, or s3://bucket/prefix, to load()"
             )
         with opened_store(self.options["path"], trust=self._parse_trust()) as store:
-            manifest = found(store, epoch)
+            manifest = find_version(store, epoch)
             try:
                 plan = plan_of(manifest.plan, self.flow, store.where)
             except SpecError as error:  # it has functions, which no state holds

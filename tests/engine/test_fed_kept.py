@@ -14,7 +14,7 @@ from parts_by_hand import Hands
 from proof_case import ARRIVAL, BERN, EPOCH, SCHEMA, lie_in, one, plan, replaced
 
 import ddflow as dd
-from ddflow.engine.full_contents import spelled, unspelled
+from ddflow.engine.full_contents import decode_order, encode_order
 from ddflow.errors import CorruptState, LogUnclear, SpecError
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import feeding as module
@@ -125,12 +125,12 @@ def test_an_order_is_kept_in_words_that_give_it_back(kind: str) -> None:
     for value in values:
         column = pa.array([value], type_)
         schema = pa.schema([pa.field("o", type_)])
-        words = spelled(pa.RecordBatch.from_arrays([column], schema=schema))
+        words = encode_order(pa.RecordBatch.from_arrays([column], schema=schema))
         fed = Fed((FedCalls(1, 1, 1, Way(FULL, None, words)),))
         again = decoded(Decoder(Fed), encoded(fed), "m")
         again.check(1)
         assert again.runs[0].way.order == words
-        assert unspelled(words, ["o"], schema)["o"].equals(column[0])
+        assert decode_order(words, ["o"], schema)["o"].equals(column[0])
 
 
 def test_an_order_of_other_words_is_a_corrupt_state() -> None:
@@ -141,9 +141,9 @@ def test_an_order_of_other_words_is_a_corrupt_state() -> None:
         (pa.decimal128(3), "x"),
     ):
         with raises(CorruptState):
-            unspelled((word,), ["o"], pa.schema([pa.field("o", type_)]))
+            decode_order((word,), ["o"], pa.schema([pa.field("o", type_)]))
     with pytest.raises(CorruptState):
-        unspelled((1, 2), ["o"], pa.schema([pa.field("o", pa.int64())]))
+        decode_order((1, 2), ["o"], pa.schema([pa.field("o", pa.int64())]))
 
 
 def test_orders_that_were_given_decide_again_unless_another_order_decides() -> None:

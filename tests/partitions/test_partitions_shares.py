@@ -21,7 +21,7 @@ from test_partitions_law import flow_of, shuffled
 from test_spark import city_flow, orders_of
 
 import ddflow as dd
-from ddflow.engine.snapshot import Snapshot, found
+from ddflow.engine.snapshot import Snapshot, find_version
 from ddflow.errors import (
     CorruptState,
     CountOverflow,
@@ -40,7 +40,7 @@ from ddflow.storage.memory import MemoryStore
 
 def shares_of(store: Any, flow: dd.Flow, name: str) -> list[pa.Table]:
     """What the shares hold, one after the other; of a collection that is read whole, that."""
-    manifest, how = found(store), shared(flow, name)
+    manifest, how = find_version(store), shared(flow, name)
     if how is None or manifest.partitions == 1:
         return [contents(Snapshot(store, manifest, flow), name)]
     return [contents(Share(store, manifest, flow, how.stage, n), name) for n in range(manifest.partitions)]
@@ -63,9 +63,9 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
     except (CountOverflow, ExpressionError, SpecError) as error:
         event(type(error).__name__)
         return
-    flow = plan_of(found(store).plan, flow, "the state")  # whose joins may share their sides
+    flow = plan_of(find_version(store).plan, flow, "the state")  # whose joins may share their sides
     for name in (*flow.outputs, *flow.inputs):
-        expected = contents(Snapshot(store, found(store), flow), name)
+        expected = contents(Snapshot(store, find_version(store), flow), name)
         tables, how = shares_of(store, flow, name), shared(flow, name)
         assert counted(pa.concat_tables(tables)) == counted(expected), name
         assert counted(expected.drop(["_time"])) == counted(dd.read(store, name, flow=flow)), name
@@ -73,7 +73,7 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
             by = (how.by if how is not None else None) or ()
             for row in range(min(table.num_rows, 3)):
                 values = {column: [table.column(column)[row]] for column in by}
-                there = partitions_with(by, values, found(store))
+                there = partitions_with(by, values, find_version(store))
                 event("a share without a key" if there is None else "a share")
                 assert there is None or there == [number], name
     hands.close()
@@ -100,7 +100,7 @@ def test_a_key_is_looked_for_in_its_partition_only() -> None:
     store = MemoryStore()
     hands = Hands(flow, store, 16, random.Random(1))
     hands.epoch({"a": pa.table({"a": [*range(50)], "b": [f"b{n}" for n in range(50)], "n": [7] * 50})})
-    tables, manifest = shares_of(store, flow, "rows"), found(store)
+    tables, manifest = shares_of(store, flow, "rows"), find_version(store)
     how = shared(flow, "rows")
     assert how == ByPartition(0, ("c", "a")) and sum(table.num_rows > 0 for table in tables) > 8
     for a in range(50):
@@ -125,7 +125,7 @@ def test_times_and_changes_by_shares() -> None:
             rows = orders_of(60, seed=epoch)
             hands.epoch({"orders": rows})
             engine.step({"orders": rows}, epoch)
-        manifest = found(store)
+        manifest = find_version(store)
         for name in ("paid", "by_city", "orders"):
             how = shared(flow, name)
             assert how is not None
@@ -146,7 +146,7 @@ def test_a_version_is_what_it_says_or_an_error(tmp_path: Path) -> None:
     with flow.open(place, grace=0) as engine:
         engine.step({"a": pa.table({"id": [1]})}, 1)
         store = LocalStore(place, create=False, readonly=True)
-        version = Version.of(store, found(store), "owner")
+        version = Version.of(store, find_version(store), "owner")
         assert read_updates(version, None, "out", None).to_pylist() == [{"id": 1, "_time": 1, "_diff": 1}]
         with raises(StateRefused):
             read_updates(version._replace(digest="0" * 32), None, "out", None)
@@ -161,7 +161,7 @@ def test_a_version_is_what_it_says_or_an_error(tmp_path: Path) -> None:
         other = dd.Flow()
         other.output("out", other.upserts("b", {"id": pa.int64()}, dd.Upsert("id")))
         with pytest.raises(PlanChanged):
-            plan_of(found(store).plan, other, place)
+            plan_of(find_version(store).plan, other, place)
         store.close()
 
 
@@ -172,7 +172,7 @@ def test_upserts_come_as_those_and_have_no_changes() -> None:
     store = MemoryStore()
     with flow.open(store) as engine:
         engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Chur"]})}, 5)
-    reading = Snapshot(store, found(store), flow)
+    reading = Snapshot(store, find_version(store), flow)
     table = contents(reading, "out")
     assert table.schema == flow.outputs["out"].updates_schema(flow.time_type)
     assert sorted(row["id"] for row in table.to_pylist()) == [1, 2]
@@ -184,7 +184,7 @@ def test_a_share_with_what_is_not_its_own_is_damage() -> None:
     flow, store = city_flow(), MemoryStore()
     hands = Hands(flow, store, 2, random.Random(3))
     hands.epoch({"orders": orders_of(50)})
-    manifest = found(store)
+    manifest = find_version(store)
     with raises(CorruptState):
         Share(store, manifest, flow, 1, -1)  # the other stage's
     swapped = manifest.inventories[1::-1] + manifest.inventories[2:]
@@ -205,7 +205,7 @@ def test_keys_at_the_ends_of_the_calendar_are_found_and_told(kind: pa.DataType, 
     words = [ends[0], 5, ends[1]]
     at = pa.array(words, pa.int64() if kind.bit_width == 64 else pa.int32()).view(kind)
     hands.epoch({"a": pa.table({"at": at, "n": [1, 2, 3]})})
-    tables, manifest = shares_of(store, flow, "rows"), found(store)
+    tables, manifest = shares_of(store, flow, "rows"), find_version(store)
     for row in range(3):
         (number,) = partitions_with(("at",), {"at": [at[row]]}, manifest) or ()
         assert at[row] in list(tables[number].column("at"))

@@ -269,7 +269,7 @@ class _Telling:
     def _absent(self, whole: Contents, number: int, arrival: int) -> list[Events]:
         """Return the deletion of this key, if it is held and full contents do not name it."""
         out = []
-        for events in whole.absent(whole.sorted()):
+        for events in whole.absent(whole.sort_identities()):
             times = np.full(events.num_rows, number)
             out.append(Events(events, times, times, arrival + np.arange(events.num_rows)))
             self.scopes.append(whole.text)

@@ -33,7 +33,7 @@ from ddflow.columns.widening import Inexact, widened
 from ddflow.columns.wider import widening
 from ddflow.connectors.to_arrow import arrow, is_rows, to_table
 from ddflow.dataflow.admission import Admission, MessagesRead
-from ddflow.engine.full_contents import given_order, ordered, spelled, unspelled
+from ddflow.engine.full_contents import decode_order, encode_order, given_order, order_columns
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
 from ddflow.plan.inputs.input import Binding
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
@@ -214,8 +214,8 @@ class _LogParts:
             return replace(mark, order=self._order(run))
         asked = f"the log of {self.bound.name!r}"
         if self.to is self.bound:
-            given = given_order(mark.order, ordered(self.bound.spec), self.bound.schema, asked)
-            if spelled(given) != way.order:
+            given = given_order(mark.order, order_columns(self.bound.spec), self.bound.schema, asked)
+            if encode_order(given) != way.order:
                 raise self._no(
                     f"a part of the log is marked with order={mark.order!r}, and {run} had "
                     f"{'another' if way.order else 'none'}",
@@ -227,8 +227,8 @@ class _LogParts:
         """Return the order that was given with a call, by column; None if there was none."""
         if run.way.order is None:
             return None
-        there, wanted = ordered(self.bound.spec), ordered(self.to.spec)
-        order = unspelled(run.way.order, there, self.bound.schema)
+        there, wanted = order_columns(self.bound.spec), order_columns(self.to.spec)
+        order = decode_order(run.way.order, there, self.bound.schema)
         if set(wanted) - set(there):
             raise self._no(
                 f"an order= by {there} was given with {run}, and here order is by {wanted}",
@@ -252,14 +252,14 @@ def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.
     read = MessagesRead(table)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         rows = admission.decode_whole(rows, read)
-        given = fitted(to_table(rows, what, bound.schema), bound.schema, what)
+        given = fit_types(to_table(rows, what, bound.schema), bound.schema, what)
         fit = conform(given, bound.schema, what, bound.required)
         if bound.merging is not None:  # a column that is not there is not null
             fit = fit.select([name for name in fit.column_names if name in given.column_names])
         yield from fit.to_batches()
 
 
-def fitted(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+def fit_types(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Widen the columns of a table that are narrower than the schema's. O(rows) of those.
 
     Raises `SchemaMismatch` with the value if the wider type does not hold it.

@@ -34,7 +34,7 @@ from ddflow.connectors.table_shape import OTHER_MODE, vanished
 from ddflow.engine.run.kept_epochs import KeptEpochs
 from ddflow.engine.run.options import EPOCHS, shape_of
 from ddflow.engine.run.retry import LASTS, Retry
-from ddflow.engine.run.signals import insisting
+from ddflow.engine.run.signals import call_repeatedly
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 from ddflow.metrics import Look, SinkLag
 from ddflow.storage.epochs import Delivered, Epoch
@@ -258,7 +258,7 @@ class Delivery:
         new = self._make_record(epoch)
         with (
             self.retry.watch(f"has been writing epoch {epoch}", self.table.cancel),
-            insisting(self.retry.remind, LASTS, LASTS) as begin,
+            call_repeatedly(self.retry.remind, LASTS, LASTS) as begin,
         ):
             begin()
             self.table.write(made, new, self.before)

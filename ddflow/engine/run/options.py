@@ -112,15 +112,15 @@ class RunOptions:
 
 
 def check(plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions) -> None:
-    """Raise what is wrong with a run.  O(inputs and outputs).  Raises as `fed_by`, `shape_of` and `lateness`."""
-    fed_by(plan, sources)
+    """Raise what is wrong with a run.  O(inputs and outputs).  Raises as `check_sources`, `shape_of` and `lateness`."""
+    check_sources(plan, sources)
     for name, sink in sinks.items():
         shape_of(plan, name, sink)
     lateness(plan, how)
 
 
-def fed_by(plan: Plan, sources: Mapping[str, Source]) -> dict[str, str]:
-    """By input, the name of its source.  O(inputs).
+def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
+    """Check that each input has at most one source.  O(inputs).
 
     Raises `SpecError`; `MissingExtra` for a library that a source, or the format of an input, needs.
     """
@@ -138,7 +138,6 @@ def fed_by(plan: Plan, sources: Mapping[str, Source]) -> dict[str, str]:
             if (format := plan.inputs[each].bound.format) is not None:
                 format.needs()
         source.needs()
-    return fed
 
 
 def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | None, TableShape]:

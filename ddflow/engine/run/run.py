@@ -29,14 +29,14 @@ from ddflow.connectors.error_location import at_spots
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import Calls, CommitTimer
 from ddflow.engine.evolve import evolve
-from ddflow.engine.full_contents import ordered
+from ddflow.engine.full_contents import order_columns
 from ddflow.engine.replace import check_counted
 from ddflow.engine.run.delivery import NAP, Deliveries, Delivery, warn_of_detached
 from ddflow.engine.run.kept_epochs import EngineEpochs
-from ddflow.engine.run.options import RunOptions, fed_by, lateness
+from ddflow.engine.run.options import RunOptions, check_sources, lateness
 from ddflow.engine.run.report import RunDone, RunReport
 from ddflow.engine.run.retry import LASTS
-from ddflow.engine.run.signals import insisting, on_signal
+from ddflow.engine.run.signals import call_repeatedly, on_signal
 from ddflow.engine.run.source_reader import CallRows, SourceReader, describe_columns, find_record
 from ddflow.errors import DdflowError, Option, Phrase, SchemaMismatch
 from ddflow.errors.base import name_input, name_state
@@ -76,7 +76,7 @@ class RunLoop:
         self.done, self._began = RunDone(), monotonic()
         self.log = None if self.calls.durable is None else self.calls.durable.log
         plan = self.dataflow.flow
-        fed_by(plan, sources)
+        check_sources(plan, sources)
         if sources and not plan.holds_back:
             remedy = Phrase(
                 "take the rows yourself, by step or replace with ",
@@ -117,8 +117,8 @@ class RunLoop:
             stack.enter_context(self.dataflow.guard.claim_run())
             stack.enter_context(self._commits())
             cancels = zip((self._cancel_sources, self.outlets.cancel), GRACE, strict=True)
-            cancel = [stack.enter_context(insisting(*each)) for each in cancels]
-            stack.enter_context(insisting(self._remind, LASTS / 6, LASTS / 6))()
+            cancel = [stack.enter_context(call_repeatedly(*each)) for each in cancels]
+            stack.enter_context(call_repeatedly(self._remind, LASTS / 6, LASTS / 6))()
             stack.enter_context(self._stops(cancel))
             stack.enter_context(on_signal(lambda number: self._end_run("signal", cancel)))
             for close in (*(each.close for each in self.readers), self.outlets.close):
@@ -153,7 +153,7 @@ class RunLoop:
     @contextmanager
     def _commits(self) -> Iterator[None]:
         """Let the run decide when calls become an epoch."""
-        self.calls.settled("run")
+        self.calls.commit_waiting("run")
         timer, guard = self.calls.timer, self.dataflow.guard
         if self.calls.durable is not None:
             self.calls.timer = CommitTimer(None, guard, self.calls.epoch)
@@ -317,7 +317,7 @@ class RunLoop:
         ((name, batches),) = given.rows.items()
         bound = self.dataflow.admissions[name].bound
         table = pa.Table.from_batches(batches, batches[0].schema if batches else bound.schema)
-        order = given.order if {*ordered(bound.spec)} == {*(given.order or ())} else None
+        order = given.order if {*order_columns(bound.spec)} == {*(given.order or ())} else None
         return self.engine.replace(name, table, order=order, max_absent=self.how.max_absent, allow_empty=True)
 
     def _step(self, given: CallRows) -> Step:

@@ -19,12 +19,12 @@ from typing import Any
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
+def delay_signals() -> Iterator[None]:
     """Let the first signal wait until the block has ended.
 
     >>> import contextlib, os
     >>> with contextlib.suppress(KeyboardInterrupt):
-    ...     with waiting():
+    ...     with delay_signals():
     ...         os.kill(os.getpid(), signal.SIGINT)
     ...         print("all of it")
     all of it
@@ -37,13 +37,13 @@ def waiting() -> Iterator[None]:
 
 
 @contextmanager
-def insisting(call: Callable[[], object], first: float, pause: float = 1.0) -> Iterator[Callable[[], None]]:
+def call_repeatedly(call: Callable[[], object], first: float, pause: float = 1.0) -> Iterator[Callable[[], None]]:
     """Call ``call`` after ``first`` seconds, and then every ``pause``; the yielded function starts the clock.
 
     A thread calls it, until the block has ended.
 
     >>> came = threading.Event()
-    >>> with insisting(came.set, first=0.0) as begin:
+    >>> with call_repeatedly(came.set, first=0.0) as begin:
     ...     begin()
     ...     came.wait(60)
     True
