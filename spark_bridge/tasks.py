@@ -30,8 +30,7 @@ from pyspark import TaskContext
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.widening import filled
-from ddflow.connectors.parquet.sink import open_sink
-from ddflow.connectors.protocol import Fragment
+from ddflow.connectors.parquet.sink import Fragment, open_outputs
 from ddflow.errors import SnapshotExpired
 from ddflow.partitions.chunks import ShuffleReader, packed_receipts, packed_sums
 from ddflow.partitions.epoch_start import EpochStart, Version
@@ -266,7 +265,7 @@ class UpdatesFile:
         if self.folder is None:
             table = store().table(self.blob, there, None)
         else:
-            table = open_sink(self.folder).read(self.epoch, Fragment(output, self.blob), there)
+            table = open_outputs(self.folder).read(self.epoch, Fragment(output, self.blob), there)
         return table if self.columns is None else pa.Table.from_batches([filled(table, schema)])
 
 

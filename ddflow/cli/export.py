@@ -100,6 +100,6 @@ def _path(name: str, output: Path | None, many: int) -> Path:
 
 def file_name(name: str) -> str:
     """Return the file name of a collection: its name, or the safe part of it and a digest."""
-    from ddflow.connectors.parquet.folder import of
+    from ddflow.connectors.parquet.folder import folder_name
 
-    return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else of(name)
+    return name if re.fullmatch(r"\w[\w.-]{0,99}", name) else folder_name(name)

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.widening import Inexact, filled
-from ddflow.connectors.protocol import Fragment
+from ddflow.connectors.parquet.sink import Fragment
 from ddflow.engine.garbage import gc, names_of
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import (

@@ -111,7 +111,7 @@ def gc(
     """
     with opened_store(state, trust=trust, readonly=dry_run) as store:
         sink = open_owned(store, newest(store), deleting=True)
-        outputs = [] if sink is None else sink.unfinished()
+        outputs = [] if sink is None else sink.list_unfinished()
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)
         if manifest is None:

@@ -21,8 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from ddflow.connectors.parquet.sink import open_sink
-from ddflow.connectors.protocol import Fragment, Sink
+from ddflow.connectors.parquet.sink import Fragment, OutputFolder, open_outputs
 from ddflow.errors import StateRefused
 from ddflow.storage.epochs import Epoch, Output
 from ddflow.storage.files.batch_store import BatchStore
@@ -38,7 +37,7 @@ class Outputs:
     another.
     """
 
-    def __init__(self, sink: Sink | None, before: Sink | None) -> None:
+    def __init__(self, sink: OutputFolder | None, before: OutputFolder | None) -> None:
         self.sink, self.before = sink, before
         self.sinks = [each for each in (sink, before) if each is not None]
 
@@ -53,14 +52,14 @@ class Outputs:
     ) -> Outputs:
         """Check the folder given for a state's outputs; nothing is written. O(columns).
 
-        ``manifest``: its newest, None for a new one. ``schemas``: by output. Raises the errors of `Sink.check`.
+        ``manifest``: its newest, None for a new one. ``schemas``: by output. Raises the errors of `OutputFolder.check`.
         """
         sink = before = None
         if given is not None:
-            sink = open_sink(given, store, trust)
+            sink = open_outputs(given, store, trust)
             sink.check(None if manifest is None else manifest.id, schemas)
         if manifest is not None and manifest.folder not in (None, sink and sink.target):
-            before = open_sink(str(manifest.folder), store, trust)
+            before = open_outputs(str(manifest.folder), store, trust)
         return cls(sink, before)
 
     @property
@@ -80,7 +79,7 @@ class Outputs:
         """
         for name in names if self.sink is not None else ():
             last = manifest.dropped.get(name)
-            place = None if last is None or self.sink is None else self.sink.earlier(name, last)
+            place = None if last is None or self.sink is None else self.sink.find_earlier(name, last)
             if place is not None:
                 raise StateRefused(
                     f"write {name!r} to {place}",
@@ -90,7 +89,7 @@ class Outputs:
                 )
 
     def claim(self, manifest: Manifest, store: Store, names: Iterable[str]) -> None:
-        """Claim the sink for a state, before the first file is written. O(outputs). Like `Sink.claim`."""
+        """Claim the sink for a state, before the first file is written. O(outputs). Like `OutputFolder.claim`."""
         if self.sink is not None:
             self.sink.claim(manifest.id, store.where, names)
 
@@ -125,13 +124,13 @@ class Outputs:
         return found.read(epoch, fragment, schema)
 
 
-def put(sink: Sink | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
-    """Keep what an output gained.  ``sink``: None for the state itself.  O(rows).  Raises as `Sink.put` does."""
+def put(sink: OutputFolder | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
+    """Keep what an output gained.  ``sink``: None for the state itself.  O(rows).  Raises as `OutputFolder.put`."""
     blob = batches.put(table.to_batches(), table.schema) if sink is None else sink.put(name, table)
     return Output((blob,), table.num_rows)
 
 
-def open_owned(store: Store, manifest: Manifest | None, deleting: bool) -> Sink | None:
+def open_owned(store: Store, manifest: Manifest | None, deleting: bool) -> OutputFolder | None:
     """Open the sink that a manifest names, if it does not belong to another state; else return None. O(1).
 
     ``deleting``: only if the sink's owner is this state at this place, because a copy of a state knows fewer commits.
@@ -139,7 +138,7 @@ def open_owned(store: Store, manifest: Manifest | None, deleting: bool) -> Sink 
     """
     if manifest is None or manifest.folder is None:
         return None
-    sink = open_sink(manifest.folder, store)
+    sink = open_outputs(manifest.folder, store)
     owner = sink.owner()
     if owner is None:
         return None if deleting else sink

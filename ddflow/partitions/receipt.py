@@ -41,7 +41,7 @@ import xxhash
 from msgspec import Meta
 from msgspec.json import Decoder
 
-from ddflow.connectors.protocol import Fragment, Sink
+from ddflow.connectors.parquet.sink import Fragment, OutputFolder
 from ddflow.dataflow.inflow import add
 from ddflow.engine.checkpoint import Inventory
 from ddflow.errors import CorruptState, MissingReceipts, ReceiptsDisagree, SpecError, StateRefused
@@ -498,7 +498,7 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
             )
 
 
-def look_for(store: Store, sink: Sink | None, epoch: int, taken: Sequence[Receipt], known: set[Blob]) -> None:
+def look_for(store: Store, sink: OutputFolder | None, epoch: int, taken: Sequence[Receipt], known: set[Blob]) -> None:
     """Raise `StateRefused` unless all new files exist, with the lengths in their receipts.  O(new files).
 
     Their readers compare the bytes.  Raises as the store does.

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.connectors.formats.base import BAD
-from ddflow.connectors.parquet.sink import open_sink
-from ddflow.connectors.protocol import Sink
+from ddflow.connectors.parquet.sink import OutputFolder, open_outputs
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
@@ -92,7 +91,7 @@ class StagePart:
             for arranged in graph.arrangements.values():
                 arranged.slots.lasting = True
             self.sheets = Sheets(store)
-            self.at, self.names, self.sink = "", dict[str, Blob](), cast(Sink | None, None)
+            self.at, self.names, self.sink = "", dict[str, Blob](), cast(OutputFolder | None, None)
             self.lent = dict.fromkeys(graph.lent, "")
             """The name of the inventory that was read last, by stage that this one looks into."""
             if start.inventories:
@@ -266,7 +265,7 @@ class StagePart:
         if start.folder is None:
             self.sink = None
         elif self.sink is None or self.sink.target != start.folder:  # one for all epochs, since it numbers its files
-            self.sink = open_sink(start.folder, self.store, start.version.trust)
+            self.sink = open_outputs(start.folder, self.store, start.version.trust)
         out = {name: put(self.sink, self.batch_store, name, table) for name, table in here.items()}
         if self.sink is not None and out:
             self.sink.sync()

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple, cast
 import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.parquet.sink import open_sink
-from ddflow.connectors.protocol import Fragment
+from ddflow.connectors.parquet.sink import Fragment, open_outputs
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories, StoredInventory
@@ -412,8 +411,8 @@ class _Check:
         """Check that the folder of outputs belongs to this state."""
         if manifest.folder is None:
             return
-        sink = open_sink(manifest.folder, self.store)
-        file = sink.claimed()
+        sink = open_outputs(manifest.folder, self.store)
+        file = sink.mark_path
         with self._guard(file, manifest.number):
             owner = sink.owner()
             if owner is not None and owner.state != manifest.id:
@@ -426,7 +425,7 @@ class _Check:
     def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
         if inside(blob):
             return f"blobs/{blob.name}"
-        return open_sink(str(manifest.folder), self.store).place(epoch, Fragment(name, blob))
+        return open_outputs(str(manifest.folder), self.store).place(epoch, Fragment(name, blob))
 
     def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None) -> int | None:
         """Count the rows of a file of an output; return None if the file was seen before or cannot be read."""
@@ -446,7 +445,7 @@ class _Check:
 
     def _fragment(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
         """Check that a fragment in a sink is present and complete; return its number of rows, like `_output`."""
-        sink, number, blob = open_sink(str(manifest.folder), self.store), manifest.number, fragment.blob
+        sink, number, blob = open_outputs(str(manifest.folder), self.store), manifest.number, fragment.blob
         path = sink.place(epoch, fragment)
         if (path, blob) in self.files:
             return None

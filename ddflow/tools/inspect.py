@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from ddflow.connectors.parquet.sink import open_sink
+from ddflow.connectors.parquet.folder import folder_name
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.result import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory
@@ -168,8 +168,7 @@ def _describe_calls(fed: Fed) -> dict[str, Any]:
 def _folder(manifest: Manifest) -> dict[str, Any] | None:
     if manifest.folder is None:
         return None
-    sink = open_sink(manifest.folder)
-    return {"path": manifest.folder, "of": {name: sink.called(name) for name in manifest.plan["outputs"]}}
+    return {"path": manifest.folder, "of": {name: folder_name(name) for name in manifest.plan["outputs"]}}
 
 
 def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from msgspec.json import Decoder
 from msgspec.structs import replace
 
-from ddflow.connectors.protocol import Sink
+from ddflow.connectors.parquet.sink import OutputFolder
 from ddflow.engine.garbage import blobs_of
 from ddflow.engine.outputs import open_owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
@@ -264,9 +264,9 @@ def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     return store.put("json", lambda sink: sink.write(data))
 
 
-def _withdraw_outputs(store: Store, made: Manifest, sinks: list[Sink]) -> list[str]:
+def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -> list[str]:
     """Withdraw the files of undone epochs from all earlier sinks; list the places."""
-    found = [(sink, sink.later(made.epoch)) for sink in sinks]
+    found = [(sink, sink.list_later(made.epoch)) for sink in sinks]
     # Somebody may have gone on by now; what he has shown he had committed before.
     again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}
     done = list[str]()

@@ -16,7 +16,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.parquet.folder import of
+from ddflow.connectors.parquet.folder import folder_name
 from ddflow.engine.garbage import DAY, Collected, gc, names_of
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.storage.folder.local import LocalStore
@@ -210,7 +210,7 @@ def test_junk_is_left_and_hidden_outputs_of_failed_commits_go(tmp_path: Path) ->
     state, outputs = tmp_path / "state", tmp_path / "outputs"
     with plan().open(state, outputs=outputs) as engine:
         steps(engine, range(3))
-    there = outputs / of("people")
+    there = outputs / folder_name("people")
     old, new, junk = (there / name for name in (*(f".00ff00ff00ff00ff-{n}.parquet.hidden" for n in (1, 2)), ".mine"))
     (state / "blobs" / "notes.txt").write_text("mine")
     for path in (old, new, junk):

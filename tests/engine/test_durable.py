@@ -419,13 +419,13 @@ def shown(place: Path, door: EngineDoor) -> dict[int, dict[str, Any]]:
 def test_what_a_crash_left_hidden_is_shown_by_whoever_opens_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ddflow.connectors.parquet.sink import ParquetSink
+    from ddflow.connectors.parquet.sink import OutputFolder
 
     case, state, place = CASES["epochs"], tmp_path / "state", tmp_path / "outputs"
     door = case.open(state, outputs=place)
     case.go(door, 1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(ParquetSink, "finish", interrupted)
+        patch.setattr(OutputFolder, "finish", interrupted)
         case.play(door, 2)
     with raises(EngineClosed):
         case.play(door, 3)

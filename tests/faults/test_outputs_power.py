@@ -23,9 +23,8 @@ from chance import sample, seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 import ddflow as dd
-from ddflow.connectors.parquet.folder import OutputPlace, of
-from ddflow.connectors.parquet.sink import ParquetSink
-from ddflow.connectors.protocol import Fragment
+from ddflow.connectors.parquet.folder import OutputPlace, folder_name
+from ddflow.connectors.parquet.sink import Fragment, OutputFolder
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.garbage import gc
 from ddflow.engine.outputs import Outputs
@@ -128,7 +127,7 @@ def look(disk: Any, epoch: int, notes: list[Any], all: bool) -> None:
     there -= {each for each in there if not [w for k, e, *w in notes if k == "tried" and e == each][-1][0]}
     seen = set()
     for name in ("all", "rare"):
-        place = f"{FOLDER}/{of(name)}"
+        place = f"{FOLDER}/{folder_name(name)}"
         with contextlib.suppress(FileNotFoundError):
             for file in sorted(disk.names(place)):
                 if not file.endswith(".parquet"):
@@ -229,38 +228,38 @@ def deaf(name: str, ending: str) -> Callable[[pytest.MonkeyPatch], None]:
     """The folder's own calls, not the state's."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        real = ParquetSink.__init__
+        real = OutputFolder.__init__
 
-        def made(sink: ParquetSink, *given: Any, **named: Any) -> None:
+        def made(sink: OutputFolder, *given: Any, **named: Any) -> None:
             real(sink, *given, **named)
             sink.site.disk = Deaf(sink.site.disk, name, ending)
 
-        patch.setattr(ParquetSink, "__init__", made)
+        patch.setattr(OutputFolder, "__init__", made)
 
     return plant
 
 
 def unsynced_renames(patch: pytest.MonkeyPatch) -> None:
     """A file that is shown is durable when its output gets another one only."""
-    real = ParquetSink._show
+    real = OutputFolder._show
 
-    def show(sink: ParquetSink, *given: Any) -> None:
+    def show(sink: OutputFolder, *given: Any) -> None:
         before = set(sink._unsynced)
         real(sink, *given)
         sink._unsynced.intersection_update(before)
 
-    patch.setattr(ParquetSink, "_show", show)
+    patch.setattr(OutputFolder, "_show", show)
 
 
 def own_renames(patch: pytest.MonkeyPatch) -> None:
     """What another process has shown is taken to be durable."""
-    real = ParquetSink._show
+    real = OutputFolder._show
 
-    def show(sink: ParquetSink, epoch: int, fragment: Fragment) -> None:
+    def show(sink: OutputFolder, epoch: int, fragment: Fragment) -> None:
         if sink.site.is_there(sink._hidden(fragment.output, fragment.blob.name)):
             real(sink, epoch, fragment)
 
-    patch.setattr(ParquetSink, "_show", show)
+    patch.setattr(OutputFolder, "_show", show)
 
 
 def shown_first(patch: pytest.MonkeyPatch) -> None:
@@ -303,8 +302,8 @@ def without_show(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def greedy_leftovers(patch: pytest.MonkeyPatch) -> None:
     """What is hidden is deleted, whoever names it."""
-    real = ParquetSink.unfinished
-    patch.setattr(ParquetSink, "unfinished", lambda sink: [each._replace(name="nobody's") for each in real(sink)])
+    real = OutputFolder.list_unfinished
+    patch.setattr(OutputFolder, "list_unfinished", lambda sink: [each._replace(name="nobody's") for each in real(sink)])
 
 
 def in_place(patch: pytest.MonkeyPatch) -> None:

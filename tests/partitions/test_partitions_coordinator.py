@@ -18,7 +18,7 @@ from parts_by_hand import Hands
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.connectors.parquet.sink import ParquetSink
+from ddflow.connectors.parquet.sink import OutputFolder
 from ddflow.dataflow.batcher import PendingRecord
 from ddflow.engine.checkpoint import InputRecord, Inventory
 from ddflow.engine.garbage import names_of
@@ -267,7 +267,7 @@ def test_files_are_looked_for_before_they_are_named(place: str, tmp_path: Path) 
     first, second = Tasks(coordinator, start).all()
     if folder is not None:
         assert start.folder == str(folder)
-        written = ParquetSink(folder, first.nonce)
+        written = OutputFolder(folder, first.nonce)
         blob = written.put("orders", pa.table({"id": [1, 2, 3]}))
         first = replace(first, outputs={"orders": Output((blob,), 3)})
         lost, cut_off = Blob(blob.name.replace("-", "-9"), 1, bytes(16)), blob._replace(length=blob.length + 1)

@@ -19,7 +19,7 @@ from spark_session import counted
 
 import ddflow as dd
 import spark_bridge
-from ddflow.connectors.parquet.folder import of
+from ddflow.connectors.parquet.folder import folder_name
 from ddflow.errors import EpochSkipped, FeedChanged, NullKey, ReplayMismatch, SchemaMismatch, SpecError, WrongMode
 from spark_bridge.session import SETTINGS, configure, context_of
 
@@ -206,7 +206,7 @@ def test_a_query_that_runs_on_is_stopped_by_hand(fed: Fed) -> None:
 def test_outputs_appear_in_a_folder(fed: Fed) -> None:
     fed.give(FIRST, SECOND)
     fed.run(outputs=str(fed.folder / "outputs"))
-    found = fed.frame().sparkSession.read.parquet(str(fed.folder / "outputs" / of("rows"))).toArrow()
+    found = fed.frame().sparkSession.read.parquet(str(fed.folder / "outputs" / folder_name("rows"))).toArrow()
     with fed.flow.open() as engine:
         steps = [engine.step({"orders": rows}, time=epoch)["rows"] for epoch, rows in enumerate(fed.given, 1)]
     assert counted(found) == counted(pa.concat_tables(steps))

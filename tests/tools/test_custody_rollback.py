@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.connectors.parquet.folder import of
+from ddflow.connectors.parquet.folder import folder_name
 from ddflow.engine.garbage import names_of
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
 from ddflow.storage.folder.local import LocalStore
@@ -236,7 +236,7 @@ def test_when_a_copy_fails_nothing_has_changed() -> None:
 def test_output_files_of_epochs_that_are_no_more_are_hidden_and_named(tmp_path: Path) -> None:
     state, outputs = tmp_path / "state", tmp_path / "outputs"
     lived(state, outputs=outputs)
-    there = outputs / of("people")
+    there = outputs / folder_name("people")
     (there / "000000000009-mine.parquet").write_text("mine")
     last = next(there.glob("000000000004-*"))
     done = rollback(state)

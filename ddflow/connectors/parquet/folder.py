@@ -47,7 +47,7 @@ AGAIN: Final = (
 _UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
 
 
-def of(name: str) -> str:
+def folder_name(name: str) -> str:
     """Return the folder name of an output: the safe part of its name, and 16 hex digits of its hash."""
     # One that begins with a dot or an underscore is passed over by those who read such folders.
     readable = _UNSAFE.sub("_", name)[:READABLE].strip("._")
@@ -95,7 +95,7 @@ class OutputPlace:
         ``at``: the address of the state.  If several states claim it at once, one gets it.  Raises as `look` does, and
         `StateRefused` for a name that is no UTF-8, `StorageFull`.
         """
-        wanted = {name: of(name) for name in sorted(names)}
+        wanted = {name: folder_name(name) for name in sorted(names)}
         try:
             encoded([self.site.path, at, wanted])
         except UnicodeEncodeError as error:
@@ -109,8 +109,8 @@ class OutputPlace:
             self._must_be_of(state, found)
             for name in wanted:
                 with suppress(FileExistsError):
-                    self.site.disk.mkdir(self.site.below(of(name)), self.site.folder_mode)
-                self.site.look(self.site.below(of(name)))
+                    self.site.disk.mkdir(self.site.below(folder_name(name)), self.site.folder_mode)
+                self.site.look(self.site.below(folder_name(name)))
             if found != (now := Mark(state, at, wanted | found.outputs)):
                 self.site.disk.rename(self._write_part(now), self.site.below(MARK))
             self.site.sweep(self.site.path)

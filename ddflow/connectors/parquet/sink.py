@@ -1,7 +1,11 @@
-"""The Parquet sink: files that stay hidden until their epoch is committed, and a sink opened from its address.
+"""The folder of a state's outputs: Parquet files that stay hidden until their epoch is committed.
 
-Guarantees: a file gets its visible name only after the manifest that names it is published, and finishing an epoch
-again changes nothing. Files of epochs that were never committed are collected with the garbage of the state.
+An epoch goes there in two moves, as in Trino's connectors: tasks `put` fragments, which are durable and hidden; after
+the manifest that names them is published, `finish` shows them. A crash in between leaves fragments that no manifest
+names, which are collected (`list_unfinished`, `discard`), or a committed epoch that is hidden, which the next process
+that opens the state finishes.
+
+Guarantees: what is shown is of committed epochs, each once; finishing an epoch again changes nothing.
 """
 
 import io
@@ -9,13 +13,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddflow.connectors.parquet.folder import MARK, READABLE, OutputPlace, of
-from ddflow.connectors.protocol import Fragment, Leftover, Owner, Sink
+from ddflow.connectors.parquet.folder import MARK, READABLE, OutputPlace, folder_name
 from ddflow.errors import Command, Phrase, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.folder.disk import Disk
@@ -30,21 +33,59 @@ PLACE: Final = re.compile(rf"(?:[A-Za-z0-9][A-Za-z0-9._]{{0,{READABLE - 1}}}-)?[
 _DISK: Final = Disk()
 
 
-class ParquetSink:
-    """`Sink` of Parquet files.  ``nonce``: of the writer.  ``trust``: as a state's.
+class Fragment(NamedTuple):
+    """Gain of one ``output`` from one call or task: the ``blob`` from `OutputFolder.put`, by its name in a manifest."""
+
+    output: str
+    blob: Blob
+
+
+class Owner(NamedTuple):
+    """Owner of a folder: the id of the ``state``, and its address ``at`` the claim, since a copy has the same id."""
+
+    state: str
+    at: str
+
+
+class Leftover(NamedTuple):
+    """Fragment that may belong to no committed epoch.
+
+    It may belong to a running commit, in this process or another. Only its age shows that, so both times must be true.
+
+    ``place``: for messages.  ``name``: of its blob.  ``written``: unix seconds.  ``age``: seconds since then, by the
+    folder's clock.
+    """
+
+    place: str
+    name: str
+    written: float
+    age: float
+
+
+class OutputFolder:
+    """``nonce``: of the writer.  ``trust``: as a state's.
 
     The constructor reads and creates nothing.  Raises `StateRefused` for an invalid path.  Every method raises
-    `StorageFailed` if the disk fails.
+    `StorageFailed` if the disk fails.  The calls of a life, in their order:
+
+    1. `check`, then `claim`: by the driver, when a state is opened.  `finish`: for all epochs that its newest manifest
+       can give again.
+    2. `put`: by an engine for each call, by each task for its part.  `sync`: before the writer names the fragments.
+    3. The manifest is published.  `finish`: for its epoch.  `sync`: before the next manifest is published.
+    4. `size`, `read`: for epochs that are given again, and by readers of the state elsewhere.
+    5. `owner`, `list_unfinished`, `discard`: by a collection of garbage.  `owner`, `list_later`, `withdraw`, `sync`: by
+       a rollback.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     sink, rows = ParquetSink(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
-    ...     sink.claim("0" * 32, "state", ["by city"])
-    ...     fragment, folder = Fragment("by city", sink.put("by city", rows)), os.path.join(place, of("by city"))
+    ...     outputs, rows = OutputFolder(place, "00ff00ff00ff00ff"), pa.table({"n": [1, 2]})
+    ...     outputs.claim("0" * 32, "state", ["by city"])
+    ...     fragment = Fragment("by city", outputs.put("by city", rows))
+    ...     folder = os.path.join(place, folder_name("by city"))
     ...     hidden = os.listdir(folder)
-    ...     sink.finish(7, [fragment])
-    ...     hidden, os.listdir(folder), sink.read(7, fragment, rows.schema) == rows
-    ...     sink.withdraw(sink.later(6))
+    ...     outputs.finish(7, [fragment])
+    ...     hidden, os.listdir(folder), outputs.read(7, fragment, rows.schema) == rows
+    ...     outputs.withdraw(outputs.list_later(6))
     ...     os.listdir(folder) == hidden
     (['.00ff00ff00ff00ff-1.parquet.hidden'], ['000000000007-00ff00ff00ff00ff-1.parquet'], True)
     True
@@ -62,7 +103,12 @@ class ParquetSink:
         return self.site.path
 
     def check(self, state: str | None, schemas: Mapping[str, pa.Schema]) -> None:
-        """See `Sink`.  O(columns)."""
+        """Check that a state's outputs can go here, before anything is made.  O(columns).
+
+        ``state``: its id, None for one that is yet to be made.  ``schemas``: by output, of its updates.  Raises
+        `SpecError` for rows that Parquet cannot hold, `StateRefused` for a folder of another state, and `CorruptState`
+        for an unreadable ``outputs.json``.
+        """
         self.location.look(state)
         for name, schema in schemas.items():
             try:
@@ -75,20 +121,27 @@ class ParquetSink:
                 ) from None
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
-        """See `Sink`.  O(names).  Also raises `StateRefused` for a name that is no UTF-8."""
+        """Claim the folder for the state with an id at an address, and create its missing parts, durably.  O(names).
+
+        May be repeated with more ``names`` of outputs.  Of several states that claim it at once, one gets it.  Raises
+        `StateRefused`, also for a name that is no UTF-8, `CorruptState`, `StorageFull`.
+        """
         self.location.claim(state, at, names)
 
     def owner(self) -> Owner | None:
-        """See `Sink`.  O(1)."""
+        """Return the owner; None if it has none.  O(1).  Raises `CorruptState` for an unreadable record."""
         mark = self.location.mark()
         return None if mark is None else Owner(mark.state, mark.at)
 
-    def claimed(self) -> str:
-        """Return the path of ``outputs.json``."""
+    @property
+    def mark_path(self) -> str:
+        """The path of ``outputs.json``."""
         return f"{self.target}/{MARK}"
 
     def put(self, name: str, table: pa.Table) -> Blob:
-        """Write it to a hidden file, durable but for its name.  O(rows).
+        """Write updates of an output, one at least, to a hidden file.  O(rows).
+
+        The bytes are durable, the name is after `sync`.  A task may run twice, so the file may never be finished.
 
         Raises `StorageFull`; `StateRefused` where the output's folder is not there.
         """
@@ -113,7 +166,10 @@ class ParquetSink:
         self._unsynced.clear()
 
     def finish(self, epoch: int, fragments: Iterable[Fragment]) -> None:
-        """Give the files their own names; one that has it keeps it.  O(files); durable after `sync`."""
+        """Show the files of a committed epoch; one that is shown stays so.  O(files); durable after `sync`.
+
+        Call it after the manifest is durable, in the order of epochs, with all ``fragments`` of the epoch.
+        """
         for fragment in fragments:
             self._show(epoch, fragment)
 
@@ -129,7 +185,7 @@ class ParquetSink:
             self._unsynced.add(os.path.dirname(shown))
 
     def size(self, epoch: int, fragment: Fragment) -> int | None:
-        """See `Sink`.  O(1)."""
+        """Return the bytes of a file, shown or hidden; None if it is missing.  O(1)."""
         with self.site.guarded("look at an output"):
             for path in (self._hidden(fragment.output, fragment.blob.name), self.place(epoch, fragment)):
                 with suppress(FileNotFoundError):
@@ -137,14 +193,14 @@ class ParquetSink:
         return None
 
     def read(self, epoch: int, fragment: Fragment, schema: pa.Schema) -> pa.Table:
-        """See `Sink`.  O(bytes)."""
+        """Read the rows of a file, shown or hidden, in a schema of updates.  O(bytes).  Raises `CorruptState`."""
         # In this thread: one of Arrow's may let go of our bytes while Python ends, for which it needs Python, and then
         # it takes the process with it.
         file = pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment)), pre_buffer=False)
         return file.read(use_threads=False).cast(schema)
 
     def rows(self, epoch: int, fragment: Fragment) -> int:
-        """See `Sink`.  O(bytes)."""
+        """Count the rows of a file after comparing all its bytes.  O(bytes).  Raises `CorruptState`."""
         return int(pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment))).metadata.num_rows)
 
     def _data(self, epoch: int, fragment: Fragment) -> bytes:
@@ -162,30 +218,26 @@ class ParquetSink:
 
     def place(self, epoch: int, fragment: Fragment) -> str:
         """Return the path of a file once its epoch is committed."""
-        return self.site.below(of(fragment.output), f"{epoch:012}-{fragment.blob.name}")
+        return self.site.below(folder_name(fragment.output), f"{epoch:012}-{fragment.blob.name}")
 
-    def called(self, name: str) -> str:
-        """Return the name of an output's folder."""
-        return of(name)
-
-    def unfinished(self) -> list[Leftover]:
+    def list_unfinished(self) -> list[Leftover]:
         """List the hidden files.  O(files)."""
         return [found for match, found in self._files(HIDDEN)]
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
-        """See `Sink`.  O(files)."""
+        """Delete such files; one that cannot be deleted stays.  O(files)."""
         for each in leftovers:
             self.site.tidy(each.place)
 
-    def earlier(self, name: str, epoch: int) -> str | None:
+    def find_earlier(self, name: str, epoch: int) -> str | None:
         """Return the output's folder if it shows files of an epoch up to this one, else None.  O(files)."""
-        place = self.site.below(of(name))
+        place = self.site.below(folder_name(name))
         with self.site.guarded("look for files of an output"):
             there = self.site.disk.names(place) if self.site.is_there(place) else ()
         shown = filter(None, map(SHOWN.fullmatch, there))
         return place if any(int(match["epoch"]) <= epoch for match in shown) else None
 
-    def later(self, epoch: int) -> list[Leftover]:
+    def list_later(self, epoch: int) -> list[Leftover]:
         """List the shown files of epochs after this one.  O(files)."""
         return [found for match, found in self._files(SHOWN) if int(match["epoch"]) > epoch]
 
@@ -200,7 +252,7 @@ class ParquetSink:
 
     def _hidden(self, name: str, called: str) -> str:
         """Return the path of a file before its epoch is committed.  ``called``: its name in a manifest."""
-        return self.site.below(of(name), f".{called}.hidden")
+        return self.site.below(folder_name(name), f".{called}.hidden")
 
     def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
         """Yield the files of a pattern in the outputs' folders."""
@@ -223,12 +275,12 @@ def check_target(given: Any) -> None:
     address.folder(given, "write outputs to")
 
 
-def open_sink(target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner") -> Sink:
-    """Return the sink of a target; it reads and creates nothing yet.
+def open_outputs(target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner") -> OutputFolder:
+    """Return the folder of outputs at a path; it reads and creates nothing yet.
 
     ``store``: the state's, which gives this writer's nonce; without one nothing can be put.  ``trust``: as a state's.
     Raises `StateRefused` for an invalid target.
     """
     nonce = "0" * 16 if store is None else store.nonce
     # The disk of a state's own folder, or this machine's.
-    return ParquetSink(target, nonce, trust, getattr(store, "disk", Disk()))
+    return OutputFolder(target, nonce, trust, getattr(store, "disk", Disk()))
