@@ -5,6 +5,7 @@ order of times, hence so are updates, and nothing has to be sorted. Resolving go
 became of it (``resolve.OUTCOME``); here rows are read front to back, once. Several threads write spans of them: `tally`
 says beforehand how many updates each will have.
 
+>>> from ddflow.kernels.resolve import RETRACTS
 >>> one, few = lambda *values: np.array(values, np.int64), lambda *values: np.array(values, np.int32)
 >>> outcome = one(APPLIED << OUTCOME, RETRACTS | APPLIED << OUTCOME)
 >>> about, diffs, ranks, counts = np.empty(3, np.int64), np.empty(3, np.int64), few(0, 0, 0), np.zeros(8, np.int64)
@@ -51,6 +52,7 @@ def emit(outcome: Ints, mark: Narrow, first: np.int64, about: Ints, diffs: Ints,
     or -1; ranks int32, of its time. counts: int64[8], events by verdict are added. Returns how many there are. O(n).
 
     >>> out, counts = [np.empty(1, np.int64) for _ in range(2)], np.zeros(8, np.int64)
+    >>> from ddflow.kernels.resolve import RETRACTS
     >>> outcome = np.array([RETRACTS | APPLIED << OUTCOME | 9])
     >>> emit(outcome, np.ones(1, np.int32), np.int64(0), *out, np.empty(1, np.int32), counts)
     1
@@ -84,6 +86,7 @@ def emit_values(
     the event's value, as in a key.  out: uint64[updates], written.  O(n).
 
     >>> out, column, none, zero = np.empty(2, np.uint64), np.array([7, 8]), np.empty(0, np.uint64), np.uint64(0)
+    >>> from ddflow.kernels.resolve import NOOP, RETRACTS
     >>> emit_values(np.array([NOOP << OUTCOME, RETRACTS | APPLIED << OUTCOME]), np.zeros(2, np.int32),
     ...        np.uint64(column.ctypes.data), none, zero, zero, out)
     >>> out.tolist()
@@ -121,6 +124,7 @@ def look_up(ranks: Narrow, times: Ints, out: Ints) -> None:
 def tally(outcome: Ints, mark: Narrow) -> int:
     """How many updates `emit` will write for a span of rows.  O(n).
 
+    >>> from ddflow.kernels.resolve import NOOP, RETRACTS
     >>> tally(np.array([RETRACTS | APPLIED << OUTCOME, NOOP << OUTCOME]), np.zeros(2, np.int32))
     2
     """

@@ -67,8 +67,8 @@ def choose_cells(
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> out, none = ints(0, 0), ints()
     >>> walked, action = Walked(few(0, 1), few(0, 1, 2), few(0, 1, 2)), flags(TAKE, CLEAR)
-    >>> choose_cells(walked, action, flags(0, 1), none, ints(1 << 40, 2 << 40), flags(1, 1), none, LAST, out),
-    out.tolist()
+    >>> (choose_cells(walked, action, flags(0, 1), none, ints(1 << 40, 2 << 40), flags(1, 1), none, LAST, out),
+    ... out.tolist())
     (None, [1099511627776, -1])
     """
     permutation, key_times, keys = walked
@@ -131,8 +131,8 @@ def add_words(
     >>> import numpy as np
     >>> few, ints, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.int64, np.uint8))
     >>> walked, out, there = Walked(few(0, 1), few(0, 2), few(0, 1)), ints(0), flags(0)
-    >>> add_words(walked, flags(TAKE, TAKE), flags(), ints(3, 4), flags(1), ints(100), -128, 127, out, there),
-    out.tolist()
+    >>> (add_words(walked, flags(TAKE, TAKE), flags(), ints(3, 4), flags(1), ints(100), -128, 127, out, there),
+    ... out.tolist())
     ((-1, 0, 0), [107])
     >>> add_words(walked, flags(TAKE, TAKE), flags(), ints(27, 1), flags(1), ints(100), -128, 127, out, there)
     (0, 1, 127)

@@ -367,8 +367,8 @@ def number_groups(high: Words, low: Words, bits: np.int64, table: Narrow, groups
     >>> import numpy as np
     >>> high, none = np.array([9, 2**63, 9], np.uint64), np.empty(0, np.uint64)
     >>> groups, first = np.empty(3, np.int32), np.empty(3, np.int64)
-    >>> number_groups(high, none, np.int64(3), np.full(8, -1, np.int32), groups, first), groups.tolist(),
-    first[:2].tolist()
+    >>> (number_groups(high, none, np.int64(3), np.full(8, -1, np.int32), groups, first), groups.tolist(),
+    ... first[:2].tolist())
     (2, [0, 1, 0], [0, 1])
     """
     shift, mask = np.uint64(64 - bits), table.size - 1

@@ -257,8 +257,8 @@ def keep_cells(
 
     >>> one, cells = np.ones(1, np.int64), np.zeros((2, 4), np.int64)
     >>> heads = one.copy()
-    >>> keep_cells(np.array([0, 1]), -one, one, 7 * one, 5 * one, cells, -1, 0, heads), heads.tolist(),
-    cells[0].tolist()
+    >>> (keep_cells(np.array([0, 1]), -one, one, 7 * one, 5 * one, cells, -1, 0, heads), heads.tolist(),
+    ... cells[0].tolist())
     ((-1, 1, 1), [0], [-1, 1, 7, 5])
     """
     more = 0
