@@ -23,7 +23,7 @@ from ddflow.errors import AggregateFailed
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.kernels import exact_results as kernels
-from ddflow.kernels.own_aggregate import Loops, objection
+from ddflow.kernels.user_functions import AggregateLoops, find_aggregate_fault
 from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, Folding, StatePart, Tally, spelt, whole
 from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, written_aggregate
 
@@ -325,7 +325,7 @@ class OwnPart(StatePart):
     def __init__(self, aggregate: Aggregate, of: pa.DataType) -> None:
         self.aggregate, self.double = aggregate, pat.is_floating(of)
         kinds = tuple(isinstance(each, float) for each in aggregate.zero)
-        self.loops, self.width = Loops.of(*aggregate.functions, kinds), len(kinds)
+        self.loops, self.width = AggregateLoops.of(*aggregate.functions, kinds), len(kinds)
         self.kind = pa.binary(8 * self.width)
         zero = [np.array([each]).view(np.int64) for each in aggregate.zero]
         self.zero: Ints = np.concatenate(zero)
@@ -384,7 +384,7 @@ class OwnAggregate(FoldedAggregate):
         self.part = OwnPart(given.of, kind)
         value = 0.5 if self.part.double else 1
         kinds = tuple(isinstance(each, float) for each in given.of.zero)
-        if found := objection(given.of.functions, kinds, value, not pat.is_floating(self.type)):
+        if found := find_aggregate_fault(given.of.functions, kinds, value, not pat.is_floating(self.type)):
             raise call.refused(found, "see dd.Aggregate for what the functions take and give")
         self.tallied(given.sql)
         self.parts[f"own {id(given.of)}", given.sql] = self.part

@@ -15,7 +15,7 @@ from ddflow.errors import IllegalTransition, MergerFailed
 from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, Walked, choose_cells
 from ddflow.kernels.fold import LAST as LATEST
 from ddflow.kernels.gather import SLOT
-from ddflow.kernels.scalars import CHANGED, FINE, NULL, as_records, build_merger
+from ddflow.kernels.user_functions import CHANGED, FINE, NULL, as_records, build_merger
 from ddflow.kernels.walk import NONE, ROW
 from ddflow.operators.upsert.folds import Cells, fold
 from ddflow.operators.upsert.walking import Walking

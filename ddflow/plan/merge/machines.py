@@ -28,7 +28,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.errors import CorruptState, IllegalTransition, ListTooLong, Option, Phrase, SpecError
 from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked
 from ddflow.kernels.fold import Walked
-from ddflow.kernels.scalars import FINE, NULL, TOO_MANY, as_records, build_machine
+from ddflow.kernels.user_functions import FINE, NULL, TOO_MANY, as_records, build_machine
 from ddflow.plan.merge.chains import Chains
 from ddflow.plan.merge.machine import Machine, _sort_values
 from ddflow.plan.merge.records import Records, check_function, column_of, fields_of, fits, kind_of, numbers, to_records

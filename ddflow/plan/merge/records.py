@@ -88,7 +88,7 @@ def column_of(made: Records, field: pa.Field) -> pa.Array:
 
 
 def fields_of(kind: np.dtype[Any], fixed: list[str], required: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Describe record fields for `kernels.scalars`.  ``fixed``: may not change; ``required``: may not be null."""
+    """Describe record fields for `kernels.user_functions`.  ``fixed``: may not change; ``required``: may not be null."""
     out = []
     for name in (kind.names or ())[::2]:
         where: Any = kind.fields
@@ -104,9 +104,9 @@ def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[
 
     ``arguments``: by name, each in the loops' form.  Raises `SpecError`.  Takes the time of a compilation.
     """
-    from ddflow.kernels.scalars import objection
+    from ddflow.kernels.user_functions import find_record_fault
 
-    error = None if isinstance(function, Absent) else objection(function, *arguments.values())
+    error = None if isinstance(function, Absent) else find_record_fault(function, *arguments.values())
     if error is None:
         return
     found = f"{named(function)} does not compile: {' '.join(str(error).split())[:500]}"

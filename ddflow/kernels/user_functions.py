@@ -1,28 +1,20 @@
-"""Functions of one's own on scalars, compiled into the loop that calls them: a merger's, and a machine's transition.
+"""Functions of users, compiled into the loops that call them: mergers, transitions of machines, and aggregates.
 
-Invariant: what a loop writes is what the function, called event by event in the order of the walk, makes of each key,
-and of nothing else: where a call begins, what it may write to is zeros or its own key's, whatever the call before left
-there.  A refusal is a code and a row.  A call that is not inlined costs more than all else, so each function has a loop
-of its own, compiled with it and kept as long as the process lives (its code may change from run to run, so no file has
-it).  A record is moved as bytes, since only the function knows its fields by name; it is packed, so each byte belongs
-to a field.  An exception that the function raises passes through.
+A call that is not inlined costs more than all else, so each function has loops that are compiled with it and kept as
+long as the process lives; no file has them, since the code of a function may change from run to run. Mergers and
+machines get records, which the loops move as bytes. The state of an aggregate is a tuple of int64 and doubles, a word
+each.
 
->>> def add(held, given, out):
-...     out["n"] = held["n"] + given["n"]
->>> kind = np.dtype([("n", np.int64), ("n_null", np.bool_)])
->>> given, few = np.array([(2, False), (3, False)], kind), lambda *v: np.array(v, np.int32)
->>> made, live = np.zeros(1, kind), np.zeros(1, np.uint8)
->>> build_merger(add, kind)(few(0, 1), few(0, 2), few(0, 1), np.array([TAKE, TAKE], np.uint8), as_records(made[:0]),
-...             np.zeros(1, np.uint8), as_records(given), as_records(made), np.array([[0, 8, 8, 0, 0, 0]]),
-...             as_records(np.zeros(3, kind)))
-(0, -1)
->>> int(made["n"][0])
-5
+Guarantees: a loop writes what the function makes of each key, called event by event in the order of the walk, and of
+nothing else: what a call may write to is zeros or its own key's. A refusal is a code and a row; an exception passes
+through. Equal states of a machine or of an aggregate are equal bytes.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -44,24 +36,39 @@ for; a number of values that is none."""
 
 
 def as_records(array: Any) -> Any:
-    """Make fields of an array of records readable as attributes even if nothing is compiled."""
+    """Make fields of an array of records readable as attributes even if nothing is compiled.
+
+    >>> def add(held, given, out):
+    ...     out["n"] = held["n"] + given["n"]
+    >>> kind = np.dtype([("n", np.int64), ("n_null", np.bool_)])
+    >>> given, few = np.array([(2, False), (3, False)], kind), lambda *v: np.array(v, np.int32)
+    >>> made, live = np.zeros(1, kind), np.zeros(1, np.uint8)
+    >>> build_merger(add, kind)(few(0, 1), few(0, 2), few(0, 1), np.array([TAKE, TAKE], np.uint8), as_records(made[:0]),
+    ...             np.zeros(1, np.uint8), as_records(given), as_records(made), np.array([[0, 8, 8, 0, 0, 0]]),
+    ...             as_records(np.zeros(3, kind)))
+    (0, -1)
+    >>> int(made["n"][0])
+    5
+    """
     return array.view(np.recarray) if config.DISABLE_JIT else array
 
 
-@lru_cache(maxsize=64)
-def _compile_function(function: Any, *_: Kind) -> Any:
-    """Compile the function for records of these types alone: numba would confuse types that begin alike."""
-    return function if hasattr(function, "py_func") or config.DISABLE_JIT else numba.njit(function)
+@lru_cache(maxsize=1024)
+def compile_function(function: Any, *_: Kind) -> Any:
+    """Compile a function, for records of these types alone: numba would confuse types that begin alike."""
+    if config.DISABLE_JIT:
+        return getattr(function, "py_func", function)
+    return function if hasattr(function, "py_func") else numba.njit(function)
 
 
-def objection(function: Any, *given: Any) -> Exception | None:
+def find_record_fault(function: Any, *given: Any) -> Exception | None:
     """Return numba's error for a function of such arguments, arrays of records or records; None if it compiles.
 
     The loops use the compiled function.  If nothing is to be compiled, only errors about fields count: the functions
     that are called are plain Python then, and numba knows none of those.
     """
     try:
-        made = _compile_function(function, *(each.dtype for each in given))
+        made = compile_function(function, *(each.dtype for each in given))
         if config.DISABLE_JIT:
             made = CPUDispatcher(function, targetoptions={"nopython": True})
         made.compile(tuple(numba.typeof(each) for each in given))
@@ -161,7 +168,7 @@ def build_merger(function: Callable[..., Any], kind: Kind) -> Any:
     of each key after each of its times, zeros if it holds none, and live, after the last.  Returns a code and its row.
     The function gets copies of the held and given records, so its writes to them are lost.  O(p).
     """
-    call = _compile_function(function, kind, kind, kind)
+    call = compile_function(function, kind, kind, kind)
 
     def loop(
         permutation: Any,
@@ -220,7 +227,7 @@ def build_machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
     All memory that the function may write to is cleared before each call, since it may write a value and then leave
     it out.  That takes some 7 ns for each 1,000 bytes.
     """
-    call = _compile_function(function, kind, event, kind)
+    call = compile_function(function, kind, event, kind)
 
     def loop(
         begin: Any,
@@ -279,3 +286,143 @@ def build_machine(function: Callable[..., Any], kind: Kind, event: Kind) -> Any:
         return keys.size - 1, FINE, -1
 
     return loop if config.DISABLE_JIT else numba.njit(nogil=True, error_model="numpy")(loop)
+
+
+Kinds = tuple[bool, ...]
+"""Of the numbers of a state: whether each is a double."""
+
+
+def _loader(kinds: Kinds) -> Any:
+    """Build a function that makes a tuple of the words of a row.  A tuple of several types is built one by one."""
+
+    def one(at: int, double: bool) -> Any:
+        def of_double(ints: Any, doubles: Any, row: Any) -> Any:
+            return (doubles[row, at],)
+
+        def of_int(ints: Any, doubles: Any, row: Any) -> Any:
+            return (ints[row, at],)
+
+        return compile_function(of_double if double else of_int)
+
+    made = one(0, kinds[0])
+    for at, double in enumerate(kinds[1:], 1):
+        made = _join_loaders(made, one(at, double))
+    return made
+
+
+def _join_loaders(first: Any, last: Any) -> Any:
+    def both(ints: Any, doubles: Any, row: Any) -> Any:
+        return first(ints, doubles, row) + last(ints, doubles, row)
+
+    return compile_function(both)
+
+
+def _storer(kinds: Kinds) -> Any:
+    """Build a function that writes a tuple to the words of a row."""
+
+    def one(at: int, double: bool, before: Any) -> Any:
+        def of_double(state: Any, ints: Any, doubles: Any, row: Any) -> None:
+            before(state, ints, doubles, row)
+            doubles[row, at] = state[at] + 0.0
+
+        def of_int(state: Any, ints: Any, doubles: Any, row: Any) -> None:
+            before(state, ints, doubles, row)
+            ints[row, at] = state[at]
+
+        return compile_function(of_double if double else of_int)
+
+    def nothing(state: Any, ints: Any, doubles: Any, row: Any) -> None:
+        pass
+
+    made = compile_function(nothing)
+    for at, double in enumerate(kinds):
+        made = one(at, double, made)
+    return made
+
+
+class AggregateLoops(NamedTuple):
+    """Of an aggregate.  ``fold``: states after cells, of rows that are present, by a flag each; by none, of all.
+    ``results``: of states.
+
+    >>> kinds = (False, True)
+    >>> add, retract = lambda s, x: (s[0] + 1, s[1] + x), lambda s, x: (s[0] - 1, s[1] - x)
+    >>> loops = AggregateLoops.of(add, retract, lambda s: s[1], kinds)
+    >>> ints = lambda *values: np.array(values, np.int64)
+    >>> before, out = np.zeros((1, 2), np.int64), np.zeros((1, 2), np.int64)
+    >>> cells = ints(0, 1), ints(0, 2), ints(0, 1)
+    >>> loops.fold(*cells, np.ones(2, np.uint8), np.array([0.5, 2.0]), ints(3, -1), before, before.view(float), out,
+    ...            out.view(float))
+    >>> int(out[0, 0]), float(out.view(float)[0, 1])
+    (2, -0.5)
+    """
+
+    fold: Callable[..., None]
+    results: Callable[..., None]
+
+    @classmethod
+    def of(cls, add: Any, retract: Any, result: Any, kinds: Kinds) -> AggregateLoops:
+        """Those of some functions."""
+        return _build_loops(add, retract, result, kinds)
+
+
+@lru_cache(maxsize=64)
+def _build_loops(add: Any, retract: Any, result: Any, kinds: Kinds) -> AggregateLoops:
+    add, retract, result = (compile_function(each) for each in (add, retract, result))
+    load, store = _loader(kinds), _storer(kinds)
+
+    def fold(
+        rows: Any,
+        starts: Any,
+        firsts: Any,
+        present: Any,
+        values: Any,
+        diffs: Any,
+        ints: Any,
+        doubles: Any,
+        out_ints: Any,
+        out_doubles: Any,
+    ) -> None:
+        every = present.size == 0
+        for group in range(firsts.size - 1):
+            state = load(ints, doubles, group)
+            for cell in range(firsts[group], firsts[group + 1]):
+                for place in range(starts[cell], starts[cell + 1]):
+                    row = rows[place]
+                    if every or present[row] != 0:
+                        for _ in range(diffs[row]):
+                            state = add(state, values[row])
+                        for _ in range(-diffs[row]):
+                            state = retract(state, values[row])
+                store(state, out_ints, out_doubles, cell)
+
+    def results(ints: Any, doubles: Any, wanted: Any, out: Any) -> None:
+        for row in range(wanted.size):
+            if wanted[row] != 0:
+                out[row] = result(load(ints, doubles, row))
+
+    return AggregateLoops(compile_function(fold), compile_function(results))
+
+
+@lru_cache(maxsize=256)
+def find_aggregate_fault(functions: tuple[Any, Any, Any], kinds: Kinds, value: Any, whole: bool) -> str:
+    """Describe the fault of functions of such states and values, "" for none.  ``whole``: results must be integers.
+
+    Without a compiler, nothing is checked.
+    """
+    if config.DISABLE_JIT:
+        return ""
+    state = numba.types.Tuple([numba.types.float64 if each else numba.types.int64 for each in kinds])
+    for name, function in zip(("add", "retract", "result"), functions, strict=True):
+        made = compile_function(function)
+        try:
+            given = (state, numba.typeof(value)) if name != "result" else (state,)
+            made.compile(given)
+            found = made.overloads[given].signature.return_type
+        except Exception as error:
+            return f"numba cannot compile {name} of {given}: {str(error).strip().splitlines()[0]}"
+        if name != "result" and found != state:
+            return f"{name} gives {found}, and a state is {state}"
+        exact = isinstance(found, numba.types.Integer | numba.types.Boolean)
+        if name == "result" and not (exact or (isinstance(found, numba.types.Float) and not whole)):
+            return f"result gives {found}"
+    return ""
