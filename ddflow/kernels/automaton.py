@@ -15,7 +15,7 @@ holds states. A transition that is not there is told from one that leads nowhere
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Narrow2d, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import SKIP, TAKE, Walked
 
@@ -25,7 +25,7 @@ NOTHING, REFUSED = -1, -2
 
 @kernel
 def one(
-    walked: Walked, action: Flags, symbols: Narrow, table: Narrow, held: Narrow, start: int, out: Narrow
+    walked: Walked, action: Flags, symbols: Narrow, table: Narrow2d, held: Narrow, start: int, out: Narrow
 ) -> tuple[int, int]:
     """Each key in one state or none.
 
@@ -59,7 +59,7 @@ def many(
     walked: Walked,
     action: Flags,
     symbols: Narrow,
-    table: Words,
+    table: Words2d,
     refused: Words,
     held: Words,
     start: np.uint64,

@@ -21,17 +21,16 @@ import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from time import thread_time
 from types import FunctionType
-from typing import Any, Final, Generic, ParamSpec, TypeVar, cast
+from typing import Annotated, Any, Final, Generic, ParamSpec, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import llvmlite
 import llvmlite.binding
 import numba
 import numpy as np
-from numba.core import caching, config, event, serialize, types
+from numba.core import caching, config, serialize, types
 from numba.core.compiler import CompileResult
 from numba.core.registry import CPUDispatcher
 
@@ -65,15 +64,6 @@ class Patience:
         allowed = self.seconds > 0 and self._calls[kernel] < self.most and sum(map(_elements, arguments)) <= SMALL
         self._calls[kernel] += allowed
         return allowed
-
-    @contextmanager
-    def over(self) -> Iterator[None]:
-        """Compile every kernel that is called within the block."""
-        left, self.seconds = self.seconds, 0.0
-        try:
-            yield
-        finally:
-            self.seconds = left
 
 
 PATIENCE = Patience(2.0)
@@ -160,9 +150,6 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     ...     return n + n
     >>> double(21)  # interpreted, because it is not compiled yet
     42
-    >>> with PATIENCE.over():
-    ...     double(21)
-    42
     """
     compiled: Any
     if config.DISABLE_JIT:
@@ -200,8 +187,16 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
                     cache.start_filler(cache_directory())
                     return interpret(self.py_func)
                 _compiling()
+        return cast("Callable[..., Any]", super()._compile_for_args(*args, **kws))
+
+    def compile(self, sig: Any) -> Any:
+        """Return the compiled form for argument types, from the cache or the compiler."""
         with _pause_collection():
-            return cast("Callable[..., Any]", super()._compile_for_args(*args, **kws))
+            return super().compile(sig)
+
+    def is_kept(self, sig: tuple[Any, ...]) -> bool:
+        """Whether there is a compiled form for argument types, in this process or in the cache."""
+        return sig in self.overloads or (isinstance(self._cache, KernelCache) and self._cache.has(sig, self.targetctx))
 
     def add_overload(self, cres: Any) -> None:
         """Take in a compiled form; one without an entry for Python is for kernels alone."""
@@ -332,24 +327,27 @@ def list_entry_kernels() -> list[Any]:
     return [kernel for kernel in own if not kernel.py_func.__name__.startswith("_")]
 
 
-def is_ready(kernel: Any) -> bool:
-    """Whether a kernel has a compiled form in this process, or needs none because the compiler is off."""
-    return isinstance(kernel, Interpreted) or bool(kernel.signatures)
+def argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return the types of a kernel's arguments, as its annotations say: numbers of 64 bits, and arrays in C's order.
+
+    >>> from ddflow.kernels.arrays import Words2d
+    >>> def add(one: np.uint64, words: Words2d) -> None: ...
+    >>> argument_types(add)
+    (uint64, Array(uint64, 2, 'C', False, aligned=True))
+    """
+    hints = get_type_hints(function, include_extras=True)
+    return tuple(_numba_type(hint) for name, hint in hints.items() if name != "return")
 
 
-@contextmanager
-def watch_compilations(compiling: Callable[[str], None]) -> Iterator[None]:
-    """Call ``compiling`` with the name of each kernel, its helpers too, when its compilation begins."""
-
-    class Watcher(event.Listener):  # type: ignore[misc]
-        """Numba's events, passed on."""
-
-        def on_start(self, event: Any) -> None:
-            """Report that a compilation begins."""
-            compiling(event.data["dispatcher"].py_func.__name__)
-
-        def on_end(self, event: Any) -> None:
-            """Do nothing when a compilation ends."""
-
-    with event.install_listener("numba:compile", Watcher()):
-        yield
+def _numba_type(hint: Any) -> Any:
+    """Return numba's type of an annotation.  An array has one dimension if nothing else is annotated; Any is int64."""
+    hint, dimensions = get_args(hint) if get_origin(hint) is Annotated else (hint, 1)
+    if hint is Any:
+        return types.int64
+    if get_origin(hint) is np.ndarray:
+        (element,) = get_args(get_args(hint)[1])
+        return types.Array(numba.from_dtype(np.dtype(element)), dimensions, "C")
+    if issubclass(hint, tuple):
+        fields = get_type_hints(hint, include_extras=True).values()
+        return types.BaseTuple.from_types([_numba_type(each) for each in fields], hint)
+    return numba.typeof(hint(0))

@@ -13,7 +13,7 @@ what is left is only asked whether it is zero.
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Floats, Ints, Words
+from ddflow.kernels.arrays import Flags, Floats, Ints, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.exact import ALL, HALF, LOW, NEVER, ONE, UP, ZERO
 from ddflow.kernels.pointer import load_u32, load_u64
@@ -125,7 +125,7 @@ def write_quotients(ends: Ints, states: np.uint64, counts: Ints, unit: int, out:
 
 
 @kernel
-def write_integers(ends: Ints, states: np.uint64, out: Words, fits: Flags) -> None:
+def write_integers(ends: Ints, states: np.uint64, out: Words2d, fits: Flags) -> None:
     """Convert sums to integers of 128 bits, in two's complement.
 
     ends, states: as of `write_quotients`.  Written: out uint64[m, 2], the low word and the high one; fits uint8[m], 0

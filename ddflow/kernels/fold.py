@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Floats, Ints, Narrow, Words
+from ddflow.kernels.arrays import Flags, Floats, Ints, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
@@ -166,12 +166,12 @@ def add_wide(
     walked: Walked,
     action: Flags,
     counts: Flags,
-    values: Words,
+    values: Words2d,
     had: Flags,
-    held: Words,
+    held: Words2d,
     least: Words,
     most: Words,
-    out: Words,
+    out: Words2d,
     there: Flags,
 ) -> tuple[int, int]:
     """Add up words of 128 bits, two's complement: unsigned 64-bit integers, and decimals of more than 18 digits.

@@ -17,7 +17,7 @@ handled here: ``rows`` takes those by Arrow. Bounds are the caller's.
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Words
+from ddflow.kernels.arrays import Flags, Ints, Words, Words2d, Words3d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import (
     copy_bytes,
@@ -152,7 +152,7 @@ def _gather_bytes(references: Ints, bases: Words, data: Words, wide: np.int64, e
 
 
 @kernel
-def gather_columns(references: Ints, addresses: Words, plan: Words, begin: int) -> None:
+def gather_columns(references: Ints, addresses: Words3d, plan: Words2d, begin: int) -> None:
     """Copy the values of several columns.
 
     references: int64[n], those from ``begin`` on of all.  addresses: uint64[columns, 5, batches], of which [c, 1] has

@@ -17,7 +17,7 @@ imitate. Nothing here knows of Arrow; it reads memory by address.
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Words
+from ddflow.kernels.arrays import Flags, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u8, load_u64
 
@@ -144,7 +144,7 @@ def _round(a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64) -> tuple[np.u
 
 
 @kernel
-def start_hashes(k0: np.uint64, k1: np.uint64, state: Words) -> None:
+def start_hashes(k0: np.uint64, k1: np.uint64, state: Words2d) -> None:
     """Set every row's SipHash state from the secret, for 128-bit output.
 
     k0, k1: the secret.  state: uint64[n, 4], written.  O(n).
@@ -160,7 +160,7 @@ def start_hashes(k0: np.uint64, k1: np.uint64, state: Words) -> None:
 
 
 @kernel
-def absorb_words(state: Words, words: Words, valid: Flags) -> None:
+def absorb_words(state: Words2d, words: Words, valid: Flags) -> None:
     """Absorb one word a row, or the null tweak where the row is null.
 
     state: uint64[n, 4], changed.  words: uint64[n].  valid: uint8[n], or of size 0 when no row is null.  O(n).
@@ -180,7 +180,7 @@ def absorb_words(state: Words, words: Words, valid: Flags) -> None:
 
 
 @kernel
-def absorb_bytes(state: Words, ends: Words, data: np.uint64, valid: Flags) -> None:
+def absorb_bytes(state: Words2d, ends: Words, data: np.uint64, valid: Flags) -> None:
     """Absorb one byte string a row, its length first, or the null tweak where the row is null.
 
     state: uint64[n, 4], changed.  ends: uint64[n + 1], offsets into the bytes at ``data``.  valid: uint8[n], or of
@@ -212,7 +212,7 @@ def absorb_bytes(state: Words, ends: Words, data: np.uint64, valid: Flags) -> No
 
 
 @kernel
-def absorb_lists(state: Words, ends: Words, words: Words, valid: Flags) -> None:
+def absorb_lists(state: Words2d, ends: Words, words: Words, valid: Flags) -> None:
     """Absorb one list of words a row, its length first, or the null tweak where the row is null.
 
     state: uint64[n, 4], changed.  ends: uint64[n + 1], offsets into ``words``, the children's.  valid: uint8[n], or of
@@ -236,7 +236,7 @@ def absorb_lists(state: Words, ends: Words, words: Words, valid: Flags) -> None:
 
 
 @kernel
-def finish_hashes(state: Words, high: Words, low: Words) -> None:
+def finish_hashes(state: Words2d, high: Words, low: Words) -> None:
     """Write the hash of every row: 128 bits, or the first 64 when ``low`` is of size 0.
 
     state: uint64[n, 4], read.  high: uint64[n].  low: uint64[n] or uint64[0].  O(n).

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
+from ddflow.kernels.arrays import Flags, Ints, Ints2d, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import mulhi, prefetch
 
@@ -61,7 +61,7 @@ def _ask(home: np.uint64) -> None:
 
 @kernel
 def seek(
-    table: Words,
+    table: Words2d,
     capacity: np.uint64,
     shards: np.uint64,
     high: Words,
@@ -70,7 +70,7 @@ def seek(
     place: Ints,
     reference: Ints,
     value: Words,
-    order: Ints,
+    order: Ints2d,
 ) -> None:
     """Look up what each group of events holds.
 
@@ -119,7 +119,7 @@ def seek(
 
 @kernel
 def write(
-    table: Words,
+    table: Words2d,
     capacity: np.uint64,
     shards: np.uint64,
     place: Ints,
@@ -128,7 +128,7 @@ def write(
     low: Words,
     value: Words,
     live: Flags,
-    order: Ints,
+    order: Ints2d,
     tag: np.int64,
     flag: np.int64,
     tombstone: np.int64,
@@ -179,10 +179,10 @@ def write(
 
 @kernel
 def rebuild(
-    old: Words,
+    old: Words2d,
     held: np.uint64,
     parts: np.uint64,
-    table: Words,
+    table: Words2d,
     capacity: np.uint64,
     shards: np.uint64,
     first: np.uint64,
@@ -220,7 +220,7 @@ def rebuild(
 
 
 @kernel
-def redirect(table: Words, places: Ints, references: Ints, flags: np.uint64) -> None:
+def redirect(table: Words2d, places: Ints, references: Ints, flags: np.uint64) -> None:
     """Point entries at where their rows have moved, their flags unchanged; entries with place -1 have none.
 
     table: uint64[slots, width], changed.  places, references: int64[m].  flags: a mask of bits that stay.  O(m).
@@ -237,7 +237,7 @@ def redirect(table: Words, places: Ints, references: Ints, flags: np.uint64) -> 
 
 @kernel
 def walk_entries(
-    table: Words,
+    table: Words2d,
     capacity: np.uint64,
     shards: np.uint64,
     wide: bool,
@@ -298,7 +298,7 @@ def _after(table: Words, wide: bool, one: np.int64, other: np.int64) -> bool:
 
 
 @kernel
-def list_entries(table: Words, places: Ints, high: Words, low: Words, value: Words, order: Ints) -> None:
+def list_entries(table: Words2d, places: Ints, high: Words, low: Words, value: Words, order: Ints2d) -> None:
     """Copy what the entries at ``places`` hold.
 
     table: uint64[slots, width], read.  places: int64[m], none negative.  Written: high, value: uint64[m]; low:
@@ -321,7 +321,7 @@ def list_entries(table: Words, places: Ints, high: Words, low: Words, value: Wor
 
 
 @kernel
-def evict(table: Words, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags) -> int:
+def evict(table: Words2d, capacity: np.uint64, shards: np.uint64, begin: np.uint64, end: np.uint64, gone: Flags) -> int:
     """Remove the entries of a range of identities that point into certain batches; return how many there were.
 
     An emptied slot would cut off the entries beyond it from their homes, so these move back, in place and in one walk.

@@ -22,7 +22,7 @@ can. All entries of a prefix of the words, a group, stand together. How leaves c
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
+from ddflow.kernels.arrays import Flags, Ints, Narrow, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.index import BATCH, BATCHES, ID, LOW, REF, VALUE
 from ddflow.kernels.ordered_tree import (
@@ -208,7 +208,7 @@ def read_groups(
     references: Ints,
     values: Words,
     begins: Ints,
-    words: Words,
+    words: Words2d,
 ) -> int:
     """Write the entries of groups, each in order, up to ``most`` of a group and those that tie with its last one.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Words
+from ddflow.kernels.arrays import Ints, Words, Words2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.index import ID, LOW, REF, VALUE
 from ddflow.kernels.ordered import _ties
@@ -70,7 +70,7 @@ def read_groups_back(
     references: Ints,
     values: Words,
     begins: Ints,
-    words: Words,
+    words: Words2d,
 ) -> int:
     """Write the entries of groups, each from its end, up to ``most`` of a group and those that tie with its last one.
 
@@ -132,7 +132,7 @@ def read_windows(
     begins: Ints,
     references: Ints,
     values: Words,
-    words: Words,
+    words: Words2d,
 ) -> int:
     """Write the entries of the windows of some places, ascending, which are prefixes of identities.
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Narrow, Words
+from ddflow.kernels.arrays import Flags, Ints, Ints2d, Narrow, Words
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import prefetch
 
@@ -68,7 +68,7 @@ class SortedEvents(NamedTuple):
     """int32[n]: twice the rank of each row's time, and 1 more for a delete."""
     times: Ints
     """int64[times]: the step's distinct times, by rank."""
-    order: Ints
+    order: Ints2d
     """int64[n, w]: order words, base words first, then those that break ties."""
     value: Words
     """uint64[n]: the hash of what counts in "did it change"; overwritten, where an event retracts a row, with the hash
@@ -84,7 +84,7 @@ class Prior(NamedTuple):
     """int64[g]: flags and where its row is; 0 for a key never seen."""
     value: Words
     """uint64[g]: the hash of its row."""
-    order: Ints
+    order: Ints2d
     """int64[g, w]: the order it was won with, in the words of the events."""
 
     def span(self, begin: int, end: int) -> Prior:

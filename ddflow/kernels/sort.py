@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Narrow, Words
+from ddflow.kernels.arrays import Ints, Narrow, Narrow2d, Words, Words2d
 from ddflow.kernels.compile import kernel
 
 CROWD = 24
@@ -115,7 +115,7 @@ def count_buckets(high: Words, bits: np.int64, counts: Narrow) -> None:
 
 
 @kernel
-def begin_buckets(counts: Narrow) -> None:
+def begin_buckets(counts: Narrow2d) -> None:
     """Turn counts into where each bucket begins: for some spans of rows, one behind the other within a bucket.
 
     counts: int32[spans, buckets], changed.  O(size).
@@ -226,7 +226,7 @@ def sort_rows(
     high: Words,
     low: Words,
     bits: int,
-    at: Narrow,
+    at: Narrow2d,
     permutation: Narrow,
     sorted_high: Words,
     sorted_low: Words,
@@ -304,7 +304,9 @@ def _order(low: Words, more: Words, one: int, other: int) -> int:
 
 
 @kernel
-def sort_ordered(permutation: Narrow, groups: Narrow, low: Words, more: Words, scratch: Narrow, starts: Narrow) -> int:
+def sort_ordered(
+    permutation: Narrow, groups: Narrow, low: Words, more: Words2d, scratch: Narrow, starts: Narrow
+) -> int:
     """Sort the rows of each group by their other words; return how many identities there are.
 
     permutation: int32[n], rows sorted by first word, changed.  groups: int32[g + 1], places where first words begin.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints, Narrow
+from ddflow.kernels.arrays import Flags, Ints, Ints2d, Narrow
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.pointer import load_u64
 
@@ -114,7 +114,7 @@ def move_windows(
     offset: np.int64,
     limit: np.int64,
     ranked: bool,
-    windows: Ints,
+    windows: Ints2d,
     out_rank: Narrow,
     out_row: Ints,
     out_diff: Ints,

@@ -11,7 +11,7 @@ gone. A hidden row shows again when the greater one goes. No loop looks at all c
 
 import numpy as np
 
-from ddflow.kernels.arrays import Ints, Narrow
+from ddflow.kernels.arrays import Ints, Ints2d, Narrow
 from ddflow.kernels.compile import kernel
 
 NEXT, COUNT, HASH, REF = 0, 1, 2, 3
@@ -31,7 +31,7 @@ def _overflows(a: int, b: int) -> bool:
 
 
 @kernel
-def list_held_rows(cells: Ints, heads: Ints) -> int:
+def list_held_rows(cells: Ints2d, heads: Ints) -> int:
     """How many cells the chains that begin at ``heads`` (int64[g], -1: none) have in all.  O(cells of them).
 
     >>> list_held_rows(np.array([[1, 1, 0, 0], [-1, 1, 0, 0]]), np.array([0, -1]))
@@ -51,7 +51,7 @@ def list_candidates(
     permutation: Narrow,
     starts: Narrow,
     hashes: Ints,
-    cells: Ints,
+    cells: Ints2d,
     heads: Ints,
     first: Ints,
     cell: Ints,
@@ -247,7 +247,7 @@ def settle(
 
 @kernel
 def keep_cells(
-    first: Ints, cell: Ints, count: Ints, hashed: Ints, refs: Ints, cells: Ints, free: int, used: int, heads: Ints
+    first: Ints, cell: Ints, count: Ints, hashed: Ints, refs: Ints, cells: Ints2d, free: int, used: int, heads: Ints
 ) -> tuple[int, int, int]:
     """Write what each key holds now into the cells.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints
+from ddflow.kernels.arrays import Flags, Flags2d, Ints, Ints2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import BLANK, CLEAR, SKIP, TAKE, Walked
 from ddflow.kernels.resolve import ERROR, FIRST, LAST, STALE, SUPERSEDED, TIE_LOST
@@ -58,11 +58,11 @@ class Taken(NamedTuple):
     ([[1, 0, 1]], [[5]], [2])
     """
 
-    action: Flags
+    action: Flags2d
     """uint8[groups, n], by place."""
     why: Flags
     """uint8[n], by row: the verdict of an event that acts on no group; SUPERSEDED for one that acts."""
-    running: Ints
+    running: Ints2d
     """int64[m, w]: the key's order words after each of its times."""
     live: Flags
     """uint8[m]: whether it has a row then."""
@@ -184,14 +184,14 @@ def _act(
 @kernel
 def walk_groups(
     steps: Walked,
-    order: Ints,
+    order: Ints2d,
     gone: Flags,
     status: Flags,
-    prior: Ints,
-    spans: Ints,
-    fields: Ints,
+    prior: Ints2d,
+    spans: Ints2d,
+    fields: Ints2d,
     rule: Rule,
-    scratch: Ints,
+    scratch: Ints2d,
     out: Taken,
 ) -> int:
     """Walk all keys.
@@ -298,7 +298,15 @@ def _set_against(event: Ints, other: Ints, base: int, tie: int) -> int:
 
 @kernel
 def walk_row(
-    steps: Walked, order: Ints, gone: Flags, status: Flags, prior: Ints, base: int, fields: Ints, rule: Rule, out: Taken
+    steps: Walked,
+    order: Ints2d,
+    gone: Flags,
+    status: Flags,
+    prior: Ints2d,
+    base: int,
+    fields: Ints2d,
+    rule: Rule,
+    out: Taken,
 ) -> int:
     """Walk all keys: as `walk_groups`, with one span of words, of which ``base`` decide before ties.  O(n), 15 ns an
     event.

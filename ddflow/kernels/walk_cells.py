@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddflow.kernels.arrays import Flags, Ints
+from ddflow.kernels.arrays import Flags, Flags2d, Ints, Ints2d
 from ddflow.kernels.compile import kernel
 from ddflow.kernels.fold import CLEAR, SKIP, TAKE, Walked
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, STALE, SUPERSEDED, TIE_LOST
@@ -40,13 +40,13 @@ class Values(NamedTuple):
     ([[1, 0], [1, 0], [0, 1]], [5, 3])
     """
 
-    word: Ints
+    word: Ints2d
     """int64[cells, n], by row."""
-    there: Flags
+    there: Flags2d
     """uint8[cells, n]: whether it is not null."""
-    held: Ints
+    held: Ints2d
     """int64[cells, g]: what keys hold."""
-    had: Flags
+    had: Flags2d
     """uint8[cells, g]."""
 
 
@@ -196,17 +196,17 @@ def _to_row(scratch: Ints, deletes: bool, alive: bool, wide: int, base: int, tie
 @kernel
 def walk_cells(
     steps: Walked,
-    order: Ints,
+    order: Ints2d,
     gone: Flags,
     status: Flags,
-    prior: Ints,
-    gives: Flags,
+    prior: Ints2d,
+    gives: Flags2d,
     kinds: Ints,
-    fields: Ints,
+    fields: Ints2d,
     rule: Rule,
     base: int,
     values: Values,
-    scratch: Ints,
+    scratch: Ints2d,
     out: Taken,
 ) -> int:
     """Walk all keys.
@@ -287,7 +287,7 @@ def _write_part_order(running: Ints, key_time: int, part: int, wide: int, word: 
 
 @kernel
 def walk_cells_plain(
-    steps: Walked, order: Ints, gone: Flags, status: Flags, prior: Ints, gives: Flags, over: bool, out: Taken
+    steps: Walked, order: Ints2d, gone: Flags, status: Flags, prior: Ints2d, gives: Flags2d, over: bool, out: Taken
 ) -> None:
     """Walk all keys under versions of cells, where the latest event gives each cell its value.
 
