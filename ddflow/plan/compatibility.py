@@ -38,7 +38,7 @@ from ddflow.plan.evolve import evolved, timed, unlike, with_shared_sides
 from ddflow.plan.inputs.bind import own_columns
 from ddflow.plan.inputs.input import Input, Spec
 from ddflow.plan.inputs.spec import Upsert
-from ddflow.plan.merge.absent import same_function
+from ddflow.plan.merge.user_function import same_function
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import apart, describe, inputs, rebuild, shown, step_times
 from ddflow.plan.text.formulas import Record

@@ -20,11 +20,20 @@ from ddflow.kernels.walk import NONE, ROW
 from ddflow.operators.upsert.folds import Cells, fold
 from ddflow.operators.upsert.walking import Walking
 from ddflow.plan.merge.bound import Column
-from ddflow.plan.merge.chains import Chains
-from ddflow.plan.merge.records import NULL as NULL_FLAG
-from ddflow.plan.merge.records import column_of, fields_of, fits, kind_of, to_records
-from ddflow.plan.merge.rounds import Merger, joined, named, picked
 from ddflow.plan.merge.strategy import first, last_non_null
+from ddflow.plan.merge.user_function import NULL as NULL_FLAG
+from ddflow.plan.merge.user_function import (
+    Chains,
+    Merger,
+    column_from_records,
+    concatenate_rows,
+    describe_fields,
+    is_record_type,
+    name_function,
+    pick_rows,
+    record_type,
+    to_records,
+)
 
 
 def columns(of: Walking) -> dict[str, Ints | pa.Array]:
@@ -58,7 +67,7 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     count = int(chains.offsets[1]) if len(chains) else 0
     keys = chains.keys[:count]
     held = _gather_held_rows(of, schema, keys)
-    given = picked(_build_event_rows(of, schema), chains.rows)
+    given = pick_rows(_build_event_rows(of, schema), chains.rows)
     assert of.merging.function is not None
     made = Merger(of.merging.function, of.upsert.bound.name, schema, fixed, of.upsert.secret).run(
         chains, given, held, of.cells[keys] != NOTHING
@@ -69,7 +78,7 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
         # Moments in which nothing was folded show what their key holds.
         rest = _gather_held_rows(of, schema, chains.shown[still] - ends)
         chains.shown[still] = ends + np.arange(still.size)
-        made = joined([made, rest], made.schema)
+        made = concatenate_rows([made, rest], made.schema)
     return {each.name: made.column(each.name).take(pa.array(chains.shown)) for each in of.merging.columns}
 
 
@@ -145,9 +154,11 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
     """By a compiled loop; columns that records do not have are folded by ``dd.last_non_null()``."""
     bound, function, steps = of.upsert.bound, of.merging.function, of.steps
     derived = {field.name for field, _ in of.merging.derived}
-    asked = f"the merger {named(function)} of {bound.name!r}"
-    schema = pa.schema([field for field in bound.row_schema if field.name not in derived and fits(field.type)])
-    kind, fixed = kind_of(schema, asked), _fixed_columns(of)
+    asked = f"the merger {name_function(function)} of {bound.name!r}"
+    schema = pa.schema(
+        [field for field in bound.row_schema if field.name not in derived and is_record_type(field.type)]
+    )
+    kind, fixed = record_type(schema, asked), _fixed_columns(of)
     live = (of.cells != NOTHING).view(np.uint8).copy()
     held = to_records(_gather_held_rows(of, schema, np.arange(live.size)), kind)
     given, made = to_records(_build_event_rows(of, schema), kind), np.zeros(of.places.size, kind)
@@ -160,7 +171,7 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
             live,
             as_records(given),
             as_records(made),
-            fields_of(kind, fixed, required),
+            describe_fields(kind, fixed, required),
             as_records(np.zeros(3, kind)),
         )
     except Exception as error:
@@ -178,7 +189,7 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
     out: dict[str, Ints | pa.Array] = {}
     for each in of.merging.columns:
         if each.name in schema.names:
-            out[each.name] = column_of(made, each.field)
+            out[each.name] = column_from_records(made, each.field)
         else:
             rows, cells = of.events.rows, of.cells_of(each)
             out[each.name] = fold(
@@ -239,11 +250,11 @@ def machine_columns(of: Walking) -> dict[str, pa.Array]:
     else:
         secret = of.upsert.secret
         if machined.machine.scalar:
-            records = to_records(rows, kind_of(machined.schema, machined.asked))
+            records = to_records(rows, record_type(machined.schema, machined.asked))
             made = machined.scalar(of.steps, action, records, held, secret, key)
         else:
             chains = Chains(of.steps, action)
-            made = machined.vector(chains, picked(rows, chains.rows), held, secret, key)
+            made = machined.vector(chains, pick_rows(rows, chains.rows), held, secret, key)
         there = np.asarray(made.is_valid())
     of.taken.live[:] = there
     return {field.name: made}

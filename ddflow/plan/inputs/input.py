@@ -20,11 +20,11 @@ from ddflow.plan.collection import Collection, Nodes
 from ddflow.plan.inputs.bind import Bound, bind, check_given
 from ddflow.plan.inputs.differences import BoundDifferences, Differences, bind_differences
 from ddflow.plan.inputs.spec import Tombstone, Upsert, tombstone
-from ddflow.plan.merge.absent import Absent, told_of
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
+from ddflow.plan.merge.user_function import Absent, describe_function
 from ddflow.time import INT64
 
 Binding = Bound | BoundDifferences
@@ -116,7 +116,7 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound |
 
 def to_json(format: Format) -> dict[str, Any]:
     """Write a format as JSON."""
-    return {name: told_of(value) if callable(value) else value for name, value in format.to_json().items()}
+    return {name: describe_function(value) if callable(value) else value for name, value in format.to_json().items()}
 
 
 def of_json(given: Mapping[str, Any]) -> Format:

@@ -33,9 +33,8 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.machines import Machined
 from ddflow.plan.merge.merge import Function, Merge
-from ddflow.plan.merge.records import check_function, kind_of
-from ddflow.plan.merge.rounds import named
 from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
+from ddflow.plan.merge.user_function import check_function, name_function, record_type
 
 GIVEN = "_given_"
 """Before a column's name: the column of events that says whether their batch had it."""
@@ -157,8 +156,8 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
                 "declare it nullable",
             )
     if merge.function is not None and merge.scalar:
-        asked = f"the merger {named(merge.function)} of {name!r}"
-        record = np.zeros(1, kind_of(pa.schema([field for field in row if field.name not in derived]), asked))[0]
+        asked = f"the merger {name_function(merge.function)} of {name!r}"
+        record = np.zeros(1, record_type(pa.schema([field for field in row if field.name not in derived]), asked))[0]
         check_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
     return Merging(

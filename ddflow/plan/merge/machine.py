@@ -26,7 +26,7 @@ from ddflow.columns.declared import to_type
 from ddflow.columns.names import column_name, column_names
 from ddflow.columns.schema import is_flat
 from ddflow.errors import Option, Phrase, PhrasePart, SpecError
-from ddflow.plan.merge.absent import KEYS, Absent, told_of
+from ddflow.plan.merge.user_function import KEYS, Absent, describe_function
 
 Value = str | int | bool
 Transition = Callable[..., Any] | Mapping[Any, Any]
@@ -246,7 +246,7 @@ class Machine:
                 continue
             out[each.name] = value if each.name != "start" or self.table else [_plain_values(one) for one in value]
         out["transition"] = (
-            [list(row) for row in cast("Any", self.transition)] if self.table else told_of(self.transition)
+            [list(row) for row in cast("Any", self.transition)] if self.table else describe_function(self.transition)
         )
         return cast("dict[str, Any]", _as_lists(out))
 

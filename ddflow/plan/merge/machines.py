@@ -29,10 +29,23 @@ from ddflow.errors import CorruptState, IllegalTransition, ListTooLong, Option, 
 from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.user_functions import FINE, NULL, TOO_MANY, as_records, build_machine
-from ddflow.plan.merge.chains import Chains
 from ddflow.plan.merge.machine import Machine, _sort_values
-from ddflow.plan.merge.records import Records, check_function, column_of, fields_of, fits, kind_of, numbers, to_records
-from ddflow.plan.merge.rounds import called, failed, joined, named, picked
+from ddflow.plan.merge.user_function import (
+    Chains,
+    Records,
+    build_failure,
+    call_function,
+    check_function,
+    column_from_records,
+    concatenate_rows,
+    describe_fields,
+    is_record_type,
+    name_function,
+    numbers,
+    pick_rows,
+    record_type,
+    to_records,
+)
 
 Codes = np.ndarray[Any, np.dtype[np.int32]]
 SMALL = 1 << 16
@@ -160,21 +173,21 @@ class Machined:
     def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
         self.machine, self.name, self.schema, self.told = machine, name, schema, told
         self.asked = f"the machine of {name!r}"
-        self.ran = f"the transition {named(machine.transition)} of {name!r}"
+        self.ran = f"the transition {name_function(machine.transition)} of {name!r}"
         self.state = machine.schema
         self.automaton = Automaton(machine, schema.field(machine.on).type) if machine.on is not None else None
         self.start = self._start()
         if machine.scalar:
-            self.kind = kind_of(self.state, self.asked)
+            self.kind = record_type(self.state, self.asked)
             for field in self.state:
-                if not fits(field.type):
+                if not is_record_type(field.type):
                     raise SpecError(
                         self.asked,
                         f"the state column {field.name!r} is {field.type}, and scalar=True",
                         "use numbers, booleans and times, or a function of batches",
                         column=field.name,
                     )
-            values, event = np.zeros(1, self.kind), np.zeros(1, kind_of(schema, self.asked))[0]
+            values, event = np.zeros(1, self.kind), np.zeros(1, record_type(schema, self.asked))[0]
             function: Any = machine.transition
             check_function(function, self.asked, {"values": values, "event": event, "out": values})
 
@@ -215,7 +228,7 @@ class Machined:
             at = np.flatnonzero(takes)
             counts = np.zeros(n, np.int64)
             if at.size:
-                values, of = self._call_function(given, of, picked(events.slice(begin, n), at), secret)
+                values, of = self._call_function(given, of, pick_rows(events.slice(begin, n), at), secret)
                 counts[at] = np.bincount(of, minlength=at.size)
                 if (over := np.flatnonzero(counts > self.machine.limit)).size:
                     self._too_many(key(int(chains.rows[begin + over[0]])), int(counts[over[0]]))
@@ -223,8 +236,8 @@ class Machined:
                 values = values.slice(0, 0)
             sizes.append(counts[ends])
             shown = np.repeat(ends, counts)
-            made.append(values if shown.all() else picked(values, np.flatnonzero(shown)))
-        new = lists(np.concatenate(sizes), joined(made, self.state).columns, list(self.state))
+            made.append(values if shown.all() else pick_rows(values, np.flatnonzero(shown)))
+        new = lists(np.concatenate(sizes), concatenate_rows(made, self.state).columns, list(self.state))
         return pa.concat_arrays([new, held]).take(pa.array(chains.shown))
 
     def _function_input(
@@ -237,8 +250,8 @@ class Machined:
         both = np.concatenate([owner[here], new])
         index = np.concatenate([np.flatnonzero(here), owner.size + np.tile(np.arange(self.start.num_rows), fresh.size)])
         order = np.argsort(both, kind="stable")
-        every = joined([values.cast(self.state), self.start], self.state)
-        return picked(every, index[order]), (np.cumsum(takes) - 1)[both[order]]
+        every = concatenate_rows([values.cast(self.state), self.start], self.state)
+        return pick_rows(every, index[order]), (np.cumsum(takes) - 1)[both[order]]
 
     def _call_function(
         self, given: pa.RecordBatch, of: Ints, events: pa.RecordBatch, secret: Secret
@@ -246,10 +259,10 @@ class Machined:
         """Call the function; return its distinct values, sorted by event and value, and the event of each."""
         full = pa.schema([*self.state, pa.field(EVENT, pa.int64(), nullable=False)])
         values = pa.RecordBatch.from_arrays([*given.columns, pa.array(of, pa.int64())], schema=full)
-        batch = called(self.machine.transition, (values, events), full, self.ran)
+        batch = call_function(self.machine.transition, (values, events), full, self.ran)
         event: Ints = np.asarray(batch.column(EVENT))
         if event.size and (event.min() < 0 or event.max() >= events.num_rows):
-            raise failed(
+            raise build_failure(
                 self.ran,
                 f"it returned a value of event {event.max()} or {event.min()}, and {events.num_rows} were given",
                 "return _event as it was given",
@@ -259,7 +272,7 @@ class Machined:
             known = pa.array(list(self.machine.states), self.state.field(0).type)
             wrong = np.flatnonzero(~np.asarray(pc.is_in(out.column(0), known)))
             if wrong.size:
-                row = shown_row(picked(events, event[wrong[:1]]), 0)
+                row = shown_row(pick_rows(events, event[wrong[:1]]), 0)
                 state = out.column(0)[int(wrong[0])].as_py()
                 raise IllegalTransition(
                     self.asked,
@@ -278,7 +291,7 @@ class Machined:
         by, at = owner[order], ranks[order]
         fresh = np.ones(order.size, np.bool_)
         fresh[1:] = (by[1:] != by[:-1]) | (at[1:] != at[:-1])
-        return picked(values, order[fresh]), by[fresh]
+        return pick_rows(values, order[fresh]), by[fresh]
 
     def scalar(
         self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret, key: Callable[[int], str]
@@ -304,25 +317,27 @@ class Machined:
                     offsets,
                     as_records(to_records(self.start, self.kind)),
                     as_records(events),
-                    fields_of(self.kind, [], []),
+                    describe_fields(self.kind, [], []),
                     as_records(np.zeros(2 * limit, self.kind)),
                     as_records(out),
                     ends,
                 )
             except Exception as error:
                 found = f"it raised {type(error).__name__}: {str(error)[:500]}"
-                raise failed(self.ran, found, "mend it; f(values, event, out) returns how many it wrote") from error
+                raise build_failure(
+                    self.ran, found, "mend it; f(values, event, out) returns how many it wrote"
+                ) from error
             if code == TOO_MANY:
                 self._too_many(key(int(row)), limit + 1)
             if code not in (FINE, NULL):
                 found = f"for the key {key(int(row))} it wrote less than no values"
-                raise failed(self.ran, found, "return how many it wrote")
+                raise build_failure(self.ran, found, "return how many it wrote")
             if begin == walked.keys.size - 1:
                 break
             out = np.concatenate([out, np.zeros(out.size + most * limit, self.kind)])
         owner = np.repeat(np.arange(m), np.diff(ends))
         made = pa.RecordBatch.from_arrays(
-            [column_of(out[: owner.size], field) for field in self.state], schema=self.state
+            [column_from_records(out[: owner.size], field) for field in self.state], schema=self.state
         )
         made, owner = self.normal(made, owner, secret)
         return lists(np.bincount(owner, minlength=m), made.columns, list(self.state))

@@ -24,8 +24,8 @@ from typing import Any, Self
 
 from ddflow.columns.names import column_names
 from ddflow.errors import SpecError
-from ddflow.plan.merge.absent import KEYS, name_of, told_of
 from ddflow.plan.merge.strategy import Strategy
+from ddflow.plan.merge.user_function import KEYS, describe_function, qualified_name
 
 Function = Callable[..., Any]
 
@@ -99,7 +99,7 @@ class Merge:
         """Write it as Python code; a function by its name."""
         given = [f"{self.strategies}"] if self.columns else []
         given += [f"default={self.default}"] if self.default is not None else []
-        given += [f"function={name_of(self.function)}"] if self.function is not None else []
+        given += [f"function={qualified_name(self.function)}"] if self.function is not None else []
         return f"dd.Merge({', '.join(given + ['scalar=True'] * self.scalar)})"
 
     @property
@@ -110,7 +110,7 @@ class Merge:
     def to_json(self) -> Any:
         """Write it as JSON; a function by its name and a digest of its code.  `of_json` reads all but functions."""
         if self.function is not None:
-            return told_of(self.function) | ({"scalar": True} if self.scalar else {})
+            return describe_function(self.function) | ({"scalar": True} if self.scalar else {})
         columns = {name: each.to_json() for name, each in self.strategies.items()}
         default = {} if self.default is None else {"default": self.default.to_json()}
         return ({"columns": columns} if columns else {}) | default

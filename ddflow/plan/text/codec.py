@@ -28,9 +28,9 @@ from ddflow.plan.inputs.input import Binding, Input, Spec, bound_to
 from ddflow.plan.inputs.input import of_json as format_of_json
 from ddflow.plan.inputs.input import to_json as format_json
 from ddflow.plan.inputs.spec import Upsert
-from ddflow.plan.merge.absent import Absent
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
+from ddflow.plan.merge.user_function import Absent
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.formulas import Formulas, Record, digest
 from ddflow.plan.verbs.family import operator, operators

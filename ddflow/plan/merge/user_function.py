@@ -1,0 +1,348 @@
+"""Functions of users in merges: known by name, given records, or called with the next event of every key together.
+
+A *round* holds one event of each key that has one more; the keys of a round are the first ones of the round before it.
+So a function of columns is called as often as the longest chain of events, and a hot key costs calls. A record has a
+field for each column of a word type, and beside it ``<column>_null``; under a null stands 0. `Absent` stands for the
+function of a plan that was read back: its name and a digest of its code.
+
+Guarantees: the result is that of calling the function key by key, event by event. Each thing that a function may do
+wrong refuses the step, before anything has changed.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from ddflow.columns.hashing import Flags, Ints, Narrow, Secret, flags, validity, value_hashes, view
+from ddflow.columns.rows import shown_row
+from ddflow.columns.schema import arrays, conform, is_word, one_batch
+from ddflow.errors import MergerFailed, SchemaMismatch, SpecError
+from ddflow.kernels.fold import SKIP, TAKE, Walked
+from ddflow.plan.text.formulas import digest_of
+
+
+class Chains:
+    """``walked``: m (key, time) groups of g keys.  ``action``: uint8[p], by place: SKIP, TAKE or CLEAR.
+    O(p + g log g).
+
+    ``keys``: int64[g], those with the longest chains first.  ``offsets``: int64[rounds + 1], where each round begins.
+    Of all that is folded, by round: ``rows``, int64, the event; ``takes``, whether it is folded and does not clear;
+    ``ends``, whether it is the last one of its (key, time).  ``shown``: int64[m], of each (key, time) the number of the
+    end that made it, counted from 0; or, where there was none yet, the number of ends and its key.
+
+    >>> few = lambda *values: np.array(values, np.int32)
+    >>> walked = Walked(few(0, 1, 2), few(0, 1, 2, 3), few(0, 1, 3))  # one event of a key, two of another
+    >>> chains = Chains(walked, np.array([TAKE, TAKE, TAKE], np.uint8))
+    >>> chains.keys.tolist(), chains.offsets.tolist(), chains.rows.tolist(), chains.shown.tolist()
+    ([1, 0], [0, 2, 3], [1, 0, 2], [1, 0, 2])
+    """
+
+    def __init__(self, walked: Walked, action: Flags) -> None:
+        permutation, key_times, begins = walked
+        acting, g, m = np.flatnonzero(action != SKIP), begins.size - 1, key_times.size - 1
+        cuts = np.searchsorted(acting, key_times[begins])
+        counts = np.diff(cuts)
+        self.keys: Ints = np.argsort(-counts, kind="stable")
+        rank: Ints = np.empty(g, np.int64)
+        rank[self.keys] = np.arange(g)
+        key = np.repeat(np.arange(g), counts)
+        link = np.arange(acting.size) - np.repeat(cuts[:-1], counts)
+        self.offsets: Ints = np.concatenate([[0], np.cumsum(np.bincount(link))]).astype(np.int64)
+        position = self.offsets[link] + rank[key]
+        place: Ints = np.empty(acting.size, np.int64)
+        place[position] = acting
+        self.places = place
+        self.rows: Ints = permutation[place].astype(np.int64)
+        self.takes = action[place] == TAKE
+        of = np.searchsorted(key_times, acting, "right") - 1
+        last = np.append(of[1:] != of[:-1], np.ones(min(of.size, 1), np.bool_))
+        self.ends = np.zeros(acting.size, np.bool_)
+        self.ends[position[last]] = True
+        self.shown = self._number_ends(m, of[last], (np.cumsum(self.ends) - 1)[position[last]], begins)
+
+    @staticmethod
+    def _number_ends(m: int, ended: Ints, number: Ints, begins: Narrow) -> Ints:
+        made, since = np.full(m, -1, np.int64), np.full(m, -1, np.int64)
+        made[ended], since[ended] = number, ended
+        since = np.maximum.accumulate(since) if m else since
+        key = np.repeat(np.arange(begins.size - 1), np.diff(begins))
+        return np.where(since >= begins[key], made[since], ended.size + key)
+
+    def __len__(self) -> int:
+        return self.offsets.size - 1
+
+
+def name_function(function: Any) -> str:
+    """Return a function's name, for messages."""
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def pick_rows(batch: pa.RecordBatch, places: Ints) -> pa.RecordBatch:
+    """Take some rows of a batch.  O(places) a column."""
+    return batch.take(pa.array(places))
+
+
+def concatenate_rows(parts: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Concatenate the rows of all parts into one batch.  O(rows) a column."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+    columns = [pa.concat_arrays([part.column(i) for part in parts]) for i in range(len(schema))]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def call_function(function: Any, given: Sequence[pa.RecordBatch], schema: pa.Schema, asked: str) -> pa.RecordBatch:
+    """Call a function of record batches; return its result in columns of ``schema``.  Raises `MergerFailed`."""
+    try:
+        made = function(*given)
+    except Exception as error:
+        raise build_failure(asked, f"it raised {type(error).__name__}: {error}", "mend it") from error
+    if not isinstance(made, pa.RecordBatch):
+        raise build_failure(asked, f"it returned a {type(made).__name__}", f"return a record batch of {schema.names}")
+    if sorted(made.schema.names) != sorted(schema.names):
+        raise build_failure(asked, f"it returned the columns {made.schema.names}", f"return {schema.names}")
+    try:
+        return one_batch(conform(pa.Table.from_batches([made]), schema, "what it returned"))
+    except SchemaMismatch as error:
+        remedy = f"return columns of these types, and null only where they allow it: {schema.to_string()}"
+        raise build_failure(asked, f"{error.asked}: {error.found}", remedy) from error
+
+
+def build_failure(asked: str, found: str, remedy: str) -> MergerFailed:
+    """Build the error of a function that merges."""
+    return MergerFailed(asked, found, f"{remedy}; nothing was changed")
+
+
+class Merger:
+    """A caller of ``function``, which merges held and given rows.  ``input``: its name, for messages.  ``schema``: of a
+    row.  ``fixed``: the columns that it may not change.  ``secret``: for hashes.
+
+    >>> import pyarrow.compute as pc
+    >>> from ddflow.kernels.fold import TAKE, Walked
+    >>> few = lambda *values: np.array(values, np.int32)
+    >>> chains = Chains(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([TAKE, TAKE], np.uint8))
+    >>> given = pa.record_batch({"k": [1, 1], "n": [2, 3]})
+    >>> def add(held, given):
+    ...     return given.set_column(1, "n", pc.add(held["n"], given["n"]))
+    >>> merger, held = Merger(add, "visits", given.schema, ["k"], Secret(1, 2)), given.slice(0, 0)
+    >>> merger.run(chains, given, held, np.zeros(1, bool))
+    ... # doctest: +ELLIPSIS
+    pyarrow.RecordBatch...
+    k: [1]
+    n: [5]
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], input: str, schema: pa.Schema, fixed: list[str], secret: Secret
+    ) -> None:
+        self.function, self.schema, self.fixed, self.secret = function, schema, fixed, secret
+        self.asked = f"the merger {name_function(function)} of {input!r}"
+        # Of keys that hold nothing a row of nulls stands beside the others until it is left out.
+        self.loose = pa.schema([field.with_nullable(True) for field in schema])
+
+    def run(self, chains: Chains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any) -> pa.RecordBatch:
+        """Fold the chains; return the last row of each (key, time), in the order of ``chains.ends``.
+
+        ``given``: the events of all rounds.  ``held``, ``live``: the row of each key with an event, in the order of
+        ``chains.keys`` (anything if it holds none), and whether it holds one.  Raises `MergerFailed`.  O(rows) and the
+        cost of the function.
+        """
+        made, state = [], held.cast(self.loose)
+        for number in range(len(chains)):
+            begin, end = int(chains.offsets[number]), int(chains.offsets[number + 1])
+            n, takes, ends = end - begin, chains.takes[begin:end], chains.ends[begin:end]
+            events, both = given.slice(begin, n), takes & live[:n]
+            if both.all():
+                state = self._call_function(state.slice(0, n), events)
+            elif both.any():
+                at = np.flatnonzero(both)
+                merged = self._call_function(pick_rows(state, at), pick_rows(events, at))
+                index = np.where(both, n + np.cumsum(both) - 1, np.arange(n))
+                state = pick_rows(
+                    concatenate_rows([events.cast(self.loose), merged.cast(self.loose)], self.loose), index
+                )
+            else:
+                state = events
+            state, live = state.cast(self.loose), takes
+            made.append(state if ends.all() else pick_rows(state, np.flatnonzero(ends)))
+        return concatenate_rows(made, self.loose)
+
+    def _call_function(self, held: pa.RecordBatch, given: pa.RecordBatch) -> pa.RecordBatch:
+        held, given = held.cast(self.schema), given.cast(self.schema)
+        out = call_function(self.function, (held, given), self.schema, self.asked)
+        if out.num_rows != given.num_rows:
+            found = f"it returned {out.num_rows} rows for {given.num_rows}"
+            raise build_failure(self.asked, found, "return one row for each key, in order")
+        was, now = (value_hashes(batch.select(self.fixed), self.secret) for batch in (given, out))
+        if (was == now).all():
+            return out
+        for name in self.fixed:
+            was, now = (value_hashes(batch.select([name]), self.secret) for batch in (given, out))
+            present = validity(given.column(name))
+            wrong = np.flatnonzero((was != now) & (present != 0 if present.size else True))
+            if wrong.size:
+                before, after = (shown_row(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
+                found = f"it returned {after} for {before}"
+                raise build_failure(self.asked, found, "leave key and order columns as they are given")
+            # An order that nobody gave stays null, whatever was made of it.
+            out = out.set_column(self.schema.get_field_index(name), self.schema.field(name), given.column(name))
+        return out
+
+
+KEYS = ("function", "python", "digest")
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A function without its code.  ``python``, ``digest``: the maker of the digest of its code, and the digest.
+
+    >>> told = describe_function(len)
+    >>> told["function"], Absent.of_json(told).name
+    ('builtins.len', 'builtins.len')
+    >>> describe_function(Absent.of_json(told)) == told
+    True
+    """
+
+    name: str
+    python: str
+    digest: str
+
+    @classmethod
+    def of_json(cls, given: Mapping[str, Any]) -> Self:
+        """Read the JSON that `told_of` wrote.  Raises `SpecError` for anything else."""
+        texts = [given.get(name) for name in KEYS]
+        if not all(isinstance(each, str) for each in texts):
+            raise SpecError("a function from JSON", repr(dict(given)), "give what to_json() wrote")
+        return cls(*map(str, texts))
+
+    def __call__(self, *_: Any) -> NoReturn:
+        raise SpecError(f"run {self.name}", "the plan was read back, and no JSON holds code", "give the flow itself")
+
+
+def qualified_name(function: Any) -> str:
+    """Return a function's module and qualified name."""
+    if isinstance(function, Absent):
+        return function.name
+    inner = getattr(function, "py_func", function)
+    home = getattr(inner, "__module__", None) or type(inner).__module__
+    return f"{home}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+
+
+def describe_function(function: Any) -> dict[str, str]:
+    """Describe a function as JSON: its name, the maker of its digest, the digest of its code.  O(code)."""
+    if isinstance(function, Absent):
+        return dict(zip(KEYS, (function.name, function.python, function.digest), strict=True))
+    digest = digest_of(getattr(function, "py_func", function))
+    return dict(zip(KEYS, (qualified_name(function), str(sys.implementation.cache_tag), digest), strict=True))
+
+
+def same_function(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two may be the same, as far as that can be told: by name, and by digest where the same Python made it."""
+    told = one.get("python") != other.get("python") or one.get("digest") == other.get("digest")
+    return bool(one.get("function") == other.get("function") and told)
+
+
+NULL = "_null"
+"""Behind a column's name: the field that says whether it is null."""
+Records = np.ndarray[Any, np.dtype[Any]]
+
+
+def is_record_type(kind: pa.DataType) -> bool:
+    """Whether values of a type are fields of records: words, but for float16."""
+    return is_word(kind) and not pat.is_float16(kind)
+
+
+def _dtype(kind: pa.DataType) -> np.dtype[Any]:
+    if pat.is_boolean(kind):
+        return np.dtype(np.bool_)
+    letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
+    return np.dtype(f"{letter}{kind.bit_width // 8}")
+
+
+def record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
+    """Build the record type of some columns.  O(columns).  Raises `SpecError` if a column has the name of a flag."""
+    fields: list[tuple[str, np.dtype[Any]]] = []
+    for field in schema:
+        if is_record_type(field.type):
+            fields += [(field.name, _dtype(field.type)), (field.name + NULL, np.dtype(np.bool_))]
+    names = [name for name, _ in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(
+                what,
+                f"the columns {name!r} and {name.removesuffix(NULL)!r} would have one field",
+                "rename one of them: behind a column's name, _null says whether it is null",
+            )
+    return np.dtype(fields)
+
+
+def numbers(column: pa.Array) -> np.ndarray[Any, Any]:
+    """Return the values of a word type as a numpy array, times as integers; a value under a null is unspecified."""
+    if pat.is_boolean(column.type):
+        return flags(column).view(np.bool_)
+    return view(column, _dtype(column.type))
+
+
+def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
+    """Convert rows to records.  O(rows) a column.
+
+    >>> schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("s"), "name": pa.string()})
+    >>> rows = pa.record_batch({"id": [7, None], "at": [1, 2], "name": ["a", "b"]}).cast(schema)
+    >>> made = to_records(rows, record_type(schema, "here"))
+    >>> made.dtype.names, made["id_null"].tolist()
+    (('id', 'id_null', 'at', 'at_null'), [False, True])
+    >>> column_from_records(made, schema.field("id")).to_pylist()
+    [7, None]
+    """
+    out = np.zeros(rows.num_rows, kind)
+    for name in (kind.names or ())[::2]:
+        (column,) = arrays(rows, [name])
+        out[name] = numbers(column)
+        present = validity(column)
+        if present.size:
+            out[name + NULL] = present == 0
+            out[name][present == 0] = 0
+    return out
+
+
+def column_from_records(made: Records, field: pa.Field) -> pa.Array:
+    """Convert one column of records back.  O(records)."""
+    values, null = np.ascontiguousarray(made[field.name]), made[field.name + NULL]
+    out = pa.array(values, mask=null if null.any() else None)
+    return out if out.type == field.type else out.view(field.type)
+
+
+def describe_fields(kind: np.dtype[Any], fixed: list[str], required: list[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Describe record fields for `kernels.user_functions`.  ``fixed``: may not change; ``required``: may not be
+    null."""
+    out = []
+    for name in (kind.names or ())[::2]:
+        where: Any = kind.fields
+        at = {each: where[each] for each in (name, name + NULL)}
+        size = at[name][0].itemsize
+        rules = name in fixed, name in required, size if at[name][0].kind == "f" else 0
+        out.append((at[name][1], size, at[name + NULL][1], *rules))
+    return np.array(out, np.int64).reshape(-1, 6)
+
+
+def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a function of scalars that numba cannot compile, or that names a missing field.
+
+    ``arguments``: by name, each in the loops' form.  Raises `SpecError`.  Takes the time of a compilation.
+    """
+    from ddflow.kernels.user_functions import find_record_fault
+
+    error = None if isinstance(function, Absent) else find_record_fault(function, *arguments.values())
+    if error is None:
+        return
+    found = f"{name_function(function)} does not compile: {' '.join(str(error).split())[:500]}"
+    if isinstance(error, KeyError):
+        found = f"{name_function(function)} names the field {error.args[0]!r}, which there is not"
+    fields = "; ".join(f"{name} has {list(each.dtype.names)}" for name, each in arguments.items())
+    raise SpecError(asked, found, f"mend f({', '.join(arguments)}), where {fields}") from None
