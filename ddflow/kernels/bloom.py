@@ -1,25 +1,12 @@
-"""A split-block Bloom filter over a batch's identities: which keys need not be searched for there at all.
+"""A split-block Bloom filter over the identities of a batch: the keys that need not be searched for there.
 
-Invariant: an identity that was filled in is never filtered out; of the others about one in eighty passes at 10 bits a
-key. A plain filter of that quality touches seven cache lines a probe. Here an identity has one block of 256 bits,
-half a line, and one bit in each of its eight 32-bit parts. The block is chosen by the leading bits, so that a sorted
-step walks the blocks front to back; the bits within come from the other end of the word, which is independent since
-identities are uniform. (Blocks are Putze, Sanders and Singler's, "Cache-, hash- and space-efficient Bloom filters";
-the eight parts are those of Impala and Parquet.)
+An identity has one block of 256 bits, half a cache line, and one bit in each of its eight 32-bit parts (Putze, Sanders
+and Singler; the parts are those of Impala and Parquet). The block is chosen by where in the range of the batch the
+identity lies, so a sorted step walks the filter front to back; the bits come from the other end of the word. Identities
+are uniform, so nothing is hashed again.
 
-Identities are 64-bit mixes already, so nothing is hashed again.  A batch may hold a
-narrow range of identities, which would crowd a few blocks; so blocks are chosen by where in its range (``base``, and
-how far to shift what is left) an identity lies.  Filling adds up.  A filter of more than 2**24 blocks (430 M keys)
-lets more pass, slowly more: block and bits then share some of the word.  It does not forget, grow, or say where a key
-is.
-
->>> import numpy as np
->>> high, none = np.array([3, 5, 2**63], np.uint64), np.empty(0, np.uint64)
->>> words, base, shift = np.zeros(BLOCK * blocks_for(2), np.uint64), np.uint64(0), np.uint64(0)
->>> fill(high[:2], none, base, shift, words)
->>> out = np.empty(3, np.int64)
->>> sift(high, none, np.arange(3, dtype=np.int32), np.arange(3), base, shift, words, out), out[:2].tolist()
-(2, [0, 1])
+Guarantees: never filters out an identity that was filled in; of the others, one in eighty passes at 10 bits a key.
+Limits: a filter of more than 2**24 blocks lets more pass. It does not forget or grow.
 """
 
 import numpy as np
@@ -99,6 +86,13 @@ def sift(
     >>> sift(one, np.empty(0, np.uint64), np.zeros(1, np.int32), np.array([0]), np.uint64(0), np.uint64(0),
     ...      np.zeros(4, np.uint64), out)
     0
+
+    >>> high, none = np.array([3, 5, 2**63], np.uint64), np.empty(0, np.uint64)
+    >>> words, base, shift = np.zeros(BLOCK * blocks_for(2), np.uint64), np.uint64(0), np.uint64(0)
+    >>> fill(high[:2], none, base, shift, words)
+    >>> out = np.empty(3, np.int64)
+    >>> sift(high, none, np.arange(3, dtype=np.int32), np.arange(3), base, shift, words, out), out[:2].tolist()
+    (2, [0, 1])
     """
     wide, blocks = low.size != 0, np.uint64(words.size >> 2)
     data, ahead = np.uint64(words.ctypes.data), wanted.size - AHEAD

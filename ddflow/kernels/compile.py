@@ -336,18 +336,17 @@ def argument_types(function: Callable[..., Any]) -> tuple[Any, ...]:
     (uint64, Array(uint64, 2, 'C', False, aligned=True))
     """
     hints = get_type_hints(function, include_extras=True)
-    return tuple(_numba_type(hint) for name, hint in hints.items() if name != "return")
+    return tuple(numba.typeof(_sample(hint)) for name, hint in hints.items() if name != "return")
 
 
-def _numba_type(hint: Any) -> Any:
-    """Return numba's type of an annotation.  An array has one dimension if nothing else is annotated; Any is int64."""
+def _sample(hint: Any) -> Any:
+    """Return a value of an annotated type.  An array has one dimension if nothing else is annotated; Any is int64."""
     hint, dimensions = get_args(hint) if get_origin(hint) is Annotated else (hint, 1)
     if hint is Any:
-        return types.int64
+        return 0
     if get_origin(hint) is np.ndarray:
         (element,) = get_args(get_args(hint)[1])
-        return types.Array(numba.from_dtype(np.dtype(element)), dimensions, "C")
+        return np.empty((0,) * dimensions, element)
     if issubclass(hint, tuple):
-        fields = get_type_hints(hint, include_extras=True).values()
-        return types.BaseTuple.from_types([_numba_type(each) for each in fields], hint)
-    return numba.typeof(hint(0))
+        return hint(*map(_sample, get_type_hints(hint, include_extras=True).values()))
+    return hint(0)

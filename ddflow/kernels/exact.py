@@ -1,23 +1,13 @@
 """Exact sums: integers, decimals and doubles, or their squares, added up without rounding.
 
-Invariant: a sum is a whole number of its unit: 1, the last digit of the decimal, or 2**-1074 (2**-2148 of squares), of
-which every double is a multiple. So it does not depend on the order of additions, and what was added and taken away
-leaves nothing. It is kept as its digits of 32 bits in two's complement, from the lowest to the highest that are not
-implied: empty for zero. NaN and infinities are counted beside, with the sign of their multiplicity.
+A sum is a whole number of its unit: 1, the last digit of the decimal, or 2**-1074 (2**-2148 of squares). It is kept as
+digits of 32 bits in two's complement, from the lowest to the highest that are not implied, empty for zero. NaN and
+infinities are counted beside, with the sign of their multiplicity.
 
     state: uint32 header: the place of the lowest digit, and a flag for each count (NEVER, UP, DOWN) | counts | digits
 
-While values lie within 2**120 of each other their sum has 9 digits or fewer: 40 bytes, and 24 with three counts.
-
->>> import numpy as np
->>> ints = lambda *v: np.array(v, np.int64)
->>> ends, out, zero = ints(0, 0, 0), np.empty(2 * MOST, np.uint8), np.uint64(0)
->>> values, cells = np.array([0.1, 1e9]).view(np.uint64), GroupTimes(ints(0, 1), ints(0, 1, 2), ints(0, 1, 2))
->>> ones, work = np.ones(2, np.uint64), np.zeros(WORK, np.uint64)
->>> add_up(cells, values, np.empty(0, np.uint8), ones, FLOAT, False, ints(0, 0, 0), zero, work, 0, ends, out)
-2
->>> int.from_bytes(out[4 : ends[1]], "little") << 32 * int(out[0]) == int(0.1 * 2**60) << 1074 - 60
-True
+Guarantees: a sum does not depend on the order of additions, and what was added and taken away leaves nothing. While
+values lie within 2**120 of each other, a state has 40 bytes or fewer, and 24 with three counts.
 """
 
 from typing import NamedTuple
@@ -47,7 +37,17 @@ WORD, DIGIT, FIVE = np.uint64(8), np.uint64(4), np.uint64(5)
 
 
 class Given(NamedTuple):
-    """Addresses, of what is added up and of scratch."""
+    """Addresses, of what is added up and of scratch.
+
+    >>> ints = lambda *v: np.array(v, np.int64)
+    >>> ends, out, zero = ints(0, 0, 0), np.empty(2 * MOST, np.uint8), np.uint64(0)
+    >>> values, cells = np.array([0.1, 1e9]).view(np.uint64), GroupTimes(ints(0, 1), ints(0, 1, 2), ints(0, 1, 2))
+    >>> ones, work = np.ones(2, np.uint64), np.zeros(WORK, np.uint64)
+    >>> add_up(cells, values, np.empty(0, np.uint8), ones, FLOAT, False, ints(0, 0, 0), zero, work, 0, ends, out)
+    2
+    >>> int.from_bytes(out[4 : ends[1]], "little") << 32 * int(out[0]) == int(0.1 * 2**60) << 1074 - 60
+    True
+    """
 
     rows: np.uint64
     last: int

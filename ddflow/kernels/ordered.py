@@ -1,23 +1,12 @@
 """The ordered index: a B+-tree in arrays over identities of several words, in their order.
 
-Invariant: leaves hold entries ascending, none is empty, and they are linked in that order. A directory of two levels
-names them: nodes of up to ``FAN`` leaves, and one ascending list of nodes. For each child it has the first word of its
-first entry; where words are equal, the entry itself decides. An entry is a row of words as in ``index``: first word of
-the identity, value, reference, then its other words. What is looked for ascends, so a walk stays on a leaf while it
-can. All entries of a prefix of the words, a group, stand together. How leaves come and go is in ``ordered_tree``.
+Leaves hold entries ascending, none is empty, and they are linked in that order. A directory of two levels names them:
+nodes of up to ``FAN`` leaves, and one ascending list of nodes, with the first word of the first entry of each child. An
+entry is a row of words as in ``index``: first word of the identity, value, reference, then its other words.
 
->>> import numpy as np
->>> from ddflow.kernels.ordered_tree import empty_tree
->>> arrays = empty_tree(4, 4)
->>> tree, words, none = Tree.of(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
->>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
->>> keys, row = Identities.of(words, low, none), np.int64(1 << 61)
->>> write_ordered(tree, keys, words, live, last, 0, row, np.int64(1 << 60), False)
-3
->>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
->>> group = Identities.of(words, low[:0], none)
->>> read_groups(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
-2
+Guarantees: all entries of a group, a prefix of the words, stand together. Keys ascend, so a walk stays on a leaf if it
+can.
+Limits: leaves are made and taken out in ``ordered_tree``.
 """
 
 import numpy as np
@@ -223,6 +212,17 @@ def read_groups(
     >>> keys, out = Identities.of(one, one[:0], none), (np.empty(0, np.int64), one[:0], np.empty(2, np.int64), none)
     >>> read_groups(Tree.of(arrays), keys, np.array([9]), 0, one[0], *out)
     0
+
+    >>> arrays = empty_tree(4, 4)
+    >>> tree, words, none = Tree.of(arrays), np.array([5, 5, 9], np.uint64), np.empty((3, 0), np.uint64)
+    >>> low, live, last = np.array([1, 2, 0], np.uint64), np.ones(3, np.uint8), np.arange(3)
+    >>> keys, row = Identities.of(words, low, none), np.int64(1 << 61)
+    >>> write_ordered(tree, keys, words, live, last, 0, row, np.int64(1 << 60), False)
+    3
+    >>> references, values, begins = np.empty(4, np.int64), np.empty(4, np.uint64), np.empty(2, np.int64)
+    >>> group = Identities.of(words, low[:0], none)
+    >>> read_groups(tree, group, np.array([9]), 0, np.uint64(1 << 60), references, values, begins, none)
+    2
     """
     found, near, dense = 0, np.int64(0), _is_dense(tree, begins.size)
     for g in range(begins.size - 1):

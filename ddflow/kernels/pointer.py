@@ -1,26 +1,11 @@
 """Memory by address and 128-bit products, for the kernels that gather bytes and mix hashes.
 
-Invariant: every function here means the same thing compiled and not compiled.  A compiled kernel gets one machine
-instruction (or one ``memmove``); Python, or a run with ``NUMBA_DISABLE_JIT=1``, gets the plain function below, which
-reads the same bytes through ctypes.  That is not free: numba offers no pointers, so each function is lowered by hand,
-and the two bodies must be held together by tests.  Addresses and values are unsigned and 64 bits wide; loads widen with
-zeros, stores drop the high bits; any alignment is allowed (x86 and ARM load unaligned words at full speed), and words
-are in the machine's own byte order.
+Numba has no pointers, so each function is lowered by hand: to one machine instruction, or one ``memmove``. Not
+compiled, the plain function below reads the same bytes through ctypes. Addresses and values are unsigned words of 64
+bits; loads widen with zeros, stores drop the high bits; any alignment is allowed, in the byte order of the machine.
 
-What it does not do: check anything.  A wrong address crashes the process; the caller owns the bounds, and must keep the
-array that owns the memory alive for the whole call.
-
->>> import numpy as np
->>> words = np.array([0x0102030405060708, 0], dtype=np.uint64)
->>> here = words.ctypes.data
->>> hex(load_u16(here))
-'0x708'
->>> copy_bytes(here + 8, here, 4)
->>> hex(words[1])
-'0x5060708'
->>> low, high = mul128(np.uint64(2**63), np.uint64(6))
->>> int(low), int(high)
-(0, 3)
+Guarantees: every function means the same compiled and not compiled; a test compares both.
+Limits: nothing is checked. A wrong address crashes the process; the caller keeps the array of the memory alive.
 """
 
 import ctypes
@@ -96,7 +81,19 @@ def mulhi(a: Word, b: Word) -> np.uint64:
 
 
 def mul128(a: Word, b: Word) -> tuple[np.uint64, np.uint64]:
-    """Compute the 128-bit product as (low, high) words."""
+    """Compute the 128-bit product as (low, high) words.
+
+    >>> words = np.array([0x0102030405060708, 0], dtype=np.uint64)
+    >>> here = words.ctypes.data
+    >>> hex(load_u16(here))
+    '0x708'
+    >>> copy_bytes(here + 8, here, 4)
+    >>> hex(words[1])
+    '0x5060708'
+    >>> low, high = mul128(np.uint64(2**63), np.uint64(6))
+    >>> int(low), int(high)
+    (0, 3)
+    """
     product = (int(a) & _LOW) * (int(b) & _LOW)
     return np.uint64(product & _LOW), np.uint64(product >> 64)
 

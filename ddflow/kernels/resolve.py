@@ -1,23 +1,11 @@
-"""Resolving upserts: fold the events of each key, in time order, over what the key holds; emit the differences.
+"""Resolve upserts: fold the events of each key, in time order, over what the key holds; emit the differences.
 
-Invariant: for each key and time there is at most one net change, and it is spelled out: a retraction of exactly the row
-that was held, an assertion of exactly the row that won, nothing where they are equal. Every event gets one verdict.
-Who wins is decided by order words and a tie rule, not by place; what a key holds includes the order of a deleted key;
-and the same event may lose to another of its step or to the past. This is the loop of McSherry's "Upserts in
-differential dataflow" with the rulings of docs/semantics.md; this kernel is full-row replacement only. It sees
-identities, orders, hashes and row numbers, never payload, and changes no state.
+This is the loop of McSherry's "Upserts in differential dataflow" with the rulings of docs/semantics.md, for full-row
+replacement. Order words and a tie rule decide who wins, not places. A key holds the order of a deleted row, too.
 
->>> import numpy as np
->>> one = lambda *values: np.array(values, np.int64)
->>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
->>> orders, times = np.empty((2, 0), np.int64), one(5, 6)
->>> events = SortedEvents(few(0, 1), few(0, 2), words, words[:0], few(0, 2), times, orders, words)
->>> prior = Prior(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
->>> out = allocate_outcomes(2, 1, wide=False)
->>> resolve_keys(events, prior, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
-(3, 2, -1, 1, 0)
->>> (out.outcome >> OUTCOME & 7).tolist() == [APPLIED] * 2, (out.outcome & ROW).tolist(), (out.outcome < 0).tolist()
-(True, [0, 0], [False, True])
+Guarantees: a key has at most one net change at a time: the exact row that was held is retracted, and the one that won
+is asserted, nothing if they are equal. Every event gets one verdict.
+Limits: sees identities, orders, hashes and row numbers, never payload, and changes no state.
 """
 
 from __future__ import annotations
@@ -112,7 +100,19 @@ class Rules(NamedTuple):
 
 
 class Outcomes(NamedTuple):
-    """The outcome, written by `resolve_keys`: the first two by row, the versions by key, then time."""
+    """The outcome, written by `resolve_keys`: the first two by row, the versions by key, then time.
+
+    >>> one = lambda *values: np.array(values, np.int64)
+    >>> words, few = np.array([7, 8], np.uint64), lambda *values: np.array(values, np.int32)
+    >>> orders, times = np.empty((2, 0), np.int64), one(5, 6)
+    >>> events = SortedEvents(few(0, 1), few(0, 2), words, words[:0], few(0, 2), times, orders, words)
+    >>> prior = Prior(one(0), one(0), words[:1], np.empty((1, 0), np.int64))
+    >>> out = allocate_outcomes(2, 1, wide=False)
+    >>> resolve_keys(events, prior, Rules(0, LAST, True, False, 4), out)  # +row 0 at 5; -row 0, +row 1 at 6
+    (3, 2, -1, 1, 0)
+    >>> (out.outcome >> OUTCOME & 7).tolist() == [APPLIED] * 2, (out.outcome & ROW).tolist(), (out.outcome < 0).tolist()
+    (True, [0, 0], [False, True])
+    """
 
     outcome: Ints
     """int64[n]: see `OUTCOME`."""

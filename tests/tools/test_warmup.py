@@ -221,7 +221,7 @@ def _run_by_epochs() -> None:
 
 
 def _orders(n: int, seed: int) -> pa.Table:
-    """n events of made-up orders: all types, with nulls in all but the key."""
+    """Make n events of orders: all types, with nulls in all but the key."""
     draw = np.random.default_rng(seed)
     key = draw.integers(0, 5000, n)
 
