@@ -31,7 +31,7 @@ from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
 from ddflow.partitions.receipt import Committed
-from ddflow.partitions.stages import Stages, cut
+from ddflow.partitions.stages import Stages, cut_stages
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.inputs.spec import KeyedFrame
 from ddflow.plan.plan import Plan
@@ -249,7 +249,7 @@ def schema(flow: Flow) -> StructType:
 def _cut_single_stage(flow: Plan) -> Stages:
     """Cut a flow that is a single stage. Raises `SpecError`, naming the parts that need more."""
     asked, run_it = "a flow as one stage", "use spark_bridge.run(flow, frames)"
-    stages = cut(flow)
+    stages = cut_stages(flow)
     for what, names in (("inputs", [*flow.inputs]), ("outputs", [*flow.outputs, *flow.side_outputs()])):
         if len(names) != 1:
             raise SpecError(asked, f"it has {len(names)} {what}, {names}", f"keep one, or {run_it}")
@@ -290,7 +290,7 @@ def _run_lazily(
     """
     for name in (name for name, value in given.items() if value is not None):
         raise SpecError(f"run with {name}=", "there is no state", Phrase("give ", Option("state"), ", or leave it out"))
-    cut(flow)
+    cut_stages(flow)
     flow, outputs = flow.frozen(), shapes(flow)
     columns = {name: check_columns(flow, name, frame, streaming=False) for name, frame in frames.items()}
     for name in flow.inputs:
@@ -307,7 +307,7 @@ def _run_lazily(
     known: dict[tuple[Any, ...], DataFrame] = {}
     out = _Frames()
     for name, shape in outputs.items():
-        stages, key = cut(flow, only=name), _list_inputs(flow, name)
+        stages, key = cut_stages(flow, only=name), _list_inputs(flow, name)
         frame = known.setdefault(key, union(chunks[each] for each in key))
         for stage in range(stages.stages):
             last = stage == stages.stages - 1
@@ -483,7 +483,7 @@ def explain(flow: Flow | str, frames: Mapping[str, KeyedFrame | DataFrame] | Non
     stage 1: sums 0 by [city] of project; count; by_city
     """
     of = plan_query(flow, frames)[0] if isinstance(flow, str) else flow
-    stages = cut(of)
+    stages = cut_stages(of)
     return Explained(f"{of.explain()}\n\n{stages}")
 
 

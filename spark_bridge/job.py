@@ -39,7 +39,7 @@ from ddflow.errors.base import replace_texts
 from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
 from ddflow.metrics import Metrics
-from ddflow.partitions.chunks import PACKED, added, chunk_limits, chunk_schema
+from ddflow.partitions.chunks import PACKED, add_digests, chunk_limits, chunk_schema
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs
 from ddflow.partitions.epoch_start import EpochStart, Version
@@ -234,7 +234,7 @@ class Job:
         for what, count, digest in chunks:
             name = names[what]
             rows[name] = rows.get(name, 0) + count
-            digests[name] = added(digests.get(name, bytes(16)), bytes(digest))
+            digests[name] = add_digests(digests.get(name, bytes(16)), bytes(digest))
         return self.coordinator.replayed(epoch, rows, {name: digest.hex() for name, digest in digests.items()})
 
     def _past_digests(self, past: PastSchemas) -> PastDigests:

@@ -18,7 +18,7 @@ from ddflow.columns.layout import offset_width
 from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.schema import empty, one_batch, one_chunk, plain_size, updates_schema
 from ddflow.errors import Misrouted
-from ddflow.partitions.messages import Said, joined
+from ddflow.partitions.messages import Said, join_said
 from ddflow.partitions.stages import Exchange, Stages
 from ddflow.storage.closing import Closing
 from ddflow.storage.files.arrow_file import restored
@@ -59,7 +59,7 @@ class Origin(NamedTuple):
     [(0, '0000000007', 41, 1), (1, '0000000007', 40, 2)]
     >>> unpack(payload_at(chunks.column("payload"), 1), rows.schema, 2).to_pydict()
     {'n': [10, 12]}
-    >>> total = added(*chunks.column("digest").to_pylist())
+    >>> total = add_digests(*chunks.column("digest").to_pylist())
     >>> total == digests(hashes, np.zeros(1, np.int64))[0].as_py()
     True
     """
@@ -116,7 +116,7 @@ def digests(hashes: Words, starts: Ints) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), starts.size, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def added(*each: bytes) -> bytes:
+def add_digests(*each: bytes) -> bytes:
     """Add digests up, in any order; `NO_ROWS` adds nothing.  O(digests)."""
     first = sum(int.from_bytes(digest[:8], "little") for digest in each)
     second = sum(int.from_bytes(digest[8:], "little") for digest in each)
@@ -224,14 +224,14 @@ def packed_sums(
     """
     for number, table in sorted(tables.items()):
         names = list(cut.exchanges[number].by)
-        for part in sliced(table, *chunk_limits(partitions)):
+        for part in slice_rows(table, *chunk_limits(partitions)):
             rows = one_batch(part.combine_chunks())
             high, _ = identities(rows.select(names), secret, rows.num_rows)
             origin = Origin.one("", 0, rows.num_rows)
             yield pack(rows, partition_of(high, partitions), row_hashes(rows, secret), origin, -1 - number)
 
 
-def sliced(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
+def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
     """Slice a table or batch by limits of rows and bytes; each slice has at least one row.  O(slices)."""
     size = plain_size(rows) if rows.num_rows > 1 else 0
     if rows.num_rows <= most_rows and size <= most_bytes:
@@ -240,7 +240,7 @@ def sliced(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
         return
     step = max(min(most_rows, rows.num_rows * most_bytes // max(size, 1), rows.num_rows - 1), 1)
     for begin in range(0, rows.num_rows, step):
-        yield from sliced(rows.slice(begin, step), most_rows, most_bytes)
+        yield from slice_rows(rows.slice(begin, step), most_rows, most_bytes)
 
 
 def packed_said(said: Mapping[int, str], what: int) -> pa.RecordBatch:
@@ -293,14 +293,14 @@ class ShuffleReader(Closing):
 
     >>> import ddflow as dd
     >>> from ddflow.columns.hashing import Secret
-    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.partitions.stages import cut_stages
     >>> from ddflow.partitions.partitioner import Partitioner
     >>> flow = dd.Flow()
     >>> orders = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
     >>> _ = flow.output("orders", orders)
     >>> route = Partitioner(flow, "orders", 1, Secret(1, 2), chunk_rows=2)
     >>> chunks = list(route([pa.record_batch({"id": [3, 1, 2], "city": ["Bern", "Basel", "Chur"]})], origin=0))
-    >>> with ShuffleReader(cut(flow), stage=0, number=0) as shuffle:
+    >>> with ShuffleReader(cut_stages(flow), stage=0, number=0) as shuffle:
     ...     for chunk in reversed(chunks):
     ...         shuffle.take(chunk)
     ...     shuffle.rows, shuffle.input("orders").read_all().column("id").to_pylist()
@@ -368,13 +368,13 @@ class ShuffleReader(Closing):
             if number >= 0:
                 name = self.names[number]
                 self.rows[name] = self.rows.get(name, 0) + rows[i]
-                self._digests[name] = added(self._digests.get(name, NO_ROWS), digest[i])
+                self._digests[name] = add_digests(self._digests.get(name, NO_ROWS), digest[i])
 
     def _record_messages(self, said: list[tuple[int, str]]) -> None:
         """Keep what tasks say of messages.  Raises `BadMessage` if these are of two tables."""
         for number, text in said:
             name = self.names[number]
-            self.said[name] = joined(name, self.said.get(name), Said.read(text))
+            self.said[name] = join_said(name, self.said.get(name), Said.read(text))
 
     def _check(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for chunks of another task."""

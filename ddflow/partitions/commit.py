@@ -15,13 +15,13 @@ Traceback (most recent call last):
 ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 2 partitions: there is no receipt of partitions [0, ...
 
 >>> kept = (Epoch(7, (), 4), Epoch(8, (), 5))
->>> told("shop", Feed("a", 5), Feed("a", 6), kept), told("shop", Feed("a", 5), Feed("a", 4), kept).epoch
-(None, 7)
->>> told("shop", Feed("a", 5), Feed("b", 0), kept)
+>>> [find_batch_epoch("shop", Feed("a", 5), Feed("a", batch), kept) for batch in (6, 4)]
+[None, Epoch(epoch=7, calls=(), batch=4, digest='', written=None)]
+>>> find_batch_epoch("shop", Feed("a", 5), Feed("b", 0), kept)
 Traceback (most recent call last):
     ...
 ddflow.errors.FeedChanged: give batch 0 of query 'b' to shop: the state is fed by query 'a', whose last batch is 5; ...
->>> told("shop", Feed("a", 5), Feed("b", 0), kept, adopt=True)
+>>> find_batch_epoch("shop", Feed("a", 5), Feed("b", 0), kept, adopt=True)
 """
 
 import warnings
@@ -52,7 +52,7 @@ from ddflow.errors import (
     WrongMode,
 )
 from ddflow.partitions.epoch_start import EpochStart, Growth, Version, address_of, own
-from ddflow.partitions.messages import Said, heard
+from ddflow.partitions.messages import Said, load_heard
 from ddflow.partitions.receipt import (
     OWED,
     ROWS,
@@ -61,15 +61,15 @@ from ddflow.partitions.receipt import (
     LiveFiles,
     Receipt,
     call_digest,
-    followed,
+    check_files_exist,
+    check_names,
+    extend_past,
     gather,
     greatest,
-    look,
-    look_for,
-    together,
+    join_outputs,
 )
 from ddflow.partitions.rewrite import GrowthPlan
-from ddflow.partitions.stages import cut, regrouped
+from ddflow.partitions.stages import cut_stages, find_regrouped
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import step_times
 from ddflow.storage.closing import on_failure
@@ -149,7 +149,7 @@ AGAIN: Final = Phrase(
 """The warning about a source that is read again."""
 
 
-def told(
+def find_batch_epoch(
     where: str,
     now: Feed | None,
     asked: Feed,
@@ -208,7 +208,7 @@ def told(
         )
     found = next((each for each in kept if each.batch == asked.batch), None)
     if found is None and not asked.query and asked.batch == 0:
-        raise restarted(where, now, asked, checkpoint)
+        raise restart_error(where, now, asked, checkpoint)
     if found is None:
         raise EpochSkipped(
             what,
@@ -219,7 +219,7 @@ def told(
     return found
 
 
-def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
+def restart_error(where: str, now: Feed, asked: Feed, checkpoint: str | None = None) -> FeedChanged:
     """Build the error for a query without an id whose batches are numbered again from 0."""
     return FeedChanged(
         f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
@@ -229,7 +229,7 @@ def restarted(where: str, now: Feed, asked: Feed, checkpoint: str | None = None)
     )
 
 
-def bound(now: Feed | None, asked: Feed | None) -> Feed | None:
+def next_feed(now: Feed | None, asked: Feed | None) -> Feed | None:
     """Return the feed of a state after a batch, or after an epoch without one.  Pure."""
     if asked is None or now is None:
         return asked or now
@@ -286,7 +286,7 @@ class EpochDriver:
 
     def __init__(self, flow: Plan, log: EpochLog, wanted: Wanted) -> None:
         """Read the inventories of a state.  Raises `CorruptState`."""
-        self.flow, self.cut, self.log, self.given = flow, cut(flow), log, wanted
+        self.flow, self.cut, self.log, self.given = flow, cut_stages(flow), log, wanted
         manifest, stages = log.manifest_log.manifest, self.cut.stages
         # What was never committed has no partitions yet, whatever its maker wanted.
         self.partitions = manifest.partitions if manifest.inventories else wanted.partitions or manifest.partitions
@@ -297,7 +297,7 @@ class EpochDriver:
         self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, stages, self.partitions)
         self._owed: Mapping[str, Output] = {}
         log.resume(self.live.names())
-        self.heard = heard(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
+        self.heard = load_heard(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
         self._start: EpochStart | None = None
         self._past: tuple[tuple[tuple[str, ...], ...], ...] = ()
         self._feed: FeedRecord | None = None
@@ -332,7 +332,7 @@ class EpochDriver:
         """
         flow, size = flow.frozen(), parse_size(memory)
         wanted = Wanted(partitions, default_partitions, outputs, trust, keep, retain, size, checkpoint)
-        cut(flow)  # a plan that has no place on Spark is refused before anything is made
+        cut_stages(flow)  # a plan that has no place on Spark is refused before anything is made
         log = EpochLog.open(
             flow,
             state,
@@ -346,7 +346,7 @@ class EpochDriver:
         )
         with on_failure(log.close):
             many, before = log.manifest_log.manifest.partitions > 1, log.change.before
-            if many and before is not None and (moved := regrouped(before, log.flow)):
+            if many and before is not None and (moved := find_regrouped(before, log.flow)):
                 raise PlanChanged(
                     f"open {log.manifest_log.store.where} with this plan",
                     f"{log.change.text}; rows of {moved} are told apart by it, and would be in other partitions",
@@ -381,7 +381,7 @@ class EpochDriver:
             if epoch is not None:
                 raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
             self._asked = feed
-            return told(where, manifest.feed, feed, manifest.receipts, adopt, self.given.checkpoint)
+            return find_batch_epoch(where, manifest.feed, feed, manifest.receipts, adopt, self.given.checkpoint)
         return None if epoch is None else self.log.find_committed(epoch, f"epoch {epoch} of {where}")
 
     def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
@@ -395,7 +395,7 @@ class EpochDriver:
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
             if now is not None and asked is not None and began_anew(now, asked, epoch):
-                raise restarted(self.log.manifest_log.store.where, now, asked, self.given.checkpoint)
+                raise restart_error(self.log.manifest_log.store.where, now, asked, self.given.checkpoint)
             more = ", and the plan has other columns since" if self.log.past(epoch.epoch) is not None else ""
             raise ReplayMismatch(
                 f"give epoch {epoch.epoch} of {self.log.manifest_log.store.where} again",
@@ -507,7 +507,7 @@ class EpochDriver:
             raise SpecError(f"finish epoch {start.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
         taken, whole = self._gather_receipts(start, receipts)
         live = self.live.after(self.log.manifest_log.store, taken)
-        whole = replace(whole, outputs=together(self._owed, whole.outputs))
+        whole = replace(whole, outputs=join_outputs(self._owed, whole.outputs))
         call = self._call(start, whole)
         manifest = self.manifest
         kept = self.log.receipts(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
@@ -525,10 +525,10 @@ class EpochDriver:
             partitions=self.partitions,
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)),
-            feed=bound(manifest.feed, feed),
+            feed=next_feed(manifest.feed, feed),
             fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
         )
-        self._past = followed(self.live.parts, live.parts, self._past)
+        self._past = extend_past(self.live.parts, live.parts, self._past)
         self.live, self._start, self._owed = live, None, {}
         for name, each in self.heard.items():
             for found in each.hear(whole.said.get(name, Said())):
@@ -550,8 +550,10 @@ class EpochDriver:
                 "begin it, and give what that returns",
             )
         taken, whole = gather(receipts, start.version.digest, self.cut.stages, self.partitions)
-        look(self.cut, taken, folder=self.log.outputs.sink is not None)
-        look_for(self.log.manifest_log.store, self.log.outputs.sink, start.epoch, taken, set(self.live.inventories))
+        check_names(self.cut, taken, folder=self.log.outputs.sink is not None)
+        check_files_exist(
+            self.log.manifest_log.store, self.log.outputs.sink, start.epoch, taken, set(self.live.inventories)
+        )
         return taken, whole
 
     def acknowledge(self) -> None:

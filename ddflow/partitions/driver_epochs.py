@@ -39,9 +39,9 @@ from ddflow.errors import CorruptState, PlanChanged, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.updates import time_column
 from ddflow.partitions.commit import EpochDriver
-from ddflow.partitions.epoch_start import Version, address_of, gone
+from ddflow.partitions.epoch_start import Version, address_of, expired_error
 from ddflow.partitions.receipt import OWED
-from ddflow.partitions.stages import StageGraph, cut, placed
+from ddflow.partitions.stages import StageGraph, cut_stages, place_collections
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
@@ -66,7 +66,7 @@ class ByPartition(NamedTuple):
     >>> orders = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
     >>> cities = flow.output("cities", orders.project(["city"]))
     >>> by_city = flow.output("by_city", cities.count())
-    >>> shared(flow, "orders"), shared(flow, "by_city"), shared(flow, "cities")
+    >>> find_partitioning(flow, "orders"), find_partitioning(flow, "by_city"), find_partitioning(flow, "cities")
     (ByPartition(stage=0, by=('id',)), ByPartition(stage=1, by=('city',)), None)
     """
 
@@ -74,10 +74,10 @@ class ByPartition(NamedTuple):
     by: tuple[str, ...] | None
 
 
-def shared(flow: Plan, name: str) -> ByPartition | None:
+def find_partitioning(flow: Plan, name: str) -> ByPartition | None:
     """Return how an output or an input is split over partitions; None if it must be read whole.  O(nodes)."""
     try:
-        places, stages = placed(flow), cut(flow)
+        places, stages = place_collections(flow), cut_stages(flow)
     except SpecError:  # it has no outputs
         return None
     node = flow.outputs.get(name) or flow.inputs[name]
@@ -115,7 +115,7 @@ class Share(Reading):
     def __init__(self, store: Store, manifest: Manifest, flow: Plan, stage: int, number: int) -> None:
         stored = StoredInventory.read(store, manifest.inventories[stage * manifest.partitions + number])
         store.ahead(stored.text.names)
-        graph = StageGraph(cut(flow), stage, Secret(*manifest.secret))
+        graph = StageGraph(cut_stages(flow), stage, Secret(*manifest.secret))
         super().__init__(Dataflow(flow, graph, Budget(None, None)))
         ids = node_ids(flow)
         if missing := sorted(ids[node] for node in graph.keeping if ids[node] not in stored.of.operators):
@@ -136,7 +136,7 @@ def read_updates(
 ) -> pa.Table:
     """Read an output or an input of a version as updates.  O(bytes opened).
 
-    ``share``: a stage and a partition, as `shared` says; None for all of it.  ``as_of``, ``after``: as in
+    ``share``: a stage and a partition, as `find_partitioning` says; None for all of it.  ``as_of``, ``after``: as in
     `contents`.  Raises as `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
     """
     with closing(version.opened("read")) as store:
@@ -146,7 +146,7 @@ def read_updates(
             reading = Snapshot(store, manifest, plan) if share is None else Share(store, manifest, plan, *share)
         except CorruptState:
             if version.number not in store.numbers():
-                raise gone(store, version.number) from None
+                raise expired_error(store, version.number) from None
             raise
         return contents(reading, name, as_of, after)
 
@@ -167,10 +167,10 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
     if DIFF not in node.updates_schema(kind).names:
         raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
     table = changes(graph, node, reading.closed(f"changes of {name!r} after {as_shown(after, kind)}", after), time)
-    return stamped(table, time, node.updates_schema(kind))
+    return stamp_time(table, time, node.updates_schema(kind))
 
 
-def stamped(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
+def stamp_time(table: pa.Table, time: int, schema: pa.Schema) -> pa.Table:
     """Add a column of one time to rows and their ``_diff``.  ``schema``: of the updates.  O(rows)."""
     times = time_column(np.full(table.num_rows, time), schema.field(len(schema) - 2).type)
     columns = [table.column(name) for name in schema.names[:-2]]
@@ -203,7 +203,7 @@ class DriverEpochs(KeptEpochs):
             return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
         version = Version(address_of(log.store), self.driver.given.trust, manifest.number, log.digest)
-        parts = shared(self.flow, name) if manifest.partitions > 1 else None
+        parts = find_partitioning(self.flow, name) if manifest.partitions > 1 else None
         if parts is None:
             return read_updates(version, self.flow, name, None)
         shares = [(parts.stage, number) for number in range(manifest.partitions)]
@@ -221,7 +221,7 @@ class DriverEpochs(KeptEpochs):
             return None
         blobs = receipt.calls[0].outputs[name].blobs
         if key != () and len(blobs) > 1:
-            found = shared(self.flow, name) if name in self.flow.outputs else None
+            found = find_partitioning(self.flow, name) if name in self.flow.outputs else None
             if found is None or (key is not None and not (found.by is not None and set(found.by) <= set(key))):
                 return None
         return partial(each, receipt, name, blobs)

@@ -82,14 +82,14 @@ class Version(NamedTuple):
         except CorruptState:
             if self.number in store.numbers():
                 raise
-            raise gone(store, self.number) from None
+            raise expired_error(store, self.number) from None
 
     def _compare(self, store: Store, what: str) -> None:
         try:
             found = digest(store.manifest(self.number))
         except CorruptState:
             if store.numbers()[-1:] > [self.number]:
-                raise gone(store, self.number) from None
+                raise expired_error(store, self.number) from None
             raise StateRefused(
                 self._describe_request(what), f"its manifest {self.number} is not there", REMEDY
             ) from None
@@ -110,7 +110,7 @@ def address_of(store: Store) -> str | MemoryStore:
     return store if isinstance(store, MemoryStore) else store.where
 
 
-def gone(store: Store, number: int) -> SnapshotExpired:
+def expired_error(store: Store, number: int) -> SnapshotExpired:
     """Build the error for a manifest that was swept away after a look at it."""
     return SnapshotExpired(
         f"manifest {number} of {store.where}",

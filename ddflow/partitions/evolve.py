@@ -37,7 +37,7 @@ from ddflow.errors import Evolve, Phrase, PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
 from ddflow.partitions.rewrite import NewState, Rewrite, Rewritten, leave_out, same_plan
 from ddflow.partitions.rewrite_task import NOTHING
-from ddflow.partitions.stages import Stages, cut, uncut
+from ddflow.partitions.stages import Stages, as_one_stage, cut_stages
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import PlanChange, compare
 from ddflow.plan.evolve import carried, evolved_to, refuse_slips, timed, with_shared_sides
@@ -102,7 +102,7 @@ class Evolved(NamedTuple):
 
 def cut_for(plan: Plan, partitions: int) -> Stages:
     """Cut a plan for a state of so many partitions; one partition needs no stages."""
-    return uncut(plan) if partitions == 1 else cut(plan)
+    return as_one_stage(plan) if partitions == 1 else cut_stages(plan)
 
 
 class Evolution:

@@ -6,7 +6,7 @@ theirs must be the same, and the first one also the columns; receipts bring all 
 the next epoch what is known. So a task of a later epoch knows a message of another table when it reads it.
 
 >>> one, other = Said("orders", ("id",), ("id", "n")), Said("shop.orders", ("n",))
->>> joined("orders", one, other)
+>>> join_said("orders", one, other)
 Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
 >>> [Said.read(text).had for text in one.texts(2).values()]
 [('id',), ()]
@@ -16,7 +16,7 @@ Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={}
 you want in the flow; rows from before have null there until their keys come again"]
 >>> driver.hear(Said(more=("city",)))
 []
->>> joined("orders", one, Said("people"))
+>>> join_said("orders", one, Said("people"))
 Traceback (most recent call last):
     ...
 ddflow.errors.BadMessage: messages for 'orders': some are of the table 'orders', others of 'people'; give those of ...
@@ -89,7 +89,7 @@ class Heard:
         return [*self.unseen.told(), *([found + remedy] if more else [])]
 
 
-def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
+def load_heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
     """Collect the knowledge of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
 
     O(bytes of the inventories); stops at the first with a table.  Raises `CorruptState`.
@@ -110,7 +110,7 @@ def heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
     }
 
 
-def joined(input: str, one: Said | None, other: Said) -> Said:
+def join_said(input: str, one: Said | None, other: Said) -> Said:
     """Join what two tasks say.  O(columns).  Raises `BadMessage` for messages of two tables."""
     if one is None:
         return other
@@ -122,12 +122,12 @@ def joined(input: str, one: Said | None, other: Said) -> Said:
     return Said(table, had, names, more, dict(Counter(one.tables) + Counter(other.tables)))
 
 
-def together(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:
-    """Join what many tasks say, by input.  Raises as `joined` does."""
+def join_all_said(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:
+    """Join what many tasks say, by input.  Raises as `join_said` does."""
     out = dict[str, Said]()
     for each in every:
         for name, said in each.items():
-            out[name] = joined(name, out.get(name), said)
+            out[name] = join_said(name, out.get(name), said)
     return out
 
 

@@ -44,7 +44,7 @@ from ddflow.partitions.chunks import (
     packed_said,
     payload_at,
     row_hashes,
-    sliced,
+    slice_rows,
     unpack,
     with_arrival,
 )
@@ -127,7 +127,7 @@ class Partitioner:
                     yield pa.Table.from_batches(chunk)
                 chunk, rows, size, schema = [], 0, 0, batch.schema
                 yield pa.Table.from_batches([], schema)
-            for piece in sliced(batch, self.chunk_rows, self.chunk_bytes):
+            for piece in slice_rows(batch, self.chunk_rows, self.chunk_bytes):
                 taken = plain_size(piece)
                 if chunk and (rows + piece.num_rows > self.chunk_rows or size + taken > self.chunk_bytes):
                     yield pa.Table.from_batches(chunk)

@@ -45,9 +45,9 @@ from ddflow.connectors.parquet.sink import Fragment, OutputFolder
 from ddflow.dataflow.inflow import add
 from ddflow.engine.checkpoint import Inventory
 from ddflow.errors import CorruptState, MissingReceipts, ReceiptsDisagree, SpecError, StateRefused
-from ddflow.partitions.chunks import added
+from ddflow.partitions.chunks import add_digests
 from ddflow.partitions.messages import Said
-from ddflow.partitions.messages import together as said_together
+from ddflow.partitions.messages import join_all_said as said_together
 from ddflow.partitions.stages import Stages
 from ddflow.storage.epochs import Output, check_files
 from ddflow.storage.fields import (
@@ -244,7 +244,7 @@ def gather(
             rows[name] += output.rows
     return taken, Contribution(
         rows=_sums(each.rows for each in taken),
-        digests=summed(each.digests for each in taken),
+        digests=sum_digests(each.digests for each in taken),
         counts=_sums(each.counts for each in taken),
         outputs={name: Output(tuple(blobs), rows[name]) for name, blobs in sorted(files.items())},
         greatest=greatest(each.greatest for each in taken),
@@ -257,7 +257,7 @@ def gather(
     )
 
 
-def together(one: Mapping[str, Output], other: Mapping[str, Output]) -> dict[str, Output]:
+def join_outputs(one: Mapping[str, Output], other: Mapping[str, Output]) -> dict[str, Output]:
     """Join the files that outputs gained in two steps, in the order of the outputs' names.  O(files)."""
     none = Output((), 0)
     pairs = {name: (one.get(name, none), other.get(name, none)) for name in sorted({*one, *other})}
@@ -276,13 +276,13 @@ def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[
     return out.hexdigest()
 
 
-def summed(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def sum_digests(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Add the digests of all rows by input, in any order.  O(digests)."""
     by_input = defaultdict(list)
     for each in digests:
         for name, digest in each.items():
             by_input[name].append(bytes.fromhex(digest))
-    return {name: added(*each).hex() for name, each in by_input.items()}
+    return {name: add_digests(*each).hex() for name, each in by_input.items()}
 
 
 def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -379,7 +379,7 @@ class LiveFiles:
         parts = by_level(store.where, given, stages, partitions)
         whole = len(given) == partitions == 1 < stages
         files = {
-            (stage, number): named(store, blob)
+            (stage, number): list_files(store, blob)
             for stage, blobs in enumerate(parts[:1] if whole else parts)
             for number, blob in enumerate(blobs)
         }
@@ -416,7 +416,7 @@ class LiveFiles:
                 "inventory of all stages, and others wrote their own",
                 "open the parts of all stages once, even where no rows came",
             )
-        return LiveFiles(parts, {(each.stage, each.number): named(store, each.inventory) for each in taken})
+        return LiveFiles(parts, {(each.stage, each.number): list_files(store, each.inventory) for each in taken})
 
     def _after(self, receipt: Receipt) -> frozenset[str]:
         before = self.files.get((receipt.stage, receipt.number), frozenset())
@@ -450,7 +450,7 @@ def by_level(where: str, given: tuple[Blob, ...], stages: int, partitions: int) 
     return tuple(given[at : at + partitions] for at in range(0, len(given), partitions))
 
 
-def followed(
+def extend_past(
     before: tuple[tuple[Blob, ...], ...],
     now: tuple[tuple[Blob, ...], ...],
     past: tuple[tuple[tuple[str, ...], ...], ...],
@@ -460,8 +460,8 @@ def followed(
     ``past``: the same for ``before``.  O(parts).
 
     >>> one, two = Blob("a.json", 1, b""), Blob("b.json", 1, b"")
-    >>> past = followed(((one, one),), ((two, one),), ())
-    >>> past, followed(((two, one),), ((one, two),), past)
+    >>> past = extend_past(((one, one),), ((two, one),), ())
+    >>> past, extend_past(((two, one),), ((one, two),), past)
     (((('a.json',), ()),), ((('b.json', 'a.json'), ('a.json',)),))
     """
     if not before:
@@ -473,12 +473,12 @@ def followed(
     )
 
 
-def named(store: Store, inventory: Blob) -> frozenset[str]:
+def list_files(store: Store, inventory: Blob) -> frozenset[str]:
     """Return the names of all files in an inventory.  O(bytes).  Raises `CorruptState`."""
     return frozenset(read(store, inventory).names)
 
 
-def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
+def check_names(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
     """Raise `CorruptState` for a receipt with names that the plan does not have.  O(receipts).
 
     ``folder``: whether outputs are in one.
@@ -498,7 +498,9 @@ def look(cut: Stages, taken: Sequence[Receipt], folder: bool) -> None:
             )
 
 
-def look_for(store: Store, sink: OutputFolder | None, epoch: int, taken: Sequence[Receipt], known: set[Blob]) -> None:
+def check_files_exist(
+    store: Store, sink: OutputFolder | None, epoch: int, taken: Sequence[Receipt], known: set[Blob]
+) -> None:
     """Raise `StateRefused` unless all new files exist, with the lengths in their receipts.  O(new files).
 
     Their readers compare the bytes.  Raises as the store does.

@@ -7,7 +7,7 @@ partitions. The work is in `ddflow.partitions.rewrite`.
 from ddflow.errors import SpecError
 from ddflow.metrics import Look
 from ddflow.partitions.rewrite import FindNewState, NewState, Rewrite, Rewritten, same_plan
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut_stages
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import PARTITIONS, Manifest
 from ddflow.storage.opening import State, Trust
@@ -23,7 +23,7 @@ def plan_rescale(partitions: int, flow: Plan | None = None) -> FindNewState:
 
     def find_new_state(store: Store, manifest: Manifest) -> NewState:
         plan = same_plan(manifest, flow, store.where, "rescale")
-        return NewState(cut(plan), partitions, f"rescale {manifest.partitions} -> {partitions}")
+        return NewState(cut_stages(plan), partitions, f"rescale {manifest.partitions} -> {partitions}")
 
     return find_new_state
 

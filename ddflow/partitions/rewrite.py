@@ -42,7 +42,7 @@ from ddflow.metrics import Look
 from ddflow.partitions.epoch_start import Growth, RewriteStart, Version
 from ddflow.partitions.receipt import TaskShares, by_level
 from ddflow.partitions.rewrite_task import NOTHING, lay_out, run_task
-from ddflow.partitions.stages import Stages, placed
+from ddflow.partitions.stages import Stages, place_collections
 from ddflow.plan.compatibility import PlanChange, plan_of
 from ddflow.plan.evolve import evolved
 from ddflow.plan.plan import Plan
@@ -353,7 +353,7 @@ def leave_out(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tupl
     O(nodes)."""
     schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in inputs}
     smaller, nodes = evolved(plan, schemas, only=plan.outputs.keys() - {*outputs})
-    before, now = placed(plan), placed(smaller)
+    before, now = place_collections(plan), place_collections(smaller)
     return smaller, any(before[old].by != now[new].by for old, new in nodes.items() if new.keeps)
 
 
@@ -364,7 +364,7 @@ class GrowthPlan:
     `CorruptState`.
 
     >>> import ddflow as dd
-    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.partitions.stages import cut_stages
     >>> from ddflow.storage.memory import MemoryStore
     >>> flow = dd.Flow()
     >>> people = flow.output("people", flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id")))
@@ -372,7 +372,7 @@ class GrowthPlan:
     ...     _ = engine.step({"people": [{"id": 1, "city": "Bern"}]})
     >>> _ = flow.output("by_city", people.count("city"))
     >>> change = PlanChange(outputs=["by_city"])
-    >>> growth = GrowthPlan(cut(flow), change, ManifestLog(store.writer(), newest(store), set()))
+    >>> growth = GrowthPlan(cut_stages(flow), change, ManifestLog(store.writer(), newest(store), set()))
     >>> growth.new.outputs, len(growth.new.operators), len(growth.write_inventories("owner", None))
     (('by_city',), 1, 2)
     """

@@ -47,7 +47,7 @@ from ddflow.operators.upsert.events import Events
 from ddflow.partitions.chunks import sort_by_group
 from ddflow.partitions.epoch_start import RewriteStart
 from ddflow.partitions.receipt import PartShare, TaskShares
-from ddflow.partitions.stages import Stages, placed, told_by
+from ddflow.partitions.stages import Stages, find_place_columns, place_collections
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.inputs.input import Binding, Input
 from ddflow.plan.text.codec import node_ids
@@ -103,10 +103,10 @@ def lay_out(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory
     counted as `GONE`.
 
     >>> import ddflow as dd
-    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.partitions.stages import cut_stages
     >>> flow = dd.Flow()
     >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
-    >>> made = lay_out(cut(flow), 0, [Inventory({}, {"of another plan": OperatorRecord([])}, {"applied": 7})])
+    >>> made = lay_out(cut_stages(flow), 0, [Inventory({}, {"of another plan": OperatorRecord([])}, {"applied": 7})])
     >>> made.operators, made.totals
     ({}, {'applied': 7})
     """
@@ -164,10 +164,13 @@ class _Task:
         for name, input in flow.inputs.items() if self.stage == 0 else ():
             for to, rows in self._split_input(name, input):
                 inputs[to][name] = rows
-        places, here = {} if start.partitions == start.before == 1 else placed(flow), start.cut.keeping(self.stage)
+        places, here = (
+            {} if start.partitions == start.before == 1 else place_collections(flow),
+            start.cut.keeping(self.stage),
+        )
         for node in flow.nodes:
             if node in here and node.open(self._context(node)).arrangements:
-                told = told_by(node, places[node]) if node in places else None
+                told = find_place_columns(node, places[node]) if node in places else None
                 for to, groups in self._split_operator(node, self.ids[node], told).items():
                     operators[to][self.ids[node]] = groups
         # What is written is deleted when nobody refers to it, until it is known to be of use.

@@ -9,7 +9,7 @@ agree without talking.
 >>> cities = flow.upserts("cities", {"city": pa.string(), "country": pa.string()}, dd.Upsert(key="city"))
 >>> paid = flow.output("paid", orders.filter("paid"))
 >>> by_city = flow.output("by_city", paid.count(by="city").join(cities, on="city"))
->>> print(cut(flow))
+>>> print(cut_stages(flow))
 stage 0: orders, cities, filter; paid; sums 0 by [city] of filter; sums 1 by [city] of cities
 stage 1: sums 0 by [city] of filter; sums 1 by [city] of cities; looks into cities of stage 0; count, join; by_city
 """
@@ -130,7 +130,7 @@ class Stages:
         return f"stage {stage}: {'; '.join(part for part in parts if part)}"
 
 
-def cut(flow: Plan, only: str | None = None) -> Stages:
+def cut_stages(flow: Plan, only: str | None = None) -> Stages:
     """Cut a flow into stages.  ``only``: the output that is wanted, as if there were no other.  O(nodes * exchanges).
 
     Pure.  Raises `SpecError` for a flow without inputs or outputs.
@@ -147,10 +147,10 @@ def cut(flow: Plan, only: str | None = None) -> Stages:
     return _Cutter(flow).cut()
 
 
-def regrouped(before: Plan, now: Plan) -> list[str]:
+def find_regrouped(before: Plan, now: Plan) -> list[str]:
     """Return the operators, by verb, and the inputs, by name, whose rows would be in other partitions.  The plan
     ``now`` has more columns, and tells their rows apart by more of them.  O(nodes)."""
-    ids, places = node_ids(now), placed(now)
+    ids, places = node_ids(now), place_collections(now)
     was = {name: node for node, name in node_ids(before).items()}
     kept = [node for node in now.nodes if node.keeps and node.inputs and ids.get(node) in was]
     moved = [node for node in kept if places[node].by == node.exchange()[0] != was[ids[node]].exchange()[0]]
@@ -159,14 +159,14 @@ def regrouped(before: Plan, now: Plan) -> list[str]:
     return [*apart, *(node.verb for node in moved)]
 
 
-def uncut(flow: Plan) -> Stages:
+def as_one_stage(flow: Plan) -> Stages:
     """Return a flow as one stage, for a state of one partition.  O(nodes)."""
     needed = walk_inputs([*flow.inputs.values(), *flow.outputs.values()])
     active = tuple(n for n, node in enumerate(flow.nodes) if node in needed)
     return Stages(flow, 1, (), (active,), ((*flow.side_outputs(), *flow.outputs),))
 
 
-def placed(flow: Plan) -> dict[Collection, Placement]:
+def place_collections(flow: Plan) -> dict[Collection, Placement]:
     """Compute the place of every collection.  O(nodes)."""
     places: dict[Collection, Placement] = {}
     input_keys: dict[Collection, Sequence[str]] = {
@@ -192,7 +192,7 @@ def placed(flow: Plan) -> dict[Collection, Placement]:
     return places
 
 
-def told_by(node: Collection, place: Placement) -> Columns | None:
+def find_place_columns(node: Collection, place: Placement) -> Columns | None:
     """Return the columns that say in which partition a row of an operator's state is; None if identities say it."""
     by = place.by or ()
     return None if by == node.exchange()[0] and not node.of_events else by
@@ -202,7 +202,7 @@ class _Cutter:
     """Finds the exchanges that outputs depend on, and from them the stages."""
 
     def __init__(self, flow: Plan) -> None:
-        self.flow, self.places = flow, placed(flow)
+        self.flow, self.places = flow, place_collections(flow)
         self.at = {node: n for n, node in enumerate(flow.nodes)}
         self.exchanges: dict[tuple[Any, ...], Exchange] = {}
         self.stage: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
@@ -280,11 +280,11 @@ class StageGraph(Graph):
     that a step sends on.
 
     >>> import pyarrow as pa, ddflow as dd
-    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.partitions.stages import cut_stages
     >>> flow = dd.Flow()
     >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert("id"))
     >>> _ = flow.output("by_city", people.count("city"))
-    >>> graph = StageGraph(cut(flow), 1, Secret(1, 2))
+    >>> graph = StageGraph(cut_stages(flow), 1, Secret(1, 2))
     >>> rows = pa.table({"city": ["Bern", "Bern"], "_time": [7, 7], "_diff": [2, 1]})
     >>> graph.came = {0: as_updates(rows, graph.cut.exchanges[0].schema)}
     >>> StageComputation(graph, {}, 7, UpdateBuffer(None, 0)).run().outputs["by_city"].to_pylist()

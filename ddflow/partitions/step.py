@@ -54,13 +54,13 @@ class StagePart:
 
     >>> import os, tempfile, ddflow as dd
     >>> from ddflow.partitions.commit import EpochDriver
-    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.partitions.stages import cut_stages
     >>> flow = dd.Flow()
     >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
     >>> with tempfile.TemporaryDirectory() as place:
     ...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), partitions=1)
     ...     start = coordinator.begin()
-    ...     part = StagePart(cut(flow), start, stage=0, number=0)
+    ...     part = StagePart(cut_stages(flow), start, stage=0, number=0)
     ...     rows = pa.table({"id": [1, 2]}).to_reader()
     ...     done = part.step(start, {"people": rows}, {}, {"people": 2}, {"people": "00" * 16})
     ...     committed = coordinator.finish(start, [done.receipt])
@@ -448,11 +448,11 @@ def compute_stage(
     held twice.  ``sums``: by exchange of this stage.  Raises as a step of an engine does.
 
     >>> import ddflow as dd
-    >>> from ddflow.partitions.stages import cut
+    >>> from ddflow.partitions.stages import cut_stages
     >>> flow = dd.Flow()
     >>> people = flow.upserts("people", {"id": pa.int64(), "name": pa.string()}, dd.Upsert(key="id"))
     >>> _ = flow.output("names", people.project("name").count())
-    >>> stages, rows = cut(flow), pa.table({"id": [1, 2, 1], "name": ["mcsherry", "zappa", "zappa"]})
+    >>> stages, rows = cut_stages(flow), pa.table({"id": [1, 2, 1], "name": ["mcsherry", "zappa", "zappa"]})
     >>> first = compute_stage(stages, 0, Secret(1, 2), {"people": rows}, {})
     >>> compute_stage(stages, 1, Secret(1, 2), {}, first.sent).outputs["names"].to_pylist()
     [{'name': 'zappa', 'count': 2, '_time': 0, '_diff': 1}]

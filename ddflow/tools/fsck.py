@@ -21,7 +21,7 @@ from ddflow.engine.checkpoint import Inventories, StoredInventory
 from ddflow.errors import Command, DdflowError, Phrase, SpecError
 from ddflow.metrics import Look
 from ddflow.operators.inputs import opened_input
-from ddflow.partitions.stages import placed, told_by
+from ddflow.partitions.stages import find_place_columns, place_collections
 from ddflow.plan.collection import Columns
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.evolve import PastSchemas, at
@@ -361,8 +361,12 @@ class _Check:
         graph, ids = Graph(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
         if manifest.partitions > 1:
-            places = placed(flow)
-            told = {ids[node]: told_by(node, places[node]) for node, each in graph.keeping.items() if each.arrangements}
+            places = place_collections(flow)
+            told = {
+                ids[node]: find_place_columns(node, places[node])
+                for node, each in graph.keeping.items()
+                if each.arrangements
+            }
             by = {name: columns for name, columns in told.items() if columns is not None}
         kept = {ids[node]: each for node, each in graph.keeping.items() if each.arrangements}
         return Operators(graph.inputs, kept, by)

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import MissingExtra, SpecError
-from ddflow.partitions.driver_epochs import shared
+from ddflow.partitions.driver_epochs import find_partitioning
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 
@@ -49,7 +49,7 @@ def list_shares(plan: Plan, name: str, manifest: Manifest) -> list[tuple[int, in
 
     O(nodes + partitions).
     """
-    if manifest.partitions == 1 or not manifest.inventories or (found := shared(plan, name)) is None:
+    if manifest.partitions == 1 or not manifest.inventories or (found := find_partitioning(plan, name)) is None:
         return [None]
     return [(found.stage, number) for number in range(manifest.partitions)]
 

@@ -27,7 +27,7 @@ from ddflow.columns.names import DIFF
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.updates import Updates, consolidated, ints
-from ddflow.partitions.driver_epochs import read_updates, stamped
+from ddflow.partitions.driver_epochs import read_updates, stamp_time
 from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.evolve import PastSchemas, at
@@ -282,7 +282,7 @@ class ChangeStream(StreamReader):
             diffs = both.column(DIFF).to_numpy()
             updates = Updates(both.select(rows.names).cast(rows), np.zeros(diffs.size, np.int32), diffs, ints(0))
             table = consolidated(updates, Secret.fresh()).to_table(rows, None)
-        return stamped(table, split.time, split.schema)
+        return stamp_time(table, split.time, split.schema)
 
     def _find_schema(self, plan: Plan) -> pa.Schema:
         """All columns of the output, those that are wanted among them."""

@@ -46,7 +46,7 @@ from ddflow.engine.read.history import check_readable
 from ddflow.engine.read.reads import told_only
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
-from ddflow.partitions.driver_epochs import partitions_with, read_updates, shared
+from ddflow.partitions.driver_epochs import find_partitioning, partitions_with, read_updates
 from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
 from ddflow.plan.plan import Plan
@@ -396,7 +396,7 @@ class Searcher(BatchReader):
                 rest.append(each)
         if self._plan is not None and len(self.parts) > 1:
             plan, manifest = self._plan
-            by = shared(plan, self.asked.name)
+            by = find_partitioning(plan, self.asked.name)
             assert by is not None, "it has several parts"
             numbers = partitions_with(by.by or (), self._list_values(), manifest)
             if numbers is not None:

@@ -21,7 +21,7 @@ import ddflow as dd
 from ddflow.columns.hashing import identities, partition_of
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import SchemaMismatch
-from ddflow.partitions.chunks import NO_ROWS, PACKED, added, chunk_schema, payload_at, unpack, with_arrival
+from ddflow.partitions.chunks import NO_ROWS, PACKED, add_digests, chunk_schema, payload_at, unpack, with_arrival
 from ddflow.partitions.partitioner import Partitioner, columns_there, tells_arrival
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
@@ -55,7 +55,7 @@ def seen(table: pa.Table) -> list[str]:
 
 
 def of_all(chunks: Sequence[dict[str, Any]]) -> bytes:
-    return added(NO_ROWS, *(c["digest"] for c in chunks))
+    return add_digests(NO_ROWS, *(c["digest"] for c in chunks))
 
 
 def batches_of(given: Any, schema: pa.Schema) -> list[pa.RecordBatch]:

@@ -22,7 +22,7 @@ from spark_session import counted
 import ddflow as dd
 from ddflow.operators.base import Context, Linear, Operator, Running
 from ddflow.partitions.rescale import rescale
-from ddflow.partitions.stages import cut, placed
+from ddflow.partitions.stages import cut_stages, place_collections
 from ddflow.plan.collection import Collection, Columns
 from ddflow.storage.memory import MemoryStore
 
@@ -188,14 +188,14 @@ def test_any_number_of_partitions_gives_what_one_engine_gives(
 
 def test_where_an_input_stands_it_is_looked_into_and_what_moves_is_sent_once() -> None:
     flow = flow_of(["by key", "keys of both", "of a count"], False)
-    stages = cut(flow)
+    stages = cut_stages(flow)
     sent = [(flow.nodes[each.of].verb, each.by, each.stage) for each in stages.exchanges if each.of < 3]
     assert sorted(sent) == [("input", ("customer",), 1), ("input", ("of",), 1)]
     looked = {stage: stages.lent(stage) for stage in range(stages.stages)}
     assert looked == {0: {}, 1: {0: [flow.inputs["customers"]]}, 2: {}}
     assert "looks into customers of stage 0" in str(stages)
     # What stands by the same columns on both sides does not move.
-    assert [each.number for each in cut(flow_of(["itself by key"], False)).exchanges] == []
+    assert [each.number for each in cut_stages(flow_of(["itself by key"], False)).exchanges] == []
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -227,9 +227,9 @@ def test_several_inputs_that_are_not_looked_up_meet_on_the_last_stage_of_theirs(
     orders = flow.inputs["orders"]
     made: Collection = Beside(flow, orders.schema, [orders, orders.filter("amount > 0")], True)
     flow.output("out", made.negate())
-    stages = cut(flow)
+    stages = cut_stages(flow)
     assert [(each.by, each.stage) for each in stages.exchanges] == [(("id",), 1), (("customer",), 1)]
-    assert placed(flow)[made].by == ("id",) and not stages.lent(1)
+    assert place_collections(flow)[made].by == ("id",) and not stages.lent(1)
 
 
 def test_a_part_that_looks_into_another_stage_sees_its_new_versions() -> None:

@@ -24,7 +24,7 @@ from ddflow.partitions.chunks import (
     PACKED,
     RECEIPT,
     Origin,
-    added,
+    add_digests,
     chunk_limits,
     chunk_schema,
     digests,
@@ -33,12 +33,12 @@ from ddflow.partitions.chunks import (
     packed_sums,
     payload_at,
     row_hashes,
-    sliced,
+    slice_rows,
     sums_schema,
     unpack,
     with_arrival,
 )
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut_stages
 
 SECRET = Secret(3, 5)
 
@@ -136,7 +136,7 @@ def test_a_digest_is_a_sum_over_rows(drawn: list[int], data: st.DataObject) -> N
         expected = sum(drawn[begin:end]) % 2**64, sum(h * h for h in drawn[begin:end]) % 2**64
         assert digest == b"".join(word.to_bytes(8, "little") for word in expected)
     shuffled = data.draw(st.permutations(each))
-    assert added(*shuffled) == added(NO_ROWS, *each) == digests(hashes, np.zeros(1, np.int64))[0].as_py()
+    assert add_digests(*shuffled) == add_digests(NO_ROWS, *each) == digests(hashes, np.zeros(1, np.int64))[0].as_py()
 
 
 def test_the_hash_of_a_row_knows_its_columns_by_name() -> None:
@@ -162,10 +162,10 @@ def test_more_is_packed_together_for_many_partitions_but_not_without_end() -> No
 
 def test_slices_are_no_larger_than_asked_but_for_a_single_row() -> None:
     table = pa.table({"s": ["x" * 100, "y" * 3, "z" * 3, "w" * 3]})
-    parts = list(sliced(table, 3, 30))
+    parts = list(slice_rows(table, 3, 30))
     assert pa.concat_tables(parts).equals(table) and parts[0].num_rows == 1
-    assert [p.num_rows for p in sliced(table, 3, 10**6)] == [3, 1]
-    assert list(sliced(table.slice(0, 0), 3, 30)) == []
+    assert [p.num_rows for p in slice_rows(table, 3, 10**6)] == [3, 1]
+    assert list(slice_rows(table.slice(0, 0), 3, 30)) == []
 
 
 @pytest.mark.parametrize("by", [["city"], ["city", "paid"], []])
@@ -173,7 +173,7 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
     flow = dd.Flow()
     orders = flow.upserts("o", {"id": pa.int64(), "city": pa.string(), "paid": pa.bool_()}, dd.Upsert("id"))
     flow.output("counts", orders.count(by))
-    plan = cut(flow)
+    plan = cut_stages(flow)
     schema, n = sums_schema(plan.exchanges[0]), 1000
     columns = {
         "city": [f"c{i % 50}" for i in range(n)],

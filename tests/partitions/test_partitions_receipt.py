@@ -15,7 +15,7 @@ from test_manifest import blobs, by_input, counts, digests, names, times
 
 from ddflow.errors import CorruptState
 from ddflow.partitions.messages import Said
-from ddflow.partitions.receipt import STAGES, Receipt, gather, greatest, summed
+from ddflow.partitions.receipt import STAGES, Receipt, gather, greatest, sum_digests
 from ddflow.storage.manifest import PARTITIONS, Output
 from ddflow.storage.protocol import Blob
 
@@ -196,5 +196,5 @@ def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance
 
 def test_digests_are_summed_word_by_word() -> None:
     most, one = "ff" * 8 + "00" * 8, "01" + "00" * 7 + "02" + "00" * 7
-    assert summed([{"a": most}, {"a": one}, {"b": one}]) == {"a": "00" * 8 + "02" + "00" * 7, "b": one}
+    assert sum_digests([{"a": most}, {"a": one}, {"b": one}]) == {"a": "00" * 8 + "02" + "00" * 7, "b": one}
     assert greatest([{"a": -3}, {"a": -7, "b": 1}]) == {"a": -3, "b": 1}

@@ -31,7 +31,14 @@ from ddflow.errors import (
     SpecError,
     StateRefused,
 )
-from ddflow.partitions.driver_epochs import ByPartition, Share, contents, partitions_with, read_updates, shared
+from ddflow.partitions.driver_epochs import (
+    ByPartition,
+    Share,
+    contents,
+    find_partitioning,
+    partitions_with,
+    read_updates,
+)
 from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
 from ddflow.storage.folder.local import LocalStore
@@ -40,7 +47,7 @@ from ddflow.storage.memory import MemoryStore
 
 def shares_of(store: Any, flow: dd.Flow, name: str) -> list[pa.Table]:
     """What the shares hold, one after the other; of a collection that is read whole, that."""
-    manifest, how = find_version(store), shared(flow, name)
+    manifest, how = find_version(store), find_partitioning(flow, name)
     if how is None or manifest.partitions == 1:
         return [contents(Snapshot(store, manifest, flow), name)]
     return [contents(Share(store, manifest, flow, how.stage, n), name) for n in range(manifest.partitions)]
@@ -66,7 +73,7 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
     flow = plan_of(find_version(store).plan, flow, "the state")  # whose joins may share their sides
     for name in (*flow.outputs, *flow.inputs):
         expected = contents(Snapshot(store, find_version(store), flow), name)
-        tables, how = shares_of(store, flow, name), shared(flow, name)
+        tables, how = shares_of(store, flow, name), find_partitioning(flow, name)
         assert counted(pa.concat_tables(tables)) == counted(expected), name
         assert counted(expected.drop(["_time"])) == counted(dd.read(store, name, flow=flow)), name
         for number, table in enumerate(tables if how is not None else ()):
@@ -83,14 +90,14 @@ def test_what_is_shared_and_what_is_not() -> None:
     flow = city_flow()
     flow.output("none", flow.inputs["orders"].project(["city"]))
     flow.output("together", flow.outputs["diff"].consolidate())
-    found = {name: shared(flow, name) for name in (*flow.outputs, *flow.inputs)}
+    found = {name: find_partitioning(flow, name) for name in (*flow.outputs, *flow.inputs)}
     assert found["orders"] == ByPartition(0, ("id",)) == found["paid"]
     assert found["by_city"] == ByPartition(1, ("city",))
     assert found["sizes"] == ByPartition(2, ("count",)) and found["all"] == ByPartition(1, ())
     assert found["diff"] is found["none"] is found["together"] is None
     back = dd.Flow()
     back.output("out", back.upserts("a", {"id": pa.int64()}, dd.Upsert("id")).to_upserts("id"))
-    assert shared(back, "out") == ByPartition(0, ("id",))
+    assert find_partitioning(back, "out") == ByPartition(0, ("id",))
 
 
 def test_a_key_is_looked_for_in_its_partition_only() -> None:
@@ -101,7 +108,7 @@ def test_a_key_is_looked_for_in_its_partition_only() -> None:
     hands = Hands(flow, store, 16, random.Random(1))
     hands.epoch({"a": pa.table({"a": [*range(50)], "b": [f"b{n}" for n in range(50)], "n": [7] * 50})})
     tables, manifest = shares_of(store, flow, "rows"), find_version(store)
-    how = shared(flow, "rows")
+    how = find_partitioning(flow, "rows")
     assert how == ByPartition(0, ("c", "a")) and sum(table.num_rows > 0 for table in tables) > 8
     for a in range(50):
         values = {"a": [pa.scalar(a)], "c": [pa.scalar(f"b{a}")], "n": [pa.scalar(7)]}
@@ -127,7 +134,7 @@ def test_times_and_changes_by_shares() -> None:
             engine.step({"orders": rows}, epoch)
         manifest = find_version(store)
         for name in ("paid", "by_city", "orders"):
-            how = shared(flow, name)
+            how = find_partitioning(flow, name)
             assert how is not None
             shares = [Share(store, manifest, flow, how.stage, n) for n in range(3)]
             then = pa.concat_tables([contents(share, name, as_of=1) for share in shares])

@@ -27,7 +27,7 @@ from ddflow.partitions.chunks import (
     PACKED,
     Origin,
     ShuffleReader,
-    added,
+    add_digests,
     pack,
     packed_receipts,
     packed_sums,
@@ -35,7 +35,7 @@ from ddflow.partitions.chunks import (
     sums_schema,
 )
 from ddflow.partitions.partitioner import Partitioner
-from ddflow.partitions.stages import Stages, cut
+from ddflow.partitions.stages import Stages, cut_stages
 
 
 def opened(columns: Any, spec: dd.Upsert | None = None) -> dd.Flow:
@@ -81,16 +81,16 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
     for number in range(partitions):
         home = np.flatnonzero(partition_of(high, partitions) == number).tolist()
         expected = whole.take(pa.array(home, pa.int64()))
-        with ShuffleReader(cut(flow), 0, number, memory, str(scratch)) as shuffle:
+        with ShuffleReader(cut_stages(flow), 0, number, memory, str(scratch)) as shuffle:
             for batch in shuffled(batches, data.draw(st.integers(0, 99)), number):
                 shuffle.take(batch)
             assert shuffle.rows == ({"s": len(home)} if home else {})
             assert (shuffle.input("s") is None) == (not home)
-            digest = added(digest, *(bytes.fromhex(each) for each in shuffle.digests.values()))
+            digest = add_digests(digest, *(bytes.fromhex(each) for each in shuffle.digests.values()))
             for _ in range(2 if home else 0):
                 assert seen(read(shuffle)) == seen(expected)
         assert os.listdir(scratch) == []
-    assert digest == added(NO_ROWS, *(d for batch in batches for d in batch["digest"].to_pylist()))
+    assert digest == add_digests(NO_ROWS, *(d for batch in batches for d in batch["digest"].to_pylist()))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "null"])  # which is no type of a column
@@ -115,7 +115,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
     for given_chunks in (chunks, halves):
         told = []
         for memory in (None, 0):
-            with ShuffleReader(cut(flow), 0, 0, memory, str(tmp_path)) as shuffle:
+            with ShuffleReader(cut_stages(flow), 0, 0, memory, str(tmp_path)) as shuffle:
                 for chunk in given_chunks:
                     shuffle.take(chunk)
                 table = read(shuffle)
@@ -153,7 +153,7 @@ def test_rows_of_a_kafka_partition_that_interleave_are_merged(
     flow = opened({"id": pa.int64()})
     batches = [b for task in range(tasks) for b in kafka(flow, offsets[task::tasks], task, chunk_rows=chunk_rows)]
     batches += kafka(flow, [5, 7], 11, partition=2)
-    with ShuffleReader(cut(flow), 0, 0, seed % 2 or None, str(tmp_path_factory.mktemp("scratch"))) as shuffle:
+    with ShuffleReader(cut_stages(flow), 0, 0, seed % 2 or None, str(tmp_path_factory.mktemp("scratch"))) as shuffle:
         for batch in shuffled(batches, seed):
             shuffle.take(batch)
         parts = list(shuffle.input("s") or ())
@@ -169,7 +169,7 @@ def test_events_with_the_same_offset_come_in_one_order_whatever_the_shuffle_does
         batches += list(Partitioner(flow, "s", 1, SECRET)([rows], task))
     told = set()
     for seed in range(9):
-        with ShuffleReader(cut(flow), 0, 0) as shuffle:
+        with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
             for batch in shuffled(batches, seed):
                 shuffle.take(batch)
             told.add(repr(read(shuffle).to_pylist()))
@@ -180,7 +180,7 @@ def counted() -> tuple[dd.Flow, Stages]:
     """Two stages behind the inputs: counts by city, then counts of those."""
     flow = opened({"id": pa.int64(), "city": pa.string()})
     flow.output("sizes", flow.outputs["s"].count("city", name="n").project(["n"]).count())
-    return flow, cut(flow)
+    return flow, cut_stages(flow)
 
 
 def sums(plan: Stages, number: int, rows: list[Any]) -> pa.Table:
@@ -236,12 +236,12 @@ def test_what_is_not_for_the_task_is_refused() -> None:
 
 def test_a_row_without_a_payload_only_calls_its_partition() -> None:
     call = pa.RecordBatch.from_pylist([{"to": 2}], PACKED)
-    with ShuffleReader(cut(opened({"id": pa.int64()})), 1, 2) as shuffle:
+    with ShuffleReader(cut_stages(opened({"id": pa.int64()})), 1, 2) as shuffle:
         shuffle.take(call)
         shuffle.take(call.slice(0, 0))
         assert (shuffle.rows, shuffle.receipts, shuffle.input("s")) == ({}, [], None)
     with (
-        ShuffleReader(cut(opened({"id": pa.int64()})), 0, 1) as shuffle,
+        ShuffleReader(cut_stages(opened({"id": pa.int64()})), 0, 1) as shuffle,
         raises(Misrouted),
     ):
         shuffle.take(call)
@@ -253,7 +253,7 @@ def test_large_types_are_read_as_well() -> None:
     (batch,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1, 2]})], 0)
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     wide = batch.cast(pa.schema([field.with_type(large.get(field.type, field.type)) for field in PACKED]))
-    with ShuffleReader(cut(flow), 0, 0) as shuffle:
+    with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
         shuffle.take(wide)
         assert read(shuffle).column("id").to_pylist() == [1, 2]
 
@@ -261,10 +261,10 @@ def test_large_types_are_read_as_well() -> None:
 def test_columns_that_are_not_there_stay_away() -> None:
     flow = opened({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
     (batch,) = Partitioner(flow, "s", 1, SECRET, ("id", "at"))([pa.record_batch({"at": [1], "id": [2]})], 0)
-    with ShuffleReader(cut(flow), 0, 0, columns={"s": ("id", "at")}) as shuffle:
+    with ShuffleReader(cut_stages(flow), 0, 0, columns={"s": ("id", "at")}) as shuffle:
         shuffle.take(batch)
         assert read(shuffle).to_pylist() == [{"id": 2, "at": 1}]
-    with ShuffleReader(cut(flow), 0, 0) as shuffle:
+    with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
         shuffle.take(batch)
         with raises(Misrouted):
             read(shuffle)
@@ -274,7 +274,7 @@ def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
     flow = opened({"id": pa.int64()})
     route = Partitioner(flow, "s", 1, SECRET, chunk_rows=1000)
     batches = list(route([pa.record_batch({"id": range(40_000)})], 0))
-    shuffle = ShuffleReader(cut(flow), 0, 0, 800_000, str(tmp_path))
+    shuffle = ShuffleReader(cut_stages(flow), 0, 0, 800_000, str(tmp_path))
     held = []
     for batch in batches:
         shuffle.take(batch)
@@ -292,7 +292,7 @@ def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
 def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path) -> None:
     flow = opened({"id": pa.int64()})
     (batch,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
-    shuffles = [ShuffleReader(cut(flow), 0, 0, 0, str(tmp_path)) for _ in range(3)]
+    shuffles = [ShuffleReader(cut_stages(flow), 0, 0, 0, str(tmp_path)) for _ in range(3)]
     for shuffle in shuffles:
         shuffle.take(batch)
     for shuffle in shuffles:
@@ -300,7 +300,7 @@ def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path
         shuffle.close()
     assert os.listdir(tmp_path) == []
     with (
-        ShuffleReader(cut(flow), 0, 0, 0, str(tmp_path / "gone")) as shuffle,
+        ShuffleReader(cut_stages(flow), 0, 0, 0, str(tmp_path / "gone")) as shuffle,
         raises((SpillRefused, OSError)),
     ):
         shuffle.take(batch)

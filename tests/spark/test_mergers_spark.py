@@ -12,7 +12,7 @@ from spark_session import assert_same, frame_of, locally
 
 import ddflow as dd
 import spark_bridge
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut_stages
 
 pytestmark = pytest.mark.together("spark")
 
@@ -66,4 +66,4 @@ def test_code_of_ones_own_gives_on_spark_what_it_gives_locally(spark: SparkSessi
 
 
 def test_a_plan_for_spark_says_where_the_values_of_a_machine_become_rows() -> None:
-    assert str(cut(flow(), only="status")).splitlines() == ["stage 0: a, b, c, unnest, d; status"]
+    assert str(cut_stages(flow(), only="status")).splitlines() == ["stage 0: a, b, c, unnest, d; status"]

@@ -15,7 +15,7 @@ from stages_by_hand import by_hand
 import ddflow as dd
 import spark_bridge
 from ddflow.errors import DdflowError, ExpressionError, NotSingle
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut_stages
 
 pytestmark = pytest.mark.together("spark")
 
@@ -51,7 +51,7 @@ FAILING: list[tuple[Tables, type[DdflowError], str]] = [
 
 
 def test_rows_that_failed_are_brought_together_on_the_last_stage() -> None:
-    stages = cut(flow_of())
+    stages = cut_stages(flow_of())
     tests = [each for each in stages.exchanges if each.tests is not None]
     assert {stages.flow.nodes[each.tests].verb for each in tests if each.tests is not None} == {"project", "single"}
     assert {each.stage for each in tests} == {stages.stages - 1}

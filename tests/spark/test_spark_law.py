@@ -24,7 +24,7 @@ from strategies import events, row_of, scenarios, some, splits
 import ddflow as dd
 import spark_bridge
 from ddflow.errors import DdflowError
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut_stages
 from spark_bridge.types import from_spark, loose
 
 pytestmark = pytest.mark.together("spark")
@@ -69,7 +69,7 @@ def opened(case: Case) -> tuple[dd.Flow, Parts, dict[str, pa.Table]]:
         inputs[name] = flow.upserts(name, schema_of(input["columns"]), spec_of(input["spec"]))
     for name, expression in scenario["outputs"].items():
         flow.output(name, plan(expression, inputs, False))
-    note(str(cut(flow)))
+    note(str(cut_stages(flow)))
     given_ = {name: [to_arrow(scenario["inputs"][name]["columns"], rows) for rows in parts[name]] for name in parts}
     return flow, given_, locally(flow, {name: pa.concat_tables(tables) for name, tables in given_.items()})
 

@@ -21,7 +21,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.columns.hashing import Secret
 from ddflow.errors import Misrouted, NullKey, SchemaMismatch, SpecError, TieRefused
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut_stages
 from ddflow.partitions.step import compute_stage
 from spark_bridge.job import router
 from spark_bridge.tasks import BATCH_ROWS, OnlyStage, RunStage
@@ -47,7 +47,7 @@ def flow_of(spec: dd.Upsert | None = None) -> tuple[dd.Flow, dd.Collection]:
 
 def shuffles(flow: dd.Flow) -> list[tuple[str, ...]]:
     """By what rows are brought together after the shuffle by key."""
-    return [each.by for each in cut(flow).exchanges]
+    return [each.by for each in cut_stages(flow).exchanges]
 
 
 def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
@@ -57,7 +57,7 @@ def batches(table: pa.Table, rows: int = 2) -> list[pa.RecordBatch]:
 def test_a_filter_of_an_input_is_one_stage() -> None:
     flow, orders = flow_of()
     flow.output("paid", orders.filter("paid"))
-    assert (shuffles(flow), cut(flow).stages) == ([], 1)
+    assert (shuffles(flow), cut_stages(flow).stages) == ([], 1)
 
 
 def test_a_count_by_the_key_needs_no_second_shuffle_whatever_the_key_is_called_by_then() -> None:
@@ -95,7 +95,7 @@ def test_a_count_of_everything_brings_one_update_a_time_together() -> None:
     flow, orders = flow_of()
     flow.output("n", orders.count(by=[]))
     assert shuffles(flow) == [()]
-    (sums,) = compute_stage(cut(flow), 0, SECRET, {"orders": ROWS}, {}).sent.values()
+    (sums,) = compute_stage(cut_stages(flow), 0, SECRET, {"orders": ROWS}, {}).sent.values()
     assert sums.column("_diff").to_pylist() == [3]
     assert plain(by_hand(flow, {"orders": [ROWS]}, 3)["n"]) == [(3, 0, 1)]
 
@@ -106,7 +106,7 @@ def test_a_column_that_is_called_all_is_not_the_count_of_everything() -> None:
     named = input.project(["all"])
     flow.output("each", named.count(by=["all"]))
     flow.output("n", named.count(by=[]))
-    assert [each.schema.field(0).type for each in cut(flow).exchanges] == [pa.string(), pa.bool_()]
+    assert [each.schema.field(0).type for each in cut_stages(flow).exchanges] == [pa.string(), pa.bool_()]
     rows = pa.table({"k": [1, 2, 3], "all": ["a", "b", "a"]})
     assert_by_hand(flow, {"s": [rows]})
 
@@ -133,7 +133,7 @@ def test_an_output_alone_takes_no_stage_that_only_others_need() -> None:
     paid = flow.output("paid", orders.filter("paid"))
     cities = flow.output("cities", paid.project(["city"]).count())
     flow.output("sizes", cities.count(by=["count"], name="n"))
-    stages = {name: cut(flow, only=name).stages for name in (*flow.outputs, *flow.side_outputs())}
+    stages = {name: cut_stages(flow, only=name).stages for name in (*flow.outputs, *flow.side_outputs())}
     assert stages == {"paid": 1, "cities": 2, "sizes": 3, "orders.events": 1}
     assert_by_hand(flow, {"orders": [ROWS.slice(0, 1), ROWS.slice(1)]})
 
@@ -142,7 +142,7 @@ def test_a_flow_without_outputs_is_refused() -> None:
     flow, _ = flow_of()
     for only in (None, "out"):
         with raises(SpecError):
-            cut(flow, only)
+            cut_stages(flow, only)
 
 
 def assert_by_hand(flow: dd.Flow, given: dict[str, list[pa.Table]]) -> None:
@@ -244,7 +244,7 @@ def test_the_schema_of_a_flow_is_in_sparks_types() -> None:
 
 
 def only_stage(flow: dd.Flow) -> OnlyStage:
-    stages = cut(flow)
+    stages = cut_stages(flow)
     assert stages.stages == 1
     return OnlyStage(stages, SECRET)
 
@@ -327,7 +327,7 @@ def test_partial_sums_meet_in_the_partition_of_their_row() -> None:
     flow.output("by_f", input.count(by="f"))
     values = [0.0, -0.0, float("nan"), -float("nan"), None, 1.5, 2.5] * 3
     events = pa.table({"k": range(21), "f": values})
-    (sums,) = compute_stage(cut(flow), 0, SECRET, {"s": events.slice(0, 7)}, {}).sent.values()
+    (sums,) = compute_stage(cut_stages(flow), 0, SECRET, {"s": events.slice(0, 7)}, {}).sent.values()
     assert Counter(sums.column("_diff").to_pylist()) == {2: 2, 1: 3}
     expected = pa.table({"f": [0.0, float("nan"), None, 1.5, 2.5], "n": [6, 6, 3, 3, 3], "t": [0] * 5, "d": [1] * 5})
     found = by_hand(flow, {"s": [events.slice(begin, 7) for begin in range(0, 21, 7)]}, 5)["by_f"]
@@ -340,7 +340,7 @@ def test_a_chunk_of_another_partition_is_refused() -> None:
     chunks = list(router(flow, "orders", 2, SECRET, ("id",))([pa.record_batch({"id": range(99)})], 0))
     assert {to for chunk in chunks for to in chunk.column("to").to_pylist()} == {0, 1}
     with raises(Misrouted):
-        list(RunStage(cut(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))
+        list(RunStage(cut_stages(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))
 
 
 # -- the package ------------------------------------------------------------------------------------------------------

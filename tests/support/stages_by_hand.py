@@ -14,7 +14,7 @@ from doors import plain
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.partitions.chunks import PACKED
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut_stages
 from spark_bridge.job import router
 from spark_bridge.tasks import RunStage
 from spark_bridge.types import shapes, to_spark
@@ -31,7 +31,7 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
             packed += by((to_spark(batch, "a test") for batch in table.to_batches(max_chunksize=3)), origin)
     out = {}
     for name, shape in shapes(flow).items():
-        stages, chunks = cut(flow, only=name), packed
+        stages, chunks = cut_stages(flow, only=name), packed
         for stage in range(stages.stages):
             last = stage == stages.stages - 1
             task = RunStage(stages, stage, SECRET, partitions, columns, name if last else None)
