@@ -20,7 +20,7 @@ import numpy as np, pyarrow as pa, pyarrow.compute as pc
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.partitions.commit import EpochDriver
-from ddflow.partitions.stages import cut
+from ddflow.partitions.stages import cut_stages
 from ddflow.partitions.step import StagePart
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.chunks import ShuffleReader
@@ -32,7 +32,7 @@ spec = dd.Upsert("k", order_by="t") if mode == "epoch" else dd.Upsert("k", time=
 rows = flow.upserts("s", schema, spec)
 flow.output("rows", rows)
 flow.output("by_v", rows.count(["v"]))
-PLAN = cut(flow.frozen())
+PLAN = cut_stages(flow.frozen())
 
 def batches(total):
     for begin in range(0, total, 10_000):
