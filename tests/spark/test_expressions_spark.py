@@ -235,7 +235,7 @@ TOLD: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
 
 
 def test_what_spark_said_is_kept_of_every_case_over_these_rows() -> None:
-    anew = "run PYTHONPATH=tests python tests/spark/test_expressions_spark.py, which asks Spark anew"
+    anew = "run PYTHONPATH=tests:tests/support python tests/spark/test_expressions_spark.py, which asks Spark anew"
     assert len(SAME) == len(set(SAME)) > 400 and len(split(FAIL)) > 40
     assert [list(TOLD["same"]), list(TOLD["fail"]), list(TOLD["refused"])] == [SAME, split(FAIL), split(REFUSED)], anew
     assert TOLD["rows"] == digest(), anew

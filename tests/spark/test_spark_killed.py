@@ -29,8 +29,6 @@ from ddflow.connectors.parquet.folder import folder_name
 
 pytestmark = pytest.mark.together("spark")
 
-HERE = Path(__file__).parent.parent
-
 
 def rows_of(number: int) -> pa.Table:
     """The rows of a file: keys meet again, orders go up and down."""
@@ -41,8 +39,7 @@ def rows_of(number: int) -> pa.Table:
 
 def driven(folder: Path, point: str, batch: int, partitions: int) -> subprocess.CompletedProcess[str]:
     given = [sys.executable, "-m", "spark_faults.driving", str(folder), point, str(batch), str(partitions)]
-    path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(given, capture_output=True, text=True, timeout=240, env={**os.environ, "PYTHONPATH": path})
+    return subprocess.run(given, capture_output=True, text=True, timeout=240)
 
 
 def whole_outputs(folder: Path, epoch: int) -> dict[str, list[pa.Table]]:

@@ -2,7 +2,7 @@
 
 Mutants are read in child processes, so that a signal is seen: a child tells the seed of each mutant before it reads it,
 has 128 MB of memory more than it has taken already, and 20 seconds a mutant.  What comes out is touched all over.  By
-hand: ``PYTHONPATH=tests python tests/storage/test_hostile.py arrow 17 1`` reads mutant 17.
+hand: ``PYTHONPATH=tests:tests/support python tests/storage/test_hostile.py arrow 17 1`` reads mutant 17.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import random
 import resource
 import subprocess
@@ -30,7 +29,6 @@ from ddflow.storage.manifest import FORMAT, newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
-HERE = Path(__file__).parent.parent
 KINDS = ("plain", "ranked", "held-back", "spilled", "compressed", "sheets")
 ODD = (
     0,
@@ -160,8 +158,7 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
 def run(kind: str, folder: Path, seeds: range) -> None:
     """Attack in a child process, whose memory is bounded."""
     child = [sys.executable, __file__, kind, str(folder), str(seeds.start), str(seeds.stop)]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))}
-    done = subprocess.run(child, capture_output=True, text=True, timeout=3000, check=False, env=found)
+    done = subprocess.run(child, capture_output=True, text=True, timeout=3000, check=False)
     at = done.stdout.strip().splitlines()[-1:] or ["none"]
     assert done.returncode == 0, f"{kind}, seed {at[0]}: exit code {done.returncode}\n{done.stderr[-3000:]}"
     assert int(at[0]) == seeds[-1]

@@ -58,6 +58,7 @@ _VARYING: Final = (
     (re.compile(r"\b[\d,]+(?= bytes are free)"), "N"),
     (re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{6,8}\b"), "LSN"),
     (re.compile(r"\bgw\d+\b"), "WORKER"),
+    (re.compile(r'(?<=\.py", line )\d+|(?<=\.py \()\d+'), "N"),
     (re.compile(r"/[^\s'\"]*/bin/python[\d.]*"), "PYTHON"),
 )
 
