@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.formats.base import Format, Target, decoded
+from ddflow.connectors.formats.base import Format, Target, decode_messages
 from ddflow.connectors.formats.messages import Messages
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
@@ -49,7 +49,7 @@ class Decode(Task):
         first, target = 0, self.target
         for batch in batches:
             given = pa.Table.from_batches([batch.rename_columns(list(self.names))])
-            made = decoded(self.format, given, target, first)
+            made = decode_messages(self.format, given, target, first)
             target = target._replace(table=made.table)
             rows, at = made.rows, pa.array(made.at)
             for name in self.beside:

@@ -22,7 +22,7 @@ from ddflow.cli.say import Tick, say
 from ddflow.cli.words import in_shell
 from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
-from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, named
+from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, kind_of_ending
 from ddflow.connectors.files.places import STDIN
 from ddflow.connectors.files.reader import declare
 from ddflow.errors import (
@@ -108,7 +108,7 @@ def parse_kind(format: str | None) -> Kind | None:
     if format is None:
         return None
     try:
-        return MESSAGES if parse_format(format) is not None else named(format)
+        return MESSAGES if parse_format(format) is not None else kind_of_ending(format)
     except SpecError as error:
         words = ", ".join([*FORMATS, f"{KCAT}..."])
         raise replace_texts(error, fix=error.fix + f"; of messages: {words}") from None

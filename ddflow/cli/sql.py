@@ -68,14 +68,14 @@ class NamedTable(NamedTuple):
 
 def parse_table(text: str) -> NamedTable:
     """Parse a table of the command line.  Raises `typer.BadParameter`."""
-    from ddflow.connectors.files.file_path import WRITING, cut
+    from ddflow.connectors.files.file_path import WRITING, split_options
 
     match = _NAMED.fullmatch(text)
     if match is None:
         more = " (a name has letters, digits and _ only, and begins with no digit)" if "=" in text else ""
         raise typer.BadParameter(f"{text}: write NAME=FILE[:key=COLUMNS], such as orders=orders.parquet:key=id{more}")
     try:
-        return NamedTable(match[1], *cut(match[2], (*OPTIONS, *WRITING), f"{match[1]}="))
+        return NamedTable(match[1], *split_options(match[2], (*OPTIONS, *WRITING), f"{match[1]}="))
     except SpecError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -106,9 +106,11 @@ def table_options(name: str, parts: Sequence[NamedTable]) -> Options:
 def table_files(options: Options, of_all: "FileOptions") -> "FileOptions":
     """Return the options of a table's files: the common ones, and its own.  Raises `SpecError`."""
     from ddflow.cli.input_files import parse_kind
-    from ddflow.connectors.files.file_path import RENAME, writing
+    from ddflow.connectors.files.file_path import RENAME, collect_text_options
 
-    said: dict[str, Any] = {{"null": "nulls"}.get(name, name): value for name, value in writing(options).items()}
+    said: dict[str, Any] = {
+        {"null": "nulls"}.get(name, name): value for name, value in collect_text_options(options).items()
+    }
     if RENAME in said:
         said[RENAME] = tuple(said[RENAME].items())
     if "format" in said:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from ddflow.columns.names import split_qualified
 from ddflow.connectors import sinks, sources
 from ddflow.connectors.api import Mode, Source, TableSink
-from ddflow.connectors.files.file_path import FULL, WRITING, FilePath, cut, writing
+from ddflow.connectors.files.file_path import FULL, WRITING, FilePath, collect_text_options, split_options
 from ddflow.connectors.kafka.source import CONFIG
 from ddflow.connectors.landing.source import LandedFiles
 from ddflow.errors import SpecError
@@ -81,8 +81,8 @@ def _files(where: str) -> dict[str, Any]:
     >>> _files("beds.csv:delimiter=;:dates=%d.%m.%Y:dates=%d.%m.%Y %H:%M")["pattern"].dates
     ('%d.%m.%Y', '%d.%m.%Y %H:%M')
     """
-    pattern, options = cut(where, WRITING, "files:")
-    given = writing(options)
+    pattern, options = split_options(where, WRITING, "files:")
+    given = collect_text_options(options)
     return {"pattern": FilePath(pattern, **given) if given else pattern, "full": FULL in options}
 
 

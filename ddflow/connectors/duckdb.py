@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import quoted
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.file_database import FileDatabase, split
+from ddflow.connectors.file_database import FileDatabase, split_columns
 from ddflow.connectors.sql_table import SqlTable, no_records
 from ddflow.errors import SourceFailed, UnreadableInput, import_extra
 from ddflow.storage.address import refuse_secret
@@ -58,10 +58,10 @@ class DuckDBSource(FileDatabase):
         duckdb = driver()
         try:
             with self._connect_to_read(duckdb) as connection:
-                there = connection.sql(f"select * from {self.selected} limit 0").to_arrow_table().schema
-                schema, others = split(schema, there.names, all_of_it)
+                there = connection.sql(f"select * from {self.operand} limit 0").to_arrow_table().schema
+                schema, others = split_columns(schema, there.names, all_of_it)
                 names = ", ".join(quoted(name) for name in schema.names)
-                rows = connection.sql(f"select {names} from {self.selected}").to_arrow_table()
+                rows = connection.sql(f"select {names} from {self.operand}").to_arrow_table()
                 return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}
         except duckdb.Error as error:
             # No such table or column: waiting does not help.

@@ -43,14 +43,14 @@ def at_path(given: Any, error: DdflowError) -> DdflowError:
     """Make an error of rows from the path ``given`` name its file and row.  O(1), and looks at the file."""
     from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
     from ddflow.connectors.files.file_path import dialect_of
-    from ddflow.connectors.files.places import STDIN, listed
+    from ddflow.connectors.files.places import STDIN, list_places
 
     path = os.fspath(given)
     files = [path]
     if path == STDIN:  # which cannot be looked at again
         return error
     with suppress(DdflowError, OSError):
-        files = [each.name for each in listed([path], dialect_of(given).kind)]
+        files = [each.name for each in list_places([path], dialect_of(given).kind)]
     if len(files) == 1 and error.row is not None:
         with (
             suppress(DdflowError, OSError),
@@ -79,14 +79,14 @@ def at_spots(spots: Sequence[tuple[Spot, int]]) -> Iterator[None]:
             if error.row is not None:
                 files = [_spot(spots, error.row)[0]]
             name_rows(error, lambda row: f"row {_spot(spots, row)[1]:,}", files[0] if len(files) == 1 else "")
-            replace_texts(error, asked=Phrase(f"{named(files)}: ", error.asked))
+            replace_texts(error, asked=Phrase(f"{list_files(files)}: ", error.asked))
         raise
 
 
-def named(files: Sequence[str]) -> str:
+def list_files(files: Sequence[str]) -> str:
     """List files for messages: only the first and the last if there are more than a few.
 
-    >>> named(["a.csv", "b.csv"]), named(["1.csv", "2.csv", "3.csv", "4.csv"])
+    >>> list_files(["a.csv", "b.csv"]), list_files(["1.csv", "2.csv", "3.csv", "4.csv"])
     ('a.csv, b.csv', '1.csv ... 4.csv (4 files)')
     """
     return f"{files[0]} ... {files[-1]} ({len(files):,} files)" if len(files) > FEW else ", ".join(files)

@@ -5,7 +5,7 @@ that come while it is read are read the next time. Another table than the positi
 replace the others; another query is read, whatever the file looks like. Nothing is locked but by the database's own
 reader. A column that is gone is left out of the rows; at the first read it is an error, because it was never there.
 
->>> FileDatabase.stamped("/no/such/file")
+>>> FileDatabase.read_stamp("/no/such/file")
 Traceback (most recent call last):
     ...
 ddflow.errors.SourceFailed: read /no/such/file: there is no such file; check the path
@@ -74,12 +74,12 @@ class FileDatabase(Source):
         return WholeFile(self, name, schema, position)
 
     @property
-    def selected(self) -> str:
+    def operand(self) -> str:
         """Operand of ``from``: a table or a query."""
         return self.table if self.table.startswith("(") else ".".join(map(quoted, self.table.split(".")))
 
     @staticmethod
-    def stamped(path: str) -> list[int]:
+    def read_stamp(path: str) -> list[int]:
         """Return sizes and times of a file and of its write-ahead log, if any."""
         found = list[int]()
         for each in (path, f"{path}-wal", f"{path}.wal"):
@@ -114,7 +114,7 @@ class WholeFile(OpenSource):
         if self.ended or monotonic() - self._looked < LOOK:
             return None
         self._looked, now = monotonic(), time()
-        there = DatabasePosition(table=self.of.table, stamp=self.of.stamped(self.of.path))
+        there = DatabasePosition(table=self.of.table, stamp=self.of.read_stamp(self.of.path))
         self._asked = True
         if there == self.position:
             self.reached = now
@@ -136,10 +136,10 @@ def same_table(name: str, was: str, now: str) -> None:
         raise SpecError(f"read {name!r} from the table {now!r}", found, f"name {was}; or begin a new state")
 
 
-def split(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
+def split_columns(schema: pa.Schema, there: Sequence[str], all_of_it: bool) -> tuple[pa.Schema, list[str]]:
     """Split a schema into the fields to read, and list the other existing columns.  Case does not count.
 
-    >>> split(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
+    >>> split_columns(pa.schema({"id": pa.int64(), "old": pa.int64()}), ["ID", "new"], False)
     (id: int64, ['new'])
     """
     have, asked = ({name.casefold() for name in names} for names in (there, schema.names))

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.api import OpenSink, TableShape, TableSink, TargetRecord
-from ddflow.connectors.table_shape import is_written, new_columns, refused, vanished
+from ddflow.connectors.table_shape import build_refusal, build_vanished, is_written, new_columns
 
 Own = Callable[[pa.DataType], pa.DataType | None]
 """What a format makes of a type that others treat otherwise; None for the rest."""
@@ -132,7 +132,7 @@ class LakeTable(OpenSink):
         """Raise `SinkRefused` for columns that the format cannot hold: their type in the table is null."""
         if lost := [field.name for field in self.schema if pat.is_null(field.type)]:
             shown = ", ".join(f"{name!r}, {self.shape.schema.field(name).type}" for name in lost)
-            raise refused(self.shape, self.place, f"it cannot hold {shown}", "project it to another type")
+            raise build_refusal(self.shape, self.place, f"it cannot hold {shown}", "project it to another type")
 
     def prepare(self) -> None:
         """Create the table, or compare its columns and add new ones."""
@@ -158,7 +158,7 @@ class LakeTable(OpenSink):
         Raises `SinkAhead` for another epoch, `SinkRefused` if there is no table or it lost a column.
         """
         if (table := self._load()) is None:
-            raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
+            raise build_vanished(now.output, self.place, now.epoch if before is None else before.epoch)
         if is_written(self._record(table), now, before, self.place):
             return None
         self._lacking(self.shape._replace(had=frozenset(self.schema.names)), table)

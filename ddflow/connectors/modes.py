@@ -27,7 +27,7 @@ from ddflow.columns.sorting import sort
 from ddflow.connectors.api import Mode, TableChanges
 from ddflow.connectors.files.writers import json_objects
 from ddflow.connectors.formats.cells import CellForm, cells_as, shape_of
-from ddflow.connectors.formats.parse import objects
+from ddflow.connectors.formats.parse import parse_objects
 from ddflow.errors import CountOverflow, NotUnique, SinkRefused
 from ddflow.kernels.accumulate import net_changes
 
@@ -104,7 +104,7 @@ def rows_of(written: pa.Table, schema: pa.Schema) -> pa.Table:
     Raises `SinkRefused` for a message that ddflow did not write.
     """
     shape = {field.name: shape_of(field.type) for field in schema}
-    found, wrong = objects(one_chunk(written.column("value")), {"before": shape, "after": shape})
+    found, wrong = parse_objects(one_chunk(written.column("value")), {"before": shape, "after": shape})
     parts = []
     for name, diff in (("before", -1), ("after", 1)):
         made = _cast_structs(pc.struct_field(found, name).drop_null(), schema, bool(wrong.any()))
@@ -120,7 +120,7 @@ def texts_of(rows: pa.Table) -> pa.Array:
 
 def rows_as(texts: pa.Array, schema: pa.Schema) -> pa.Table:
     """Parse rows from the texts of `texts_of`.  O(bytes).  Raises `SinkRefused` for other texts."""
-    found, wrong = objects(texts, {field.name: shape_of(field.type) for field in schema})
+    found, wrong = parse_objects(texts, {field.name: shape_of(field.type) for field in schema})
     return _cast_structs(found, schema, bool(wrong.any()))
 
 
@@ -158,7 +158,7 @@ RETRACT: Final = "_retract"
 KINDS: Final = ("delete", "insert", "update_preimage", "update_postimage")
 
 
-def shaped(mode: Mode, updates: pa.Schema) -> pa.Schema:
+def mode_schema(mode: Mode, updates: pa.Schema) -> pa.Schema:
     """Return the columns of a table in a mode, for an output whose updates have these columns."""
     row = [field for field in updates if field.name not in (TIME, DIFF, DELETED)]
     if mode == "changelog":
@@ -196,7 +196,7 @@ def changes(
     if DIFF not in updates.schema.names:  # events, such as messages that could not be read: each is a row
         updates = updates.append_column(DIFF, pa.array(np.ones(updates.num_rows, np.int64)))
     of = _net(updates, key, secret)
-    schema = shaped(mode, updates.schema)
+    schema = mode_schema(mode, updates.schema)
     if mode == "upsert":
         return _upserts(of, key or (), schema)
     if mode == "debezium":
@@ -219,13 +219,13 @@ def changes(
     return TableChanges(None, _repeat_rows(rows, of.diffs).cast(schema), kinds.size)
 
 
-def folded(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
+def fold_rows(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
     """Read the rows of a table in a mode, with ``_diff``, for an output with these updates.
 
     O(n).  Raises `SinkRefused`.
     """
     if mode == "debezium":
-        return rows_of(table, shaped("upsert", updates))
+        return rows_of(table, mode_schema("upsert", updates))
     diffs: Ints = np.ones(table.num_rows, np.int64)
     if mode == "changelog":
         gone = pa.array(["delete", "update_preimage"])
@@ -253,7 +253,7 @@ def with_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.T
     return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
 
 
-def among(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
+def mark_among(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
     """Mark the rows that equal some key; null equals null.  Both have the same columns.  O(n log keys)."""
     (high, low), (of, beside) = (identities(each.combine_chunks(), secret) for each in (rows, keys))
     found = np.isin(high, of)
@@ -264,7 +264,7 @@ def among(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
     return found
 
 
-def netted(updates: pa.Table, secret: Secret) -> pa.Table:
+def net_updates(updates: pa.Table, secret: Secret) -> pa.Table:
     """Net the updates of one time.  O(n)."""
     of = _net(updates, None, secret)
     times = updates.column(TIME).slice(0, 1).take(pa.array(np.zeros(of.diffs.size, np.int64)))

@@ -6,7 +6,7 @@ of all, in ``attached``. A library that one needs is imported when it is opened.
 
 >>> files("landing/*.csv").kind
 'files'
->>> misread("postgres", {"lsn": 7})
+>>> find_misfit("postgres", {"lsn": 7})
 'Expected `str`, got `int` - at `$.lsn`'
 """
 
@@ -302,34 +302,34 @@ def _kind(kind: str) -> type[Source]:
     return next((each for each in kinds if each.kind == kind), Source)
 
 
-def said(kind: str, position: Any) -> str:
+def describe_position(kind: str, position: Any) -> str:
     """Describe a position of a kind of source in the terms of that source.  O(its size).
 
-    >>> said("delta", {"table": "0", "version": 7, "rows": None}), said("others", [7])
+    >>> describe_position("delta", {"table": "0", "version": 7, "rows": None}), describe_position("others", [7])
     ('version 7', '[7]')
     """
-    return cut((Source if misread(kind, position) else _kind(kind)).said(position))
+    return cut((Source if find_misfit(kind, position) else _kind(kind)).said(position))
 
 
-def without(kind: str, position: Any, inputs: Collection[str]) -> Any:
+def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
     """Return a position of a kind of source without some inputs that were dropped.
 
-    >>> without("files", [7], ["orders"])
+    >>> drop_inputs("files", [7], ["orders"])
     [7]
     """
-    return position if misread(kind, position) else _kind(kind).without(position, inputs)
+    return position if find_misfit(kind, position) else _kind(kind).without(position, inputs)
 
 
-def placed(kind: str, place: int) -> int | str:
+def describe_place(kind: str, place: int) -> int | str:
     """Describe the ``_position`` of an event in the terms of its kind of source.
 
-    >>> placed("postgres", 23803720), placed("files", 7)
+    >>> describe_place("postgres", 23803720), describe_place("files", 7)
     ('0/16B3748', 7)
     """
     return _kind(kind).placed(place)
 
 
-def misread(kind: str, position: Any) -> str | None:
+def find_misfit(kind: str, position: Any) -> str | None:
     """Return why a position in a manifest is invalid for a kind of source; None if it is valid.  O(its size)."""
     try:
         convert(position, _kind(kind).positions)

@@ -22,8 +22,8 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import quoted
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
-from ddflow.connectors.modes import among
-from ddflow.connectors.table_shape import is_written, lacking, refused, vanished
+from ddflow.connectors.modes import mark_among
+from ddflow.connectors.table_shape import build_refusal, build_vanished, find_lacking, is_written
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, first_line, translate
 
 RECORDS: Final = "_ddflow_written"
@@ -108,7 +108,7 @@ class SqlTable(OpenSink):
         def to_ours(error: Exception) -> SinkFailed | SinkRefused:
             said = f"{type(error).__name__}: {first_line(error) if str(error) else ''}"  # without the statement
             if isinstance(error, self.refusals):
-                return refused(self.shape, self.place, said, self.remedy(error))
+                return build_refusal(self.shape, self.place, said, self.remedy(error))
             return SinkFailed(f"{asked} {self.place}", said, self.cure(error))
 
         return translate((*self.refusals, *self.failures), to_ours)
@@ -170,7 +170,7 @@ class SqlTable(OpenSink):
                         made = f"create {kind} {called} on {name} ({key})"
                         self.execute(made + (self.unique or ""))
                 return
-            for column in lacking(self.shape, there, wanted, self.place, self.type_of):
+            for column in find_lacking(self.shape, there, wanted, self.place, self.type_of):
                 self.execute(f"alter table {name} add column {quoted(column)} {wanted[column]}")
 
     @property
@@ -181,7 +181,7 @@ class SqlTable(OpenSink):
     def _require_type(self, field: pa.Field) -> str:
         kind = self.type_of(field.type)
         if kind is None:
-            raise refused(
+            raise build_refusal(
                 self.shape,
                 self.place,
                 f"it cannot hold {field.name!r}, {field.type}",
@@ -199,7 +199,7 @@ class SqlTable(OpenSink):
             if is_written(self._record(), now, before, self.place):
                 return
             if not self.columns(self.table):
-                raise vanished(now.output, self.place, now.epoch if before is None else before.epoch)
+                raise build_vanished(now.output, self.place, now.epoch if before is None else before.epoch)
             if changes.gone is None:
                 self.add(self.table, changes.rows)
             else:
@@ -289,7 +289,7 @@ class InPlaceTable(SqlTable):
             self.add(self.table, rows)
             return
         if gone.num_columns:
-            gone = gone.filter(pc.invert(pa.array(among(gone, keys, Secret.fresh()))))
+            gone = gone.filter(pc.invert(pa.array(mark_among(gone, keys, Secret.fresh()))))
         if gone.num_columns or not rows.num_rows:
             self.clear(gone)
         if not rows.num_rows:

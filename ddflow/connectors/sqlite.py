@@ -32,7 +32,7 @@ from ddflow.columns.names import quoted
 from ddflow.columns.schema import is_bytes
 from ddflow.columns.wider import widen
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.file_database import FileDatabase, split
+from ddflow.connectors.file_database import FileDatabase, split_columns
 from ddflow.connectors.sql_table import InPlaceTable, Match, as_text, no_records
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
@@ -51,10 +51,10 @@ class SQLiteSource(FileDatabase):
             place = f"file:{quote(self.path)}?mode=ro"
             with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as connection:
                 connection.execute("begin")
-                described = connection.execute(f"select * from {self.selected} limit 0").description
-                schema, others = split(schema, [each[0] for each in described], all_of_it)
+                described = connection.execute(f"select * from {self.operand} limit 0").description
+                schema, others = split_columns(schema, [each[0] for each in described], all_of_it)
                 names = ", ".join(quoted(name) for name in schema.names)
-                found = connection.execute(f"select {names} from {self.selected}").fetchall()
+                found = connection.execute(f"select {names} from {self.operand}").fetchall()
                 beside = {name: self._kind(connection, name) for name in others}
         except sqlite3.Error as error:
             # "no such table", "no such column": waiting does not help.
@@ -67,7 +67,7 @@ class SQLiteSource(FileDatabase):
     def _kind(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
         """Return the type of an undeclared column: the type of its values, else the declared one."""
         column = quoted(name)
-        there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.selected}")}
+        there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.operand}")}
         if there - {"null"}:
             return next((kind for kinds, kind in _VALUES.items() if there - {"null"} <= kinds), pa.string())
         asked = "select type from pragma_table_info(?) where name = ?"

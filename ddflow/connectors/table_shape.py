@@ -4,9 +4,9 @@ Guarantees: a table never loses anything. New columns are added; another type, a
 key or a table of another mode is refused before a row changes.
 
 >>> shape = TableShape("by_city", pa.schema({"city": pa.string(), "n": pa.int64()}), ("city",))
->>> lacking(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
+>>> find_lacking(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
 ['n']
->>> lacking(shape, {"city": "int", "n": "bigint"}, {"city": "text", "n": "bigint"}, "shop")
+>>> find_lacking(shape, {"city": "int", "n": "bigint"}, {"city": "text", "n": "bigint"}, "shop")
 Traceback (most recent call last):
     ...
 ddflow.errors.SinkRefused: write 'by_city' to shop: 'city' is int, we write text; give another table, ...
@@ -38,7 +38,7 @@ DECLARED: Final = {
 OTHER_MODE: Final = Phrase("give the sink the ", Option("mode"), " that the table was written in, or another table")
 
 
-def lacking(
+def find_lacking(
     shape: TableShape,
     there: Mapping[str, Any],
     wanted: Mapping[str, Any],
@@ -56,18 +56,18 @@ def lacking(
         types = {c: there[c] for c, kind in wanted.items() if there.get(c, kind) != kind}
         fits = [f"{c!r} as {told}" for c, kind in types.items() if (told := _fitting(shape.schema, c, kind, type_of))]
         remedy = f"declare {', '.join(fits)}, or cast it so; or " if fits else ""
-        raise refused(shape, place, "; ".join(other), f"{remedy}give another table, or change its columns")
+        raise build_refusal(shape, place, "; ".join(other), f"{remedy}give another table, or change its columns")
     if lost := [column for column in there if column not in wanted]:
         remedy = OTHER_MODE if MARKS & {*lost} else "give another table, or drop them; declare those that a run took in"
-        raise refused(shape, place, f"it has columns that we do not write: {lost}", remedy)
+        raise build_refusal(shape, place, f"it has columns that we do not write: {lost}", remedy)
     if gone := [column for column in shape.key or () if column not in there]:
-        raise refused(shape, place, f"it lacks the key {gone}", "give another table")
+        raise build_refusal(shape, place, f"it lacks the key {gone}", "give another table")
     new = [column for column in wanted if column not in there]
     if dropped := [column for column in new if column in shape.had]:
         found = f"it has no column {', '.join(map(repr, dropped))} any more, which earlier epochs wrote"
-        raise refused(shape, place, found, "ddflow sync --yes adds it again and fills it")
+        raise build_refusal(shape, place, found, "ddflow sync --yes adds it again and fills it")
     if shape.key is None and (marks := [column for column in new if column in MARKS]):
-        raise refused(shape, place, f"it lacks what tells its changes apart: {marks}", OTHER_MODE)
+        raise build_refusal(shape, place, f"it lacks what tells its changes apart: {marks}", OTHER_MODE)
     return new
 
 
@@ -90,17 +90,17 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> pa.Schema:
-    """Return the columns that a table of Arrow's types lacks.  Raises as `lacking`."""
+    """Return the columns that a table of Arrow's types lacks.  Raises as `find_lacking`."""
     found, asked = (dict(zip(each.names, each.types, strict=True)) for each in (there, wanted))
-    return pa.schema([wanted.field(name) for name in lacking(shape, found, asked, place)])
+    return pa.schema([wanted.field(name) for name in find_lacking(shape, found, asked, place)])
 
 
-def refused(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefused:
+def build_refusal(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefused:
     """Build the error for a table that cannot be written."""
     return SinkRefused(f"write {shape.output!r} to {place}", found, remedy)
 
 
-def vanished(output: str, place: str, epoch: int) -> SinkRefused:
+def build_vanished(output: str, place: str, epoch: int) -> SinkRefused:
     """Build the error for a dropped table: the next write would be all that it has."""
     found = f"it is gone, though epoch {epoch} was written into it"
     return SinkRefused(f"write {output!r} to {place}", found, "ddflow sync makes it anew, with all rows")

@@ -73,18 +73,18 @@ def arrow(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = (
 
         known = schema if len(schema) else None
         how = FileOptions(dialect=dialect_of(given), converts={*schema.names} - {*guessed})
-        return of_files(open_files([os.fspath(given)], known=known, how=how))
+        return read_files(open_files([os.fspath(given)], known=known, how=how))
     if hasattr(given, "collect_schema") and hasattr(given, "lazy") and not hasattr(given, "__arrow_c_stream__"):
         given = given.collect()
     elif hasattr(given, "scanner") and hasattr(given, "schema"):
         scanned: pa.RecordBatchReader = given.scanner().to_reader()
         return scanned
     if hasattr(given, "__arrow_c_stream__"):
-        rows: pa.RecordBatchReader = imported(pa.RecordBatchReader.from_stream, given, what)
+        rows: pa.RecordBatchReader = import_arrow(pa.RecordBatchReader.from_stream, given, what)
         named = without_index(rows.schema, given)
         return rows if len(named) == len(rows.schema) else rows.read_all().select(named.names)
     if hasattr(given, "__arrow_c_array__"):
-        batch: pa.RecordBatch = imported(pa.record_batch, given, what)
+        batch: pa.RecordBatch = import_arrow(pa.record_batch, given, what)
         return batch
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         return _columns(given, what, schema)
@@ -106,7 +106,7 @@ def is_rows(given: Any) -> bool:
     return isinstance(given, str | os.PathLike | Mapping) or any(hasattr(given, each) for each in attributes)
 
 
-def imported(take: Callable[[Any], Any], given: Any, what: str) -> Any:
+def import_arrow(take: Callable[[Any], Any], given: Any, what: str) -> Any:
     """Call ``take`` on an object that speaks Arrow.
 
     Raises `NotArrow` if the object holds no rows, or a column of pandas values of several types, and `SchemaMismatch`
@@ -159,7 +159,7 @@ def _format_schema(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def of_files(source: "FilesSource") -> pa.RecordBatchReader:
+def read_files(source: "FilesSource") -> pa.RecordBatchReader:
     """Read the rows of files in the columns that at least one file has.  Closes the source after the last row."""
     there = {name for file in source.files for name in source.columns(file).names}
     schema = pa.schema([field for field in source.schema if field.name in there])

@@ -28,7 +28,16 @@ from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import INTERVAL, check_sound, conform, has_unsound, is_text, one_batch
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.connectors.formats.base import DELETED, OWN, Decoded, Truncate, Unseen, decoded, messages_of, uncut
+from ddflow.connectors.formats.base import (
+    DELETED,
+    OWN,
+    Decoded,
+    Truncate,
+    Unseen,
+    decode_messages,
+    messages_of,
+    refuse_truncates,
+)
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import NAMES
 from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, cut
@@ -151,7 +160,7 @@ class Admission:
     def decode_whole(self, given: Any, read: MessagesRead | None = None) -> Any:
         """Return rows unchanged, and the events of messages. Like `decode`, and raises `BadMessage` for a truncate."""
         made = self._decode_messages(given, read or MessagesRead(self.table))
-        return uncut(made, self.what).rows if isinstance(made, Decoded) else made
+        return refuse_truncates(made, self.what).rows if isinstance(made, Decoded) else made
 
     def _decode_messages(self, given: Any, read: MessagesRead) -> Any:
         """Decode messages to events, `Decoded`; return rows and decoded events unchanged."""
@@ -162,7 +171,7 @@ class Admission:
         if DELETED in table.column_names:
             return table
         first = read.count
-        made = decoded(format, table, self.bound.target._replace(table=read.table), first)
+        made = decode_messages(format, table, self.bound.target._replace(table=read.table), first)
         read.count, read.table = first + table.num_rows, made.table
         self.unseen.look(format, table, made, self.what)
         if format.of_rows:
@@ -182,7 +191,7 @@ class Admission:
         if lacking.any():
             place = partial(self._place, given, first, made.at)
             self._raise_null_error(
-                lacking, lambda row: Phrase.joined("; ", [place(row), *self.unseen.said(self.key)]), made.rows
+                lacking, lambda row: Phrase.joined("; ", [place(row), *self.unseen.list_warnings(self.key)]), made.rows
             )
 
     def _place(self, given: Any, first: int, at: Ints, row: int) -> str | Row:

@@ -22,7 +22,7 @@ from time import monotonic, perf_counter
 from typing import Any, Final
 
 from ddflow.columns.hashing import RowHashes
-from ddflow.connectors.error_location import is_path, named
+from ddflow.connectors.error_location import is_path, list_files
 from ddflow.dataflow.admission import Admission, Look
 from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.dataflow.dataflow import NO_LOOKS, Dataflow
@@ -224,7 +224,7 @@ class Calls:
         durable.came = asked, digests
         durable.origin = ""
         if paths:
-            durable.origin = named([public(each).encode(errors="replace").decode() for each in paths])
+            durable.origin = list_files([public(each).encode(errors="replace").decode() for each in paths])
         return inflows
 
     def warn_of_lacking(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
@@ -332,5 +332,5 @@ class Calls:
 
 def warn_of_unseen(name: str, admission: Admission) -> None:
     """Warn of the table and of declared columns that no message of an input has had, once of each."""
-    for found in admission.unseen.told():
+    for found in admission.unseen.take_warnings():
         warnings.warn(f"messages for {name!r}: {found}", stacklevel=4)

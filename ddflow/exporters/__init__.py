@@ -57,12 +57,12 @@ def prometheus(
     O(figures) a call. Several engines may share an exporter; each flow has another name.
     """
 
-    def made() -> "PrometheusExporter":
+    def make() -> "PrometheusExporter":
         from ddflow.exporters.to_prometheus import PrometheusExporter
 
         return PrometheusExporter(flow, registry)
 
-    exporter = _with_extra("export metrics to Prometheus", made)
+    exporter = _with_extra("export metrics to Prometheus", make)
     if serve is not None:
         exporter.serve(str(serve))
     return exporter
@@ -89,12 +89,12 @@ def opentelemetry(flow: str, *, provider: "MeterProvider | None" = None) -> "Ope
         Where OpenTelemetry is not installed.
     """
 
-    def made() -> "OpenTelemetryExporter":
+    def make() -> "OpenTelemetryExporter":
         from ddflow.exporters.to_opentelemetry import OpenTelemetryExporter
 
         return OpenTelemetryExporter(flow, provider)
 
-    return _with_extra("export metrics to OpenTelemetry", made)
+    return _with_extra("export metrics to OpenTelemetry", make)
 
 
 def _with_extra(asked: str, make: Callable[[], Made]) -> Made:

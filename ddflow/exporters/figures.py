@@ -36,7 +36,7 @@ class Figure(NamedTuple):
     """Whether its values grow with the clock until the next record, of a run that may be held up."""
 
 
-def grown(value: float, since: float) -> float:
+def add_elapsed(value: float, since: float) -> float:
     """Add the time since ``since`` to a value that grows with the clock."""
     return value + monotonic() - since
 

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.widening import Inexact
-from ddflow.connectors.sources import without as without_source
+from ddflow.connectors.sources import drop_inputs as without_source
 from ddflow.engine.garbage import blobs_of
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import Evolve, Phrase, PlanChanged, SchemaMismatch, SpecError

@@ -86,7 +86,7 @@ class Heard:
         self.known |= {*more}
         found = f"they have the columns {more}, which the flow does not declare, so their values are left out: "
         remedy = "declare those that you want in the flow; rows from before have null there until their keys come again"
-        return [*self.unseen.told(), *([found + remedy] if more else [])]
+        return [*self.unseen.take_warnings(), *([found + remedy] if more else [])]
 
 
 def load_heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:

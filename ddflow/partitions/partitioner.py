@@ -29,7 +29,7 @@ from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.columns.widening import narrowed
-from ddflow.connectors.formats.base import OWN, Unseen, decoded, uncut, undeclared
+from ddflow.connectors.formats.base import OWN, Unseen, decode_messages, find_undeclared, refuse_truncates
 from ddflow.connectors.formats.messages import Messages
 from ddflow.dataflow.admission import MessagesRead
 from ddflow.errors import DdflowError, SchemaMismatch
@@ -158,12 +158,14 @@ class Partitioner:
     ) -> tuple[pa.RecordBatch, Origin]:
         """Decode messages into events and their origin.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
-        made = uncut(decoded(self.format, table, self.target._replace(table=read.table), first), repr(self.input))
+        made = refuse_truncates(
+            decode_messages(self.format, table, self.target._replace(table=read.table), first), repr(self.input)
+        )
         check_sound(made.rows, repr(self.input))
         read.table = made.table
         unseen.look(self.format, table, made, repr(self.input))
         if self.known is not None:
-            more |= dict.fromkeys(undeclared(self.format, table, made, {*self.known, *more}, repr(self.input)))
+            more |= dict.fromkeys(find_undeclared(self.format, table, made, {*self.known, *more}, repr(self.input)))
         made = made._replace(rows=made.rows.select(self.schema.names))
         if tells_arrival(table.schema, pa.schema([])):
             of = self._read_origin(table)

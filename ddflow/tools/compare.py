@@ -33,9 +33,9 @@ from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import CSV, TSV, Dialect, is_text_kind
-from ddflow.connectors.files.places import STDIN, Place, listed
+from ddflow.connectors.files.places import STDIN, Place, list_places
 from ddflow.connectors.files.spelling import Misspelled, values
-from ddflow.connectors.to_arrow import of_files, to_table
+from ddflow.connectors.to_arrow import read_files, to_table
 from ddflow.engine.flow import Flow
 from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
 from ddflow.errors.base import name_rows, replace_texts
@@ -61,7 +61,9 @@ class Side(NamedTuple):
     def file(self) -> tuple[str, int] | None:
         """The only file, with its number for its first row; None if rows come otherwise. O(files)."""
         places = (
-            listed([os.fspath(self.given)], self.dialect.kind) if is_path(self.given) and self.given != STDIN else []
+            list_places([os.fspath(self.given)], self.dialect.kind)
+            if is_path(self.given) and self.given != STDIN
+            else []
         )
         return (places[0].name, 1 + (places[0].kind.name in (CSV, TSV))) if len(places) == 1 else None
 
@@ -256,7 +258,7 @@ def _read_rows(
         files = open_files([os.fspath(given)], types=types, how=_how(given, how))
         if doubts is not None:
             doubts |= dict.fromkeys(files.doubts)
-        rows = of_files(files)
+        rows = read_files(files)
         given = pa.RecordBatchReader.from_batches(rows.schema, _count_rows(rows, look))
     table = to_table(given, what, pa.schema(types))
     names = table.column_names
@@ -278,7 +280,7 @@ def _how(given: Any, how: FileOptions) -> FileOptions:
 
 def _places(given: Any, how: FileOptions) -> list[Place]:
     """List the files of a path. Raises `UnreadableInput`."""
-    return listed([os.fspath(given)], _how(given, how).dialect.kind)
+    return list_places([os.fspath(given)], _how(given, how).dialect.kind)
 
 
 def _count_rows(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:

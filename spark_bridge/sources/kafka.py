@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ddflow.connectors.kafka.source import Ends, KafkaTopic, RangeReader, TopicPosition, remembered
+from ddflow.connectors.kafka.source import Ends, KafkaTopic, RangeReader, TopicPosition, build_position
 from ddflow.errors import SpecError
 from spark_bridge.errors import attach_errors
 from spark_bridge.sources.base import StreamReader, check_limit, check_options
@@ -235,7 +235,7 @@ class Topics:
 
     def positions(self, offsets: Offsets) -> Positions:
         """Return the offsets of the existing topics, in Spark's form. O(partitions)."""
-        return {topic: remembered(each, self.connect(topic).origin) for topic, each in offsets.items()}
+        return {topic: build_position(each, self.connect(topic).origin) for topic, each in offsets.items()}
 
     def offsets(self, positions: Positions) -> Offsets:
         """Return the offsets of positions. O(topics).

@@ -19,7 +19,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.columns.casts import decimals_of
-from ddflow.connectors.formats.parse import QUOTED, WORDS, objects
+from ddflow.connectors.formats.parse import QUOTED, WORDS, parse_objects
 
 F = dd.formats
 
@@ -192,7 +192,7 @@ class Number(str):
 @settings(max_examples=100)
 def test_members_of_json_are_those_of_python(values: list[tuple[str, str]]) -> None:
     messages = [f'{{"s": {json.dumps(text)}, "w": {value}, "q" : {value}}}' for value, text in values]
-    made, wrong = objects(pa.array(messages), {"s": WORDS, "w": WORDS, "q": QUOTED})
+    made, wrong = parse_objects(pa.array(messages), {"s": WORDS, "w": WORDS, "q": QUOTED})
     assert not wrong.any()
     for message, row in zip(messages, made.to_pylist(), strict=True):
         own = json.loads(message, parse_float=Number, parse_int=Number)

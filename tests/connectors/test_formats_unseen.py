@@ -12,7 +12,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.formats.base import SAMPLE, Target, decoded, events_schema, undeclared
+from ddflow.connectors.formats.base import SAMPLE, Target, decode_messages, events_schema, find_undeclared
 from ddflow.connectors.formats.messages import nearest
 from ddflow.engine.evolve import evolve
 
@@ -85,10 +85,12 @@ def test_a_column_that_messages_get_and_nobody_declared_is_found_in_a_sample(kin
     format, columns = format_of(kind, on_bad="drop"), pa.schema({"id": pa.int64()})
     target = Target("'t'", columns, ("id",), (), True, events_schema(format, columns, True))
     given = values(*(message(kind, {"id": n}) for n in range(2 * SAMPLE)), message(kind, {"id": 0, "note": "x"}), "{")
-    made = decoded(format, given, target)
-    assert undeclared(format, given, made, ["id"], "'t'") == ["note"]
-    assert undeclared(format, given, made, ["id", "note"], "'t'") == []
-    assert undeclared(format, given.slice(0, 0), decoded(format, given.slice(0, 0), target), [], "'t'") == []
+    made = decode_messages(format, given, target)
+    assert find_undeclared(format, given, made, ["id"], "'t'") == ["note"]
+    assert find_undeclared(format, given, made, ["id", "note"], "'t'") == []
+    assert (
+        find_undeclared(format, given.slice(0, 0), decode_messages(format, given.slice(0, 0), target), [], "'t'") == []
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

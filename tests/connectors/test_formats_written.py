@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.modes import folded, rows_of
+from ddflow.connectors.modes import fold_rows, rows_of
 from ddflow.errors import NotUnique, SinkRefused, SpecError
 
 ROWS = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.decimal128(6, 2)})
@@ -75,7 +75,7 @@ def test_what_is_written_folds_to_what_changed(
     before, updates, after = drawn
     made = dd.formats.write(updates, mode, key="id" if keyed else None)
     found = Counter[Any]((key, *row) for key, row in before.items())
-    for *row, diff in (tuple(each.values()) for each in folded(mode, made, updates.schema).to_pylist()):
+    for *row, diff in (tuple(each.values()) for each in fold_rows(mode, made, updates.schema).to_pylist()):
         found[tuple(row)] += diff
         assert found[tuple(row)] >= 0, "what comes to a key stands behind what goes from it"
     assert +found == Counter((key, *row) for key, row in after.items())

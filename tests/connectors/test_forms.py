@@ -15,7 +15,7 @@ from messages import raises
 import ddflow as dd
 from ddflow.connectors.files import FileOptions, FilesSource, open_files
 from ddflow.connectors.files.kinds import Dialect, Forms
-from ddflow.connectors.files.spelling import Misspelled, converted, fits, values
+from ddflow.connectors.files.spelling import Misspelled, convert_texts, fits, values
 from ddflow.errors import SchemaMismatch, SpecError
 
 AT = datetime.datetime(2024, 1, 3, 14, 5)
@@ -64,7 +64,7 @@ def rows(given: FilesSource) -> list[dict[str, Any]]:
 )
 def test_a_form_gives_what_iso_would(form: str, text: str, meant: str) -> None:
     given = pa.array([None, text])
-    assert Forms(dates=(form,)).checked().usual(given, pa.timestamp("us")).to_pylist() == [None, meant]
+    assert Forms(dates=(form,)).validate().usual(given, pa.timestamp("us")).to_pylist() == [None, meant]
     assert Forms(dates=(form,)).usual(given, pa.int64()) is given
 
 
@@ -221,7 +221,7 @@ def test_a_value_of_another_form_is_named_with_the_option(
 def test_groups_are_of_three_digits_and_the_rest_is_no_number(
     decimal: str, thousands: str | None, right: str, wrong: str
 ) -> None:
-    forms = Dialect(decimal=decimal, thousands=thousands).checked().forms
+    forms = Dialect(decimal=decimal, thousands=thousands).validate().forms
     texts, meant = zip(*(each.replace("_", " ").split("=") for each in right.split(" ")), strict=True)
     assert values(pa.array(texts), pa.float64(), forms=forms).to_pylist() == [float(each) for each in meant]
     for kind in (pa.int64(), pa.decimal128(9, 0)):
@@ -230,7 +230,7 @@ def test_groups_are_of_three_digits_and_the_rest_is_no_number(
         assert found == [int(m) for m, text in zip(meant, texts, strict=True) if decimal not in text]
     for text in wrong.replace("_", "\0").split(" "):
         for kind in (pa.float64(), pa.int64(), pa.decimal128(12, 4)):
-            for way in (values, converted):
+            for way in (values, convert_texts):
                 with pytest.raises(Misspelled):
                     way(pa.array(["7", text.replace("\0", " ")]), kind, forms=forms)
 

@@ -25,7 +25,7 @@ from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.json_reader import ArrayElements, depths
-from ddflow.connectors.files.kinds import Dialect, kind_of, named
+from ddflow.connectors.files.kinds import Dialect, kind_of, kind_of_ending
 from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, UnreadableInput
 
 __all__ = ["moto", "proxy"]
@@ -73,7 +73,7 @@ def test_standard_input_is_of_the_kind_that_is_told_or_that_it_looks_like(
     ending: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write(tmp_path / f"a{ending}", TABLE).read_bytes()
-    kind = named(ending) if told else None
+    kind = kind_of_ending(ending) if told else None
     assert piped(data, monkeypatch, dialect=Dialect(kind=kind)) == TABLE.to_pylist()
     with raises(UnreadableInput):
         piped(b"", monkeypatch, dialect=Dialect(kind=kind))
@@ -145,7 +145,7 @@ def test_a_dialect_that_no_reader_takes_is_refused(dialect: Dialect, tmp_path: P
     with raises(SpecError):
         open_files([write(tmp_path / "a.csv", TABLE)], how=FileOptions(dialect=dialect))
     with raises(SpecError):
-        named("xls")
+        kind_of_ending("xls")
 
 
 @pytest.mark.parametrize("between", [";", "\t", "|"])
@@ -371,4 +371,4 @@ def test_a_wrapped_name_is_of_the_kind_inside(tmp_path: Path) -> None:
     assert [row["id"] for row in rows(tmp_path / "a.csv.gz")] == [1, 2]
     assert (kind_of("A.JSON.ZST").name, kind_of("x.tab").delimiter) == ("JSON", "\t")
     os.rename(tmp_path / "a.csv.gz", tmp_path / "data")
-    assert [row["id"] for row in rows(tmp_path / "data", dialect=Dialect(kind=named("csv.gz")))] == [1, 2]
+    assert [row["id"] for row in rows(tmp_path / "data", dialect=Dialect(kind=kind_of_ending("csv.gz")))] == [1, 2]

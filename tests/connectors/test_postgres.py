@@ -25,7 +25,7 @@ import ddflow as dd
 import ddflow.engine.run.run
 from ddflow.connectors.address import spelled_sink
 from ddflow.connectors.api import TableChanges, TableShape, TargetRecord
-from ddflow.connectors.modes import folded
+from ddflow.connectors.modes import fold_rows
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
@@ -86,7 +86,7 @@ def test_logs_fold_to_what_is_held(server: Server, tmp_path: Path, mode: Any) ->
             land(tmp_path / "in", f"{number}.csv", rows)
             engine.run(landing(tmp_path), {"by_city": sink})
         delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
-        there = folded(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
+        there = fold_rows(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in there.to_pylist():

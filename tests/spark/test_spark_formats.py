@@ -20,7 +20,7 @@ from spark_session import frame_of
 
 import ddflow as dd
 import spark_bridge
-from ddflow.connectors.formats.base import decoded
+from ddflow.connectors.formats.base import decode_messages
 from spark_bridge.decoding import Decode
 
 pytestmark = pytest.mark.together("spark")
@@ -192,7 +192,7 @@ def test_decoded_rows_are_those_that_an_input_is_given(spark: SparkSession, tmp_
     assert rows.columns == ["id", "v", "d", "_position", "_row", "_deleted", "_bad", "partition", "offset"]
     found = rows.toArrow()
     bound = flow_of(on_bad="drop").inputs["t"].bound
-    expected = decoded(format, came, bound.target, 0)
+    expected = decode_messages(format, came, bound.target, 0)
     assert counted(found.select(bound.schema.names[:6])) == counted(expected.rows.select(bound.schema.names[:6]))
     assert sorted(found["offset"].to_pylist()) == sorted(came["offset"].take(pa.array(expected.at)).to_pylist())
     assert {row["_bad"]["reason"] for row in found.to_pylist() if row["_bad"]} == {"it is no JSON"}

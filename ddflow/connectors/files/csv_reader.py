@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.files.file_path import delimited, written
+from ddflow.connectors.files.file_path import suggest_call, suggest_delimiter
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.places import MAGIC
 from ddflow.connectors.files.reader import (
@@ -40,10 +40,10 @@ from ddflow.connectors.files.reader import (
     TextFile,
     brief,
     check_width,
-    described,
-    encoded,
-    packed,
+    describe_error,
+    find_packing,
     reading,
+    suggest_encoding,
 )
 from ddflow.errors import DdflowError, Phrase, SchemaMismatch, UnreadableInput
 
@@ -99,7 +99,11 @@ class CsvFile(TextFile):
                     self._check_conflicts(batch.column(0), row)
                 yield Block(columns, lambda n, before=row: _row(before + n + 2))  # type: ignore[misc]
                 row, last = row + batch.num_rows, batch if batch.num_rows else last
-            opened = None if last is None or names is None else end.opened(last.column(-1)[-1].as_py(), self._between)
+            opened = (
+                None
+                if last is None or names is None
+                else end.find_open_quote(last.column(-1)[-1].as_py(), self._between)
+            )
         if opened is not None:
             raise UnreadableInput(
                 f"{self.place.name}, line {opened:,}",
@@ -129,22 +133,22 @@ class CsvFile(TextFile):
                     finally:
                         bytes.stop(reader)
             except pa.ArrowInvalid as error:
-                raise self._build_error(described(error), names) from None
+                raise self._build_error(describe_error(error), names) from None
 
     def _build_error(self, message: str, names: list[str]) -> DdflowError:
         where, shape, value = self.place.name, _SHAPE.fullmatch(message), _VALUE.fullmatch(message)
-        if (error := packed(self.place)) is not None:
+        if (error := find_packing(self.place)) is not None:
             return error
         if value is not None and "UTF8" in value["what"]:
             place = f"{where}, {_row(value['row'])}, column {names[int(value['column'])]!r}"
             return UnreadableInput(
-                place, f"it is not {self.dialect.encoding.upper()}", encoded(self.place, self.dialect)
+                place, f"it is not {self.dialect.encoding.upper()}", suggest_encoding(self.place, self.dialect)
             )
         if shape is not None:
             if CONFLICT.search(shape["what"]):
                 return _conflict(f"{where}, {_row(shape['row'])}" if shape["row"] else where)
             if self.bytes(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                given = written(where, self.dialect._replace(encoding="utf-16"))
+                given = suggest_call(where, self.dialect._replace(encoding="utf-16"))
                 return UnreadableInput(where, "it begins with the mark of UTF-16", Phrase("give ", given))
             if self.bytes(head=True).read(8) == b"<<<<<<< ":
                 return _conflict(f"{where}, {_row(1)}")
@@ -155,7 +159,7 @@ class CsvFile(TextFile):
                 return error
             between = next((each for each in ";\t|" if each in header and self._between not in header), None)
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
-                remedy = delimited(where, self.dialect, between)
+                remedy = suggest_delimiter(where, self.dialect, between)
             elif shape["what"].startswith("Expected 1 columns") and between is None:
                 remedy = Phrase(
                     f"if the first line, {brief(header.rstrip())}, is a title, delete it; else mend the row"
@@ -167,7 +171,7 @@ class CsvFile(TextFile):
 
     def _check_first(self, names: list[str]) -> None:
         """Refuse a first line that names no columns."""
-        if not names[0].isprintable() and (error := packed(self.place)) is not None:
+        if not names[0].isprintable() and (error := find_packing(self.place)) is not None:
             raise error
         if (error := self._excels(self._between.join(names))) is not None:
             raise error
@@ -178,7 +182,7 @@ class CsvFile(TextFile):
             return None
         remedy = Phrase("delete that line")
         if found[1] != self._between:
-            remedy += Phrase(", and give ", written(self.place.name, self.dialect._replace(delimiter=found[1])))
+            remedy += Phrase(", and give ", suggest_call(self.place.name, self.dialect._replace(delimiter=found[1])))
         return UnreadableInput(
             self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy, file=self.place.name
         )
@@ -234,7 +238,7 @@ class _Bytes:
     def close(self) -> None:
         """Do nothing; see `Place.open`."""
 
-    def opened(self, value: str | None, delimiter: str) -> int | None:
+    def find_open_quote(self, value: str | None, delimiter: str) -> int | None:
         """Return the line of the quote that the file never closes, given its last value; None if there is none."""
         if value is None:
             return None
@@ -261,7 +265,7 @@ def lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
     """Build the error of a file without a required column; perhaps it has another delimiter."""
     if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
         found = f"the header is one column, {next(iter(there))!r}"
-        return SchemaMismatch(reader.place.name, found, delimited(reader.place.name, reader.dialect, between))
+        return SchemaMismatch(reader.place.name, found, suggest_delimiter(reader.place.name, reader.dialect, between))
     found, remedy = f"the column {column!r} is missing, which every file must have", did_you_mean(column, there)
     if isinstance(reader, CsvFile) and any(re.fullmatch(r"-?\d[\d.]*", name) for name in there):
         found += "; its first row is read as the names of its columns"
@@ -287,7 +291,7 @@ class LinesFile(File):
         """Yield its lines."""
         with reading(self.place):
             for number, lines in blocks(self._stream(self.place.open())):
-                values, places = filled(lines)
+                values, places = drop_blank_lines(lines)
                 yield pa.record_batch({VALUE: values, LINE: pa.array(places + (number + 1))})
 
     def first(self) -> pa.Array:
@@ -295,7 +299,7 @@ class LinesFile(File):
         with reading(self.place), self._stream(self.place.head()) as stream:
             text = stream.read(SAMPLE)
             whole = text[: text.rfind(b"\n") + 1] or text
-        return filled(next(blocks(pa.BufferReader(whole)), (0, pa.array([], pa.binary())))[1])[0]
+        return drop_blank_lines(next(blocks(pa.BufferReader(whole)), (0, pa.array([], pa.binary())))[1])[0]
 
     def _stream(self, stream: pa.NativeFile) -> pa.NativeFile:
         """Decompress a stream if its first bytes are compressed."""
@@ -329,7 +333,7 @@ def blocks(stream: pa.NativeFile) -> Iterator[tuple[int, pa.Array]]:
             return
 
 
-def filled(lines: pa.Array) -> tuple[pa.Array, Ints]:
+def drop_blank_lines(lines: pa.Array) -> tuple[pa.Array, Ints]:
     """Return the lines that are not blank, and their places among all.  O(bytes)."""
     there = np.flatnonzero(np.asarray(pc.match_substring_regex(lines, r"\S")))
     return lines.take(pa.array(there)), there

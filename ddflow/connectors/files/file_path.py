@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.files.kinds import COMMA, GROUPS, PLAIN, POINT, Dialect, Kind, ending_of, likely, named
+from ddflow.connectors.files.kinds import COMMA, GROUPS, PLAIN, POINT, Dialect, Kind, ending_of, kind_of_ending, likely
 from ddflow.connectors.files.spelling import fits
 from ddflow.errors import FileFix, Phrase, SpecError
 from ddflow.expressions.types import is_number
@@ -107,28 +107,28 @@ def dialect_of(given: Any) -> Dialect:
     if not isinstance(given, FilePath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
-    kind, rename = None if given.format is None else named(given.format), given.rename or {}
+    kind, rename = None if given.format is None else kind_of_ending(given.format), given.rename or {}
     if not isinstance(rename, Mapping) or not all(isinstance(each, str) for pair in rename.items() for each in pair):
         raise SpecError("dd.FilePath", f"rename={rename!r:.99}", 'give names by names: {"Order ID": "id"}')
     how = Dialect(
         given.delimiter, nulls, given.encoding, given.decimal, dates, given.thousands, kind, (*rename.items(),)
     )
-    return how.checked()
+    return how.validate()
 
 
-def delimited(path: str, dialect: Dialect, between: str) -> Phrase:
+def suggest_delimiter(path: str, dialect: Dialect, between: str) -> Phrase:
     """Suggest the call for a file with another delimiter, for the remedy of an error.
 
-    >>> delimited("days/1.csv", PLAIN, ";")
+    >>> suggest_delimiter("days/1.csv", PLAIN, ";")
     "is the delimiter ';'? give dd.FilePath('days/1.csv', delimiter=';')"
     """
-    return Phrase(f"is the delimiter {between!r}? give ", written(path, dialect._replace(delimiter=between)))
+    return Phrase(f"is the delimiter {between!r}? give ", suggest_call(path, dialect._replace(delimiter=between)))
 
 
-def written(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
+def suggest_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
     """Show the call that reads a file in a dialect.  ``now``: the current dialect, so differences from it show.
 
-    >>> str(written("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
+    >>> str(suggest_call("1.csv", Dialect(";", ("NA",), dates=("%d.%m.%Y", "iso"))))
     "dd.FilePath('1.csv', delimiter=';', null='NA', dates=['%d.%m.%Y', 'iso'])"
     """
     options = {
@@ -149,29 +149,29 @@ def _convert_to_argument(value: Any) -> Any:
     return several or (value[0] if isinstance(value, tuple) else value)
 
 
-def as_null(path: str, dialect: Dialect, text: str) -> Phrase:
+def suggest_null(path: str, dialect: Dialect, text: str) -> Phrase:
     """Suggest the call that reads a text as null, for the remedy of an error.
 
-    >>> as_null("1.csv", Dialect(nulls=("NA",)), "-")
+    >>> suggest_null("1.csv", Dialect(nulls=("NA",)), "-")
     "give dd.FilePath('1.csv', null=['NA', '-']) if it means null"
     """
-    return Phrase("give ", written(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null")
+    return Phrase("give ", suggest_call(path, dialect._replace(nulls=(*dialect.nulls, text))), " if it means null")
 
 
-def reformed(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phrase:
+def suggest_forms(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> Phrase:
     """Suggest the calls that read a text as a value of a type in another form.
 
-    >>> reformed("1.csv", PLAIN, "12,50", pa.float64()), reformed("1.csv", PLAIN, "3.1.2024", pa.date32())
+    >>> suggest_forms("1.csv", PLAIN, "12,50", pa.float64()), suggest_forms("1.csv", PLAIN, "3.1.2024", pa.date32())
     ("dd.FilePath('1.csv', decimal=',')", "dd.FilePath('1.csv', dates='%d.%m.%Y')")
-    >>> reformed("1.csv", PLAIN, "1.250,00", pa.float64())
+    >>> suggest_forms("1.csv", PLAIN, "1.250,00", pa.float64())
     "dd.FilePath('1.csv', decimal=',', thousands='.')"
-    >>> reformed("1.csv", Dialect(decimal=","), "0.552", pa.float64())
+    >>> suggest_forms("1.csv", Dialect(decimal=","), "0.552", pa.float64())
     "dd.FilePath('1.csv', decimal='.')"
     """
-    return Phrase.joined(" or ", [written(path, each, dialect) for each in others(dialect, [text], kind)])
+    return Phrase.joined(" or ", [suggest_call(path, each, dialect) for each in find_dialects(dialect, [text], kind)])
 
 
-def others(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
+def find_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:
     """Return the dialects that read some texts as values of a type in another form.  O(texts)."""
     given = pa.array(texts)
     other, mark = (",", COMMA) if dialect.decimal == "." else (".", POINT)
@@ -191,7 +191,7 @@ def _list_grouped_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType)
         for way in (each, each._replace(decimal=",")):
             if (
                 between[0] != way.decimal
-                and pc.any(way.forms.grouped(texts)).as_py()
+                and pc.any(way.forms.mark_grouped(texts)).as_py()
                 and fits(texts, kind, forms=way.forms)
             ):
                 yield way
@@ -204,14 +204,14 @@ RENAME: Final = "rename"
 _SEVERAL: Final = ("null", "dates")
 
 
-def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
+def split_options(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str, list[str]]]:
     """Split an address into a file and its options, each with all its values.  Raises `SpecError`.  O(text).
 
     ``known``: the options that have a value.  ``kind``: the text before the address in messages.
 
-    >>> cut("in/*.csv:full:dates=%H:%M %d.%m.%Y:delimiter=:", WRITING, "files:")
+    >>> split_options("in/*.csv:full:dates=%H:%M %d.%m.%Y:delimiter=:", WRITING, "files:")
     ('in/*.csv', {'full': [''], 'dates': ['%H:%M %d.%m.%Y'], 'delimiter': [':']})
-    >>> cut("in/*.csv:full:3", WRITING, "files:")
+    >>> split_options("in/*.csv:full:3", WRITING, "files:")
     Traceback (most recent call last):
         ...
     ddflow.errors.SpecError: files:in/*.csv:full:3: there is no option :full:3; write :full, or :delimiter=, :null=, ...
@@ -226,7 +226,7 @@ def cut(text: str, known: Sequence[str], kind: str = "") -> tuple[str, dict[str,
     return file, given
 
 
-def writing(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def collect_text_options(options: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the options for the form of text, by the names of `FilePath`'s arguments."""
     given: dict[str, Any] = {
         name: tuple(values) if name in _SEVERAL else values[-1] for name, values in options.items() if name in WRITING

@@ -50,7 +50,7 @@ def guess(heads: Iterable[Possible]) -> pa.DataType | None:
     left = frozenset.intersection(*told)
     if not left:
         return _join_types(told)
-    return next((kind for kind in LADDER if kind in left), None) or settled(next(iter(left)))
+    return next((kind for kind in LADDER if kind in left), None) or settle_type(next(iter(left)))
 
 
 def possible(
@@ -101,15 +101,15 @@ def _scales(texts: pa.Array) -> Sequence[pa.DataType]:
     return _FRACTIONS[max(fraction, 1) - 1 : max(DIGITS - pc.max(pc.subtract(whole, signs)).as_py(), 0)]
 
 
-def settled(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
+def settle_type(kind: pa.DataType, null: pa.DataType | None = None) -> pa.DataType:
     """Make a type of Arrow's JSON reader safe for later lines.
 
     Times become text, and the null type becomes ``null``, by default text.
     """
     if pat.is_struct(kind):
-        return pa.struct([field.with_type(settled(field.type, null)) for field in kind])
+        return pa.struct([field.with_type(settle_type(field.type, null)) for field in kind])
     if pat.is_list(kind):
-        return pa.list_(settled(kind.value_type, null))
+        return pa.list_(settle_type(kind.value_type, null))
     return (null or pa.string()) if pat.is_null(kind) else pa.string() if pat.is_timestamp(kind) else kind
 
 
@@ -119,7 +119,7 @@ def _join_types(heads: Sequence[Possible]) -> pa.DataType | None:
     if len(kinds) != len(heads) or not all(map(pat.is_nested, kinds)):
         return None
     try:
-        return settled(
+        return settle_type(
             pa.unify_schemas([pa.schema([("", kind)]) for kind in kinds], promote_options="permissive").field(0).type
         )
     except (pa.ArrowInvalid, pa.ArrowTypeError):

@@ -31,7 +31,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.csv_reader import CONFLICT
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import ARRAY
-from ddflow.connectors.files.reader import Block, TextColumn, TextFile, check_width, encoded, reading
+from ddflow.connectors.files.reader import Block, TextColumn, TextFile, check_width, reading, suggest_encoding
 from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, UnreadableInput
 
 DEPTH: Final = 40
@@ -177,7 +177,9 @@ class JsonFile(TextFile):
                 return self.unreadable(number, _DEEP)
             except UnicodeDecodeError as error:
                 return self.unreadable(
-                    number, f"it is not {error.encoding.upper()} ({error.reason})", encoded(self.place, self.dialect)
+                    number,
+                    f"it is not {error.encoding.upper()} ({error.reason})",
+                    suggest_encoding(self.place, self.dialect),
                 )
             except msgspec.ValidationError:
                 return self.unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
@@ -191,16 +193,16 @@ class JsonFile(TextFile):
     def unreadable(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
         """Build the error of a line."""
         remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
-        return UnreadableInput(f"{self.place.name}, {self.called(number)}", found, remedy)
+        return UnreadableInput(f"{self.place.name}, {self.name_element(number)}", found, remedy)
 
-    def called(self, number: int) -> str:
+    def name_element(self, number: int) -> str:
         """Name a line for messages: "line 7", or "element 7" of an array."""
         return f"{'element' if self.place.kind.name == ARRAY else 'line'} {number:,}"
 
     def unknown(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
         """Raise the error of an object with an unknown member, or with one member twice."""
         seen = set[str]()
-        where = f"{self.place.name}, {self.called(number)}"
+        where = f"{self.place.name}, {self.name_element(number)}"
         for name, _ in row:
             if name in seen:
                 raise UnreadableInput(where, f"the member {name!r} is there twice", "name each once")
@@ -238,7 +240,7 @@ class _Lines:
 
     def where(self, row: int) -> str:
         """Name the line of an object."""
-        return self._file.called(self._number(row))
+        return self._file.name_element(self._number(row))
 
     def _number(self, row: int) -> int:
         full = (n for n, one in enumerate(self._text.split(b"\n"), self._line + 1) if one.strip())
@@ -297,7 +299,7 @@ class _Lines:
                 except UnicodeDecodeError as error:
                     found = f"it is not UTF-8 ({error.reason})"
                     raise self._file.unreadable(
-                        self._number(row), found, encoded(self._file.place, self._file.dialect)
+                        self._number(row), found, suggest_encoding(self._file.place, self._file.dialect)
                     ) from None
             raise
         if nested.any():

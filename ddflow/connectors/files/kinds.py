@@ -95,14 +95,14 @@ class Forms(NamedTuple):
             return pc.coalesce(*(_in_iso(words, each) for each in self.dates), "").take(encoded.indices)
         return texts
 
-    def grouped(self, texts: pa.Array) -> pa.Array:
+    def mark_grouped(self, texts: pa.Array) -> pa.Array:
         """Mark the texts that are numbers with groups of three digits.  O(n)."""
         fraction = re.escape(self.decimal)
         return pc.match_substring_regex(texts, rf"^[+-]?[1-9]\d{{0,2}}({self._between}\d{{3}})+({fraction}\d+)?$")
 
     def _remove_groups(self, texts: pa.Array) -> pa.Array:
         """Remove the separators between groups of digits; a misplaced one gives the empty text."""
-        odd = pc.and_not(pc.match_substring_regex(texts, self._between), self.grouped(texts))
+        odd = pc.and_not(pc.match_substring_regex(texts, self._between), self.mark_grouped(texts))
         return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._between, ""))
 
     @property
@@ -110,7 +110,7 @@ class Forms(NamedTuple):
         """Regular expression of the separators between groups."""
         return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
 
-    def checked(self) -> "Forms":
+    def validate(self) -> "Forms":
         """Check the forms and return them.  Raises `SpecError` for an invalid form."""
         if self.decimal not in (".", ","):
             raise SpecError(Option("decimal", self.decimal), "it is neither a point nor a comma", "give '.' or ','")
@@ -221,10 +221,10 @@ def likely(texts: Sequence[str]) -> list[str]:
 class Kind(NamedTuple):
     """File format by its usual name, its compression (``wrapped``), and the delimiter of its values.
 
-    >>> kind_of("orders.csv.gz"), kind_of("Orders.PARQUET"), named("tsv")
+    >>> kind_of("orders.csv.gz"), kind_of("Orders.PARQUET"), kind_of_ending("tsv")
     (Kind(name='CSV', wrapped='gzip', delimiter=','), Kind(name='Parquet', wrapped=None, delimiter=','), \
     Kind(name='TSV', wrapped=None, delimiter='\\t'))
-    >>> kind_of("orders.gz", named("csv"))
+    >>> kind_of("orders.gz", kind_of_ending("csv"))
     Kind(name='CSV', wrapped='gzip', delimiter=',')
     >>> kind_of("orders.txt")
     Traceback (most recent call last):
@@ -290,7 +290,7 @@ class Dialect(NamedTuple):
         """Forms of its values."""
         return Forms(self.decimal, self.dates, self.thousands)
 
-    def checked(self) -> "Dialect":
+    def validate(self) -> "Dialect":
         """Check the dialect and read ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for an invalid value."""
         delimiter = {r"\t": "\t", "tab": "\t"}.get(self.delimiter or "", self.delimiter)
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0'):
@@ -300,7 +300,7 @@ class Dialect(NamedTuple):
         except LookupError:
             found, remedy = "there is no such encoding", "give one that Python knows: latin-1, cp1252, utf-16"
             raise SpecError(f"the encoding {self.encoding!r}", found, remedy) from None
-        self.forms.checked()
+        self.forms.validate()
         if any("" in pair for pair in self.rename):
             raise SpecError("rename=", "a name is empty", "give the old name and the new one: Order ID=id")
         names = [new for _, new in self.rename]
@@ -342,7 +342,7 @@ def kind_of(name: str | PurePath, given: Kind | None = None) -> Kind:
     raise UnreadableInput(str(name), found, remedy)
 
 
-def named(ending: str) -> Kind:
+def kind_of_ending(ending: str) -> Kind:
     """Return the kind for an extension, with or without its dot.  Raises `SpecError`."""
     kind = KINDS.get(f".{ending.lower().removeprefix('.')}")
     if kind is None:
@@ -351,18 +351,18 @@ def named(ending: str) -> Kind:
 
 
 def ending_of(kind: Kind) -> str:
-    """Return the extension of a kind, an argument of `named`.
+    """Return the extension of a kind, an argument of `kind_of_ending`.
 
-    >>> ending_of(named("csv.gz"))
+    >>> ending_of(kind_of_ending("csv.gz"))
     'csv.gz'
     """
     return next(ending for ending, each in KINDS.items() if each == kind).removeprefix(".")
 
 
-def sniffed(begin: bytes) -> Kind:
+def sniff_kind(begin: bytes) -> Kind:
     """Guess the kind of a file from its first bytes; CSV if they match no other kind.  O(1).
 
-    >>> sniffed(b'[{"id": 1}]').name, sniffed(b"id\\tcity\\n1\\tBern, BE").name
+    >>> sniff_kind(b'[{"id": 1}]').name, sniff_kind(b"id\\tcity\\n1\\tBern, BE").name
     ('JSON', 'TSV')
     """
     if begin.startswith(b"PAR1"):

@@ -3,7 +3,7 @@
 Guarantees: a pattern means the same on a disk and in a bucket, and hidden files are left out. ddflow warns once if
 names carry numbers without leading zeros, since `10.csv` then sorts before `2.csv`.
 
->>> listed(["https://KEY@host/a.csv?token=1"])
+>>> list_places(["https://KEY@host/a.csv?token=1"])
 Traceback (most recent call last):
     ...
 ddflow.errors.UnreadableInput: https://host/a.csv: input is not read from the web; download it first: \
@@ -27,7 +27,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, Kind, kind_of, sniffed
+from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, Kind, kind_of, sniff_kind
 from ddflow.errors import DdflowError, MissingExtra, SourceFailed, StateRefused, UnreadableInput, translate
 from ddflow.storage.object_store import Bucket
 
@@ -104,7 +104,7 @@ class Stdin(Place):
             wrapped = next((how for magic, how in MAGIC.items() if self._beginning().startswith(magic)), None)
             plain = pa.BufferReader(self._beginning())
             stream = plain if wrapped is None else pa.CompressedInputStream(plain, wrapped)
-            self._kind = sniffed(stream.read(4096))._replace(wrapped=wrapped)
+            self._kind = sniff_kind(stream.read(4096))._replace(wrapped=wrapped)
         return self._kind
 
     def _beginning(self) -> bytes:
@@ -222,7 +222,7 @@ class _Ranges(io.RawIOBase):
         return len(got)
 
 
-def listed(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]:
+def list_places(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]:
     """List the places of some files, folders, patterns, addresses and ``-``.  ``kind``: of all of them.  O(files).
 
     Raises `UnreadableInput` for a missing file, an address of an unknown scheme, an unknown kind, a folder without
@@ -367,7 +367,7 @@ def in_order(files: Sequence[N]) -> Sequence[N]:
 
 def warn_of_numbers(names: Sequence[str]) -> None:
     """Warn if the numbers in names have another order than the names as text.  O(names)."""
-    if (found := swapped(names)) is not None:
+    if (found := find_misordered(names)) is not None:
         one, other, padded = found
         warnings.warn(
             f"{one} is read before {PurePath(other).name}, because names sort as text: write the numbers in them with "
@@ -376,14 +376,14 @@ def warn_of_numbers(names: Sequence[str]) -> None:
         )
 
 
-def swapped(names: Sequence[str]) -> tuple[str, str, str] | None:
+def find_misordered(names: Sequence[str]) -> tuple[str, str, str] | None:
     """Return two neighbours of sorted names with numbers in the other order, and the second one with zeros.
 
     Returns None if there are none, and for names in an order that a user chose.  O(names).
 
-    >>> swapped(["10. March.csv", "2. March.csv", "a.csv"])
+    >>> find_misordered(["10. March.csv", "2. March.csv", "a.csv"])
     ('10. March.csv', '2. March.csv', '02. March.csv')
-    >>> swapped(["02. March.csv", "10. March.csv"]), swapped(["2.csv", "10.csv"])
+    >>> find_misordered(["02. March.csv", "10. March.csv"]), find_misordered(["2.csv", "10.csv"])
     (None, None)
     """
     alike: dict[str, list[str]] = {}

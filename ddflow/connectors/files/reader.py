@@ -29,17 +29,17 @@ import pyarrow.types as pat
 from ddflow.columns.casts import spelled_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
-from ddflow.connectors.files.file_path import NO_VALUE, as_null, reformed, written
-from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settled
+from ddflow.connectors.files.file_path import NO_VALUE, suggest_call, suggest_forms, suggest_null
+from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settle_type
 from ddflow.connectors.files.kinds import PLAIN, USUAL, Dialect, Forms, is_text_kind, is_utf8
 from ddflow.connectors.files.places import Place
 from ddflow.connectors.files.spelling import (
     Misspelled,
-    converted,
+    convert_texts,
     digits_within,
     fits,
     is_listed,
-    restored,
+    restore_type,
     values,
     wire,
 )
@@ -158,16 +158,16 @@ def reading(place: Place, dialect: Dialect | None = None) -> AbstractContextMana
                 place.name, "there is no such file", "check the name and where you are", file=place.name
             )
         remedy: str | Phrase = f"is it a whole {place.kind.name} file?"
-        found = described(error)
+        found = describe_error(error)
         if isinstance(error, UnicodeDecodeError):
             name = (error.encoding if dialect is None else dialect.encoding).upper()  # Python's of many is charmap
-            found, remedy = f"it is not {name} ({error.reason})", encoded(place, dialect or PLAIN)
-        return packed(place) or UnreadableInput(place.name, found, remedy, file=place.name)
+            found, remedy = f"it is not {name} ({error.reason})", suggest_encoding(place, dialect or PLAIN)
+        return find_packing(place) or UnreadableInput(place.name, found, remedy, file=place.name)
 
     return translate((pa.ArrowException, OSError, EOFError, ValueError), to_ours)
 
 
-def packed(place: Place) -> UnreadableInput | None:
+def find_packing(place: Place) -> UnreadableInput | None:
     """Return an error if text is compressed and its name does not say so; None for other files.  O(1)."""
     if place.kind.wrapped is not None or not is_text_kind(place.kind.name):
         return None
@@ -181,15 +181,15 @@ def packed(place: Place) -> UnreadableInput | None:
     )
 
 
-def encoded(place: Place, dialect: Dialect) -> Phrase:
+def suggest_encoding(place: Place, dialect: Dialect) -> Phrase:
     """Suggest a remedy for text that is not in the given encoding."""
     if not is_utf8(dialect.encoding):
         return Phrase("give the encoding that it is in, or write it in UTF-8")
-    given = written(place.name, dialect._replace(encoding="cp1252"))
+    given = suggest_call(place.name, dialect._replace(encoding="cp1252"))
     return Phrase("name its encoding (", given, "), or write it in UTF-8")
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the first line of a library's message, without its last dot."""
     code = getattr(error, "errno", None)
     if code in (errno.EACCES, errno.EPERM):
@@ -224,7 +224,7 @@ class TextColumn(NamedTuple):
     are lists or objects; None elsewhere, and where none is.  ``forms``: of its numbers and dates.
 
     >>> column = TextColumn(pa.array(["1.10", "x", None]), pa.array([False, True, None]))
-    >>> column.typed(pa.string()).to_pylist(), column.possible() == {pa.string()}
+    >>> column.convert(pa.string()).to_pylist(), column.possible() == {pa.string()}
     (['1.10', 'x', None], True)
     """
 
@@ -237,14 +237,16 @@ class TextColumn(NamedTuple):
         """Return the types that fit all texts; Arrow infers the types of lists and objects.  O(n)."""
         if self.nested is not None:
             whole = pc.all(pc.or_kleene(self.nested, pc.is_null(self.texts))).as_py()
-            return frozenset([settled(_parse_json(self.texts, None).type, null=pa.null())]) if whole else frozenset()
+            return (
+                frozenset([settle_type(_parse_json(self.texts, None).type, null=pa.null())]) if whole else frozenset()
+            )
         if self.quoted is None or self.texts.null_count == len(self.texts):
             return possible(self.texts, forms=self.forms)
         if pc.all(self.quoted).as_py():
             return possible(self.texts, (*MOMENTS, pa.string()), forms=self.forms)
         return frozenset([pa.string()]) if pc.any(self.quoted).as_py() else possible(self.texts, LADDER, shortest=True)
 
-    def typed(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
+    def convert(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
         """Convert the values to a type; ``convert``: by Arrow's rules too.  O(n).  Raises `Misspelled`."""
         structured = pat.is_struct(kind) or is_listed(kind)
         # A text may look like an object, or like null.
@@ -254,7 +256,7 @@ class TextColumn(NamedTuple):
         if structured:
             return self._parse_nested(kind)
         if is_text(kind) or convert:
-            return converted(self.texts, kind, self.forms)
+            return convert_texts(self.texts, kind, self.forms)
         if self.quoted is not None and not pat.is_decimal(kind):
             unquoted = any(is_one(kind) for is_one in UNQUOTED)
             if (row := pc.index(self.quoted, unquoted).as_py()) >= 0:
@@ -265,7 +267,7 @@ class TextColumn(NamedTuple):
         """Parse lists or objects.  O(n), also if a row is refused: a binary search finds the first such row."""
         try:
             _check_digits(self.texts, digits_within(kind))
-            return restored(_parse_json(self.texts, wire(kind)), kind)
+            return restore_type(_parse_json(self.texts, wire(kind)), kind)
         except (pa.ArrowException, ValueError):
             n = len(self.texts)
             if n == 1:
@@ -278,7 +280,7 @@ class TextColumn(NamedTuple):
                 raise Misspelled(begin + error.row) from None
         raise ValueError(f"values are no {kind}")
 
-    def shown(self, row: int) -> str:
+    def format_value(self, row: int) -> str:
         """Format a value for messages."""
         text = self.texts[row].as_py()
         if self.quoted is None:
@@ -362,7 +364,7 @@ class TextFile(File):
                 kind = schema.field(name).type
                 try:
                     with reading(self.place):
-                        arrays.append(column.typed(kind, name in converted))
+                        arrays.append(column.convert(kind, name in converted))
                 except Misspelled as error:
                     where = f"{self.place.name}, {block.where(error.row)}, column {name!r}"
                     found, remedy = self._misfit(name, column, error.row, kind, name in converted)
@@ -391,20 +393,20 @@ class TextFile(File):
         """Return a wider type that fits a text and the column's other texts; text if none does."""
         fit = fitting(kind, text, column.forms)
         try:
-            column.typed(fit, False)
+            column.convert(fit, False)
         except Misspelled:
             return pa.string()
         return fit
 
     def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, Phrase]:
         """Describe a value that does not fit its column's type, with the remedy."""
-        text, shown, dialect = str(column.texts[row]), column.shown(row), self.dialect
+        text, shown, dialect = str(column.texts[row]), column.format_value(row), self.dialect
         form = Phrase()
         if column.quoted is None or (column.quoted[row].as_py() and not is_number(kind)):
-            form = reformed(self.place.name, dialect, text, kind)
+            form = suggest_forms(self.place.name, dialect, text, kind)
         give = Phrase("give ", form, ", ") if form else Phrase()
         if text.lower() in NO_VALUE and column.quoted is None:  # null= is of CSV
-            give = as_null(self.place.name, dialect, text) + ", "
+            give = suggest_null(self.place.name, dialect, text) + ", "
         if declared:
             zoned = pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.forms)
             other = pa.timestamp("us", "UTC") if zoned else pa.string()
@@ -414,6 +416,6 @@ class TextFile(File):
         fix = self._retype.get(name, declare)(name, kind, fit)
         remedy = Phrase(give, "mend it, or declare the type that fits: ", fix)
         with suppress(Misspelled):
-            converted(column.texts.slice(row, 1), kind, column.forms)
+            convert_texts(column.texts.slice(row, 1), kind, column.forms)
             remedy += Phrase("; declaring ", Declare({name: spelled_type(kind)}), " converts it")
         return f"{shown} is not how a value of type {kind} is written", remedy

@@ -20,7 +20,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
 from ddflow.connectors.files.columnar_reader import ArrowFile, ParquetFile
 from ddflow.connectors.files.csv_reader import CsvFile, LinesFile, lacks
-from ddflow.connectors.files.file_path import as_null, others, written
+from ddflow.connectors.files.file_path import find_dialects, suggest_call, suggest_null
 from ddflow.connectors.files.guess import ANY, MOMENTS, Possible, guess
 from ddflow.connectors.files.json_reader import JsonFile
 from ddflow.connectors.files.kinds import (
@@ -36,7 +36,7 @@ from ddflow.connectors.files.kinds import (
     Dialect,
     is_json,
 )
-from ddflow.connectors.files.places import Place, in_order, listed
+from ddflow.connectors.files.places import Place, in_order, list_places
 from ddflow.connectors.files.reader import (
     Block,
     File,
@@ -46,10 +46,10 @@ from ddflow.connectors.files.reader import (
     Types,
     brief,
     declare,
-    described,
+    describe_error,
     is_empty,
 )
-from ddflow.connectors.files.spelling import holds, restored
+from ddflow.connectors.files.spelling import holds, restore_type
 from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, SpecError, UnreadableInput
 
 
@@ -89,16 +89,16 @@ _CODE: Final = re.compile(r"[+-]?\d+")
 _DIGIT: Final = re.compile(r"\d")
 
 
-def doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[Phrase]:
+def find_doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[Phrase]:
     """Return the doubts about columns whose types were guessed.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
     heads = [(each, head) for each in files if (head := each.looked_at()) is not None]
     named = [(each.place.name, each.dialect, head) for each, head in heads]
-    return [found for name in names if (found := doubt(name, named) or formed(name, heads)) is not None]
+    return [found for name in names if (found := explain_doubt(name, named) or explain_form(name, heads)) is not None]
 
 
-def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase | None:
+def explain_form(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase | None:
     """Return why a column guessed as text may have numbers or dates of another form; else None.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
@@ -109,9 +109,9 @@ def formed(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase | None:
     if column.quoted is None:
         texts, dialect = _without_null(texts, dialect)
     for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
-        if ways := others(dialect, texts, kind):
+        if ways := find_dialects(dialect, texts, kind):
             shown = f"{brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
-            calls = Phrase.joined(" or ", [written(file.place.name, each, file.dialect) for each in ways])
+            calls = Phrase.joined(" or ", [suggest_call(file.place.name, each, file.dialect) for each in ways])
             return Phrase(
                 f"{name!r} is text, because of {shown}: give ", calls, ", or declare ", Declare({name: "string"})
             )
@@ -127,7 +127,7 @@ def _without_null(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialec
     return some, dialect._replace(nulls=(*dialect.nulls, *words))
 
 
-def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phrase | None:
+def explain_doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phrase | None:
     """Return why a column guessed as text may be another type; None if it is text.  O(bytes of the heads).
 
     ``heads``: the name, the dialect and the first rows of each file that has the column.
@@ -135,10 +135,10 @@ def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phrase | No
     >>> from ddflow.connectors.files.kinds import PLAIN
     >>> from ddflow.connectors.files.reader import Block, TextColumn
     >>> head = Block({"n": TextColumn(pa.array(["1", "2.5", "n/a", None]))}, lambda row: f"row {row + 2}")
-    >>> doubt("n", [("a.csv", PLAIN, head)])
+    >>> explain_doubt("n", [("a.csv", PLAIN, head)])
     "'n' is text, because 'n/a' (a.csv, row 4) is no number; 2 of its first 3 values are: mend it, give \
     dd.FilePath('a.csv', null='n/a') if it means null, or declare {'n': 'string'} if it is right"
-    >>> doubt("n", [("a.csv", PLAIN, Block({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
+    >>> explain_doubt("n", [("a.csv", PLAIN, Block({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
     """
     numbers, values, first, shown, nulls, null = 0, 0, "", "", True, Phrase()
     for file, dialect, head in heads:
@@ -153,7 +153,7 @@ def doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phrase | No
         row = pc.index(fits, False).as_py()
         if row >= 0 and not first:
             first, shown = str(column.texts[row]), f"{brief(str(column.texts[row]))} ({file}, {head.where(row)})"
-            null = as_null(file, dialect, first)
+            null = suggest_null(file, dialect, first)
     if not first or 2 * numbers <= values or _CODE.fullmatch(first):
         return None
     null = null + ", " if nulls and len(first) <= WORD else Phrase()
@@ -293,7 +293,7 @@ class FilesSource:
         heads = [reader.head([name for name in untold if name in there]) for reader, there in self._pair_readers()]
         self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
         schema = pa.schema([(name, types.get(name) or self._guess_type(name, heads)) for name in columns])
-        self.doubts = doubts(untold, schema, self._readers)  # which became text by few values
+        self.doubts = find_doubts(untold, schema, self._readers)  # which became text by few values
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
         for reader, there in self._pair_readers():
             for name, kind in there.items():
@@ -411,11 +411,11 @@ class FilesSource:
             place, kind = table.schema.get_field_index(name), self._declared[name]
             if place >= 0 and table.schema.field(place).type != kind:
                 try:
-                    column = pa.chunked_array([restored(chunk, kind) for chunk in table.column(place).chunks], kind)
+                    column = pa.chunked_array([restore_type(chunk, kind) for chunk in table.column(place).chunks], kind)
                 except (pa.ArrowException, ValueError) as error:
                     raise SchemaMismatch(
                         f"{file}, column {name!r}",
-                        described(error),
+                        describe_error(error),
                         f"{table.schema.field(place).type} cannot be {kind}: declare another type, or mend the file",
                         column=name,
                     ) from None
@@ -466,5 +466,5 @@ def open_files(
     [[{'id': 2, 'city': None, 'tag': 'x'}], []]
     """
     declared = {name: to_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
-    how = replace(how, dialect=how.dialect.checked())
-    return FilesSource(in_order(listed(paths, how.dialect.kind)), declared, list(required), known, how)
+    how = replace(how, dialect=how.dialect.validate())
+    return FilesSource(in_order(list_places(paths, how.dialect.kind)), declared, list(required), known, how)

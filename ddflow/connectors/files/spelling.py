@@ -46,7 +46,7 @@ def wire(kind: pa.DataType) -> pa.DataType:
     """Return the type for Arrow's JSON reader that can be cast to ``kind``, within lists and objects.
 
     >>> column = pa.array([b"\\xff", None])
-    >>> plain(column).to_pylist(), restored(plain(column), pa.binary()).equals(column)
+    >>> plain(column).to_pylist(), restore_type(plain(column), pa.binary()).equals(column)
     (['/w==', None], True)
     >>> wire(pa.list_(pa.date32()))
     ListType(list<item: string>)
@@ -70,7 +70,7 @@ def digits_within(kind: pa.DataType) -> int:
     return 76 - wire(kind).scale if pat.is_decimal(kind) else _ANY
 
 
-def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def restore_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast a column of texts, or one parsed as ``wire(kind)``, to ``kind``.  O(n).
 
     Raises `ValueError` or an Arrow error if a value does not fit.
@@ -79,7 +79,7 @@ def restored(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column
     if pat.is_struct(kind) and pat.is_struct(column.type):
         # A struct's children, with the nulls of the struct itself in them.
-        children = [restored(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
+        children = [restore_type(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
     if is_listed(kind) and is_listed(column.type):
         return _restore_lists(column, kind)
@@ -124,7 +124,7 @@ def ends_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def _restore_lists(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert a list column to another kind of list, with its elements restored."""
-    return build_lists(kind, ends_of(column), restored(column.flatten(), element(kind)), column.is_null())
+    return build_lists(kind, ends_of(column), restore_type(column.flatten(), element(kind)), column.is_null())
 
 
 def plain(column: pa.Array) -> pa.Array:
@@ -193,7 +193,7 @@ def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Fo
     return found
 
 
-def converted(texts: pa.Array, kind: pa.DataType, forms: Forms = USUAL) -> pa.Array:
+def convert_texts(texts: pa.Array, kind: pa.DataType, forms: Forms = USUAL) -> pa.Array:
     """Convert texts to a declared type by Arrow's rules, without the spaces around them.  O(n).
 
     A number may have a sign, leading and trailing zeros, and an exponent, if the type holds it; floats are rounded to
@@ -241,7 +241,7 @@ def fits(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Form
 
 def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
-        return restored(texts, kind)
+        return restore_type(texts, kind)
     except (pa.ArrowException, ValueError):
         row = bisect_left(range(len(texts)), True, key=lambda n: _fails(texts.slice(0, n + 1), kind))
         raise Misspelled(row) from None
@@ -249,7 +249,7 @@ def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _fails(texts: pa.Array, kind: pa.DataType) -> bool:
     try:
-        restored(texts, kind)
+        restore_type(texts, kind)
     except (pa.ArrowException, ValueError):
         return True
     return False

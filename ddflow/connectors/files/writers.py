@@ -27,7 +27,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.schema import is_bytes, is_text, normal_type
 from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV, USE, Kind, is_text_kind, kind_of
-from ddflow.connectors.files.reader import ROWS, described
+from ddflow.connectors.files.reader import ROWS, describe_error
 from ddflow.connectors.files.spelling import as_list, ends_of, holds, is_listed, plain
 from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput, translate
 from ddflow.storage.closing import on_failure
@@ -365,7 +365,7 @@ class FileOutput:
         def to_ours(error: Exception) -> UnwritableOutput | None:
             if isinstance(error, DdflowError):
                 return None
-            return UnwritableOutput(f"write {self.path}", described(error), "mend that, or write elsewhere")
+            return UnwritableOutput(f"write {self.path}", describe_error(error), "mend that, or write elsewhere")
 
         return translate((OSError, pa.ArrowException), to_ours)
 

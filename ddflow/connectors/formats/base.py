@@ -20,8 +20,8 @@ from ddflow.columns.casts import spelled_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.wider import holding, widening
 from ddflow.connectors.formats.messages import POSITION, ROW, Messages, as_values, is_of, nearest
-from ddflow.connectors.formats.parse import Bools, reader
-from ddflow.connectors.formats.row_columns import Examples, Own, Path, columns_at, guessed, struct_at, with_values
+from ddflow.connectors.formats.parse import Bools, import_duckdb
+from ddflow.connectors.formats.row_columns import Examples, Own, Path, columns_at, guess_types, struct_at, with_values
 from ddflow.errors import BadMessage, Option, Phrase, Row, SpecError, Widen, around
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -56,7 +56,7 @@ class Target(NamedTuple):
     ...         return Upserts({"line": messages.value}, np.zeros(messages.rows, np.bool_), {})
     >>> out = events_schema(Lines(), [("line", pa.string())])
     >>> target = Target("'log'", pa.schema({"line": pa.string()}), ("line",), (), False, out)
-    >>> decoded(Lines(), pa.table({"value": ["a", "b"]}), target).rows.to_pylist()
+    >>> decode_messages(Lines(), pa.table({"value": ["a", "b"]}), target).rows.to_pylist()
     [{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
     """
 
@@ -154,7 +154,7 @@ class Format:
 
     def needs(self) -> None:
         """Raise `MissingExtra` if the library that reads JSON is not installed."""
-        reader()
+        import_duckdb()
 
     @property
     def leaves_out(self) -> bool:
@@ -214,7 +214,7 @@ class Format:
         found = self.examples(value.drop_null())
         if found is None:
             return {}
-        return guessed(found.rows, [each for each in names if each not in found.types], messages.what) | {
+        return guess_types(found.rows, [each for each in names if each not in found.types], messages.what) | {
             name: kind for name, kind in found.types.items() if name in names
         }
 
@@ -246,7 +246,7 @@ def events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Sch
     return pa.schema([*columns, *own])
 
 
-def decoded(format: Format, given: pa.Table, target: Target, first: int = 0) -> Decoded:
+def decode_messages(format: Format, given: pa.Table, target: Target, first: int = 0) -> Decoded:
     """Decode a table of messages to events.  ``first``: the row number of the first.  O(bytes).
 
     Raises `BadMessage` for an unreadable message, unless the format drops such; `SchemaMismatch` for a table that holds
@@ -320,7 +320,7 @@ def _versions(made: Upserts, target: Target, bad: BadMessages) -> Upserts:
     return made._replace(columns=cells, truncates=())
 
 
-def uncut(made: Decoded, what: str) -> Decoded:
+def refuse_truncates(made: Decoded, what: str) -> Decoded:
     """Return the events unchanged if no truncate is among them.  Raises `BadMessage` for one."""
     for each in made.truncates:
         remedy = "take this batch with an engine's step; nothing was taken in"
@@ -386,21 +386,21 @@ class Unseen:
     """``left``: the columns that are neither found nor told.  ``names``: those that messages had instead, so far.
     ``table``: that was named, while it is neither found nor told; ``tables``: how many changes were of each.
 
-    >>> from ddflow.connectors.formats.base import Target, decoded, events_schema
+    >>> from ddflow.connectors.formats.base import Target, decode_messages, events_schema
     >>> from ddflow.connectors.formats.plain import plain_json
     >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "amounts": pa.float64()})
     >>> target = Target("'t'", columns, ("id",), (), False, events_schema(format, columns))
     >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), Unseen(columns.names)
-    >>> unseen.look(format, came, decoded(format, came, target), "'t'")
-    >>> unseen.told()
+    >>> unseen.look(format, came, decode_messages(format, came, target), "'t'")
+    >>> unseen.take_warnings()
     ["none so far has the declared column 'amounts', which is null: did you mean 'amount'? there are ['id', 'amount']"]
-    >>> unseen.told()
+    >>> unseen.take_warnings()
     []
-    >>> undeclared(format, came, decoded(format, came, target), ["id", "amounts"], "'t'")
+    >>> find_undeclared(format, came, decode_messages(format, came, target), ["id", "amounts"], "'t'")
     ['amount']
     >>> unseen = Unseen([], "order")
     >>> unseen.hear([], [], {"shop.orders": 5, "shop.people": 1})
-    >>> unseen.told()
+    >>> unseen.take_warnings()
     ["none so far is of the table 'order', so no row came: did you mean 'shop.orders'? 6 are of \
     ['shop.orders', 'shop.people']"]
     """
@@ -455,16 +455,16 @@ class Unseen:
         """Whether anything is left to be looked for."""
         return bool(self.left) or self.table is not None
 
-    def told(self) -> list[str]:
+    def take_warnings(self) -> list[str]:
         """Return warnings about columns and a table that no message had, once.  O(columns), O(tables)."""
-        said = self.said(self.left)
+        said = self.list_warnings(self.left)
         if said:
             self.left = []
         if self.table is not None and self.tables:
             said, self.table = [_elsewhere(self.table, self.tables), *said], None
         return said
 
-    def said(self, columns: Iterable[str]) -> list[str]:
+    def list_warnings(self, columns: Iterable[str]) -> list[str]:
         """Return warnings about the columns, among some, that no message had.  O(columns)."""
         return [
             f"none so far has the declared column {name!r}, which is null: {did_you_mean(name, self.names)}"
@@ -482,7 +482,7 @@ def _elsewhere(table: str, tables: Mapping[str, int]) -> str:
     return f"none so far is of the table {table!r}, so no row came: {meant}{others}"
 
 
-def undeclared(format: Format, given: pa.Table, made: Decoded, known: Collection[str], what: str) -> list[str]:
+def find_undeclared(format: Format, given: pa.Table, made: Decoded, known: Collection[str], what: str) -> list[str]:
     """Return the unknown columns in a sample of some messages.  O(messages + bytes of the sample).
 
     The last message with a row is one of the sample.

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.casts import decimals_of, floats_of
 from ddflow.columns.schema import first_unreal, is_bytes, is_text
-from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, base64_bytes, computed, objects
+from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, base64_bytes, evaluate_sql, parse_objects
 
 PRECISE: Final = "precise"
 MODES: Final = (PRECISE, "string", "double")
@@ -44,7 +44,7 @@ def decimals(
     [Decimal('1.50'), Decimal('2.00')]
     """
     if pat.is_binary(cells.type):
-        return unscaled(cells, kind, scale)
+        return decode_decimals(cells, kind, scale)
     if pat.is_floating(cells.type):
         return decimals_of(cells.cast(pa.string()), kind)
     if not is_text(cells.type):
@@ -62,7 +62,7 @@ def decimals(
             return pc.coalesce(text, decimals(pc.if_else(bare, none, given), kind, mode, scale, quoted))
     variable = pc.fill_null(pc.starts_with(cells, "{"), False)
     if not pc.any(variable).as_py():
-        return unscaled(base64_bytes(cells), kind, scale)
+        return decode_decimals(base64_bytes(cells), kind, scale)
     return _variable(cells, variable, kind, scale)
 
 
@@ -103,16 +103,16 @@ def _strings(cells: pa.Array) -> bool:
 def _variable(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:
     """Convert numbers if some are objects of a scale and bytes."""
     none = pa.scalar(None, cells.type)
-    out = unscaled(base64_bytes(pc.if_else(variable, none, cells)), kind, scale)
-    read, _ = objects(pc.if_else(variable, cells, none), {"scale": TEXT, "value": TEXT})
+    out = decode_decimals(base64_bytes(pc.if_else(variable, none, cells)), kind, scale)
+    read, _ = parse_objects(pc.if_else(variable, cells, none), {"scale": TEXT, "value": TEXT})
     scales, values = (pc.struct_field(read, name) for name in ("scale", "value"))
     for each in pc.unique(scales.drop_null()).to_pylist():
         here = pc.fill_null(pc.equal(scales, each), False)
-        out = pc.if_else(here, unscaled(base64_bytes(pc.if_else(here, values, none)), kind, int(each)), out)
+        out = pc.if_else(here, decode_decimals(base64_bytes(pc.if_else(here, values, none)), kind, int(each)), out)
     return out
 
 
-def unscaled(column: pa.Array, kind: pa.DataType, scale: int | None = None) -> pa.Array:
+def decode_decimals(column: pa.Array, kind: pa.DataType, scale: int | None = None) -> pa.Array:
     """Convert the bytes of unscaled integers to decimals.  O(n).  Raises `ValueError` for too many bytes."""
     column = column.cast(pa.binary())
     n, width = len(column), kind.bit_width // 8
@@ -146,16 +146,16 @@ def is_timed(kind: pa.DataType) -> bool:
     return bool(pat.is_temporal(kind))
 
 
-def timed(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
+def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
     """Convert cells, numbers or texts, to a type of time.  ``unit``: of the numbers, by default the type's.  O(n).
 
     Raises `pyarrow.ArrowInvalid` or `ValueError` for a cell that does not fit.
 
-    >>> timed(pa.array(["1700000000000", None]), pa.timestamp("ms")).to_pylist()
+    >>> convert_times(pa.array(["1700000000000", None]), pa.timestamp("ms")).to_pylist()
     [datetime.datetime(2023, 11, 14, 22, 13, 20), None]
-    >>> timed(pa.array(["2023-11-14T22:13:20.5Z"]), pa.timestamp("us")).to_pylist()
+    >>> convert_times(pa.array(["2023-11-14T22:13:20.5Z"]), pa.timestamp("us")).to_pylist()
     [datetime.datetime(2023, 11, 14, 22, 13, 20, 500000)]
-    >>> timed(pa.array(["19675", "2023-11-14Z"]), pa.date32()).to_pylist()
+    >>> convert_times(pa.array(["19675", "2023-11-14Z"]), pa.date32()).to_pylist()
     [datetime.date(2023, 11, 14), datetime.date(2023, 11, 14)]
     """
     made = _convert_times(cells, kind, unit)
@@ -279,10 +279,10 @@ def _misfits(cells: pa.Array, kind: pa.DataType, how: CellForm) -> Bools:
     return np.zeros(len(cells), np.bool_)
 
 
-def shown(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, str]:
+def describe_misfit(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, str]:
     """Describe a cell that does not fit, and why; show a decimal as its number.
 
-    >>> shown("Czpzzi+D", pa.decimal128(9, 3), CellForm())
+    >>> describe_misfit("Czpzzi+D", pa.decimal128(9, 3), CellForm())
     ('12345678901.123', 'it is too wide for decimal128(9, 3)')
     """
     text = cell.strip('"') if isinstance(cell, str) else cell
@@ -316,7 +316,7 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Arra
     if pat.is_decimal(kind):
         return decimals(cells, kind, how.decimals, how.scale, how.quoted)
     if is_timed(kind):
-        return timed(cells, kind, how.unit)
+        return convert_times(cells, kind, how.unit)
     if isinstance(kind, pa.BaseExtensionType):
         return _read_extension(cells, kind, how)
     if pat.is_nested(kind):
@@ -339,7 +339,7 @@ def _bytes(text: pa.Array, how: CellForm) -> pa.Array:
         wrong = pc.match_substring_regex(text, "[^0-9a-fA-F]|^(..)*.$")
         if pc.any(wrong).as_py():
             raise ValueError("it is not hexadecimal")
-        return computed(text, "from_hex(v)")
+        return evaluate_sql(text, "from_hex(v)")
     if how.binary == "base64-url-safe":
         text = pc.replace_substring(pc.replace_substring(text, "-", "+"), "_", "/")
     return base64_bytes(text)

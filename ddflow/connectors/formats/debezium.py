@@ -6,13 +6,13 @@ which key is meant, and in which order, are read. Order is Postgres' log positio
 row, else the message's offset. A tombstone, which has no position at its source, takes that of the message behind it,
 or before it where it is the last.
 
->>> from ddflow.connectors.formats.base import Target, decoded, events_schema
+>>> from ddflow.connectors.formats.base import Target, decode_messages, events_schema
 >>> format, columns = debezium(), pa.schema({"id": pa.int64(), "v": pa.string()})
 >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> created = '{"op": "c", "before": null, "after": {"id": 1, "v": "x"}, "source": {"lsn": 9}}'
 >>> gone = '{"op": "d", "before": {"id": 1}, "after": null, "source": {"lsn": 10}}'
 >>> came = pa.table({"value": [created, gone, None], "key": ['{"id": 1}'] * 3})
->>> for row in decoded(format, came, target).rows.to_pylist():
+>>> for row in decode_messages(format, came, target).rows.to_pylist():
 ...     print(row)
 {'id': 1, 'v': 'x', '_position': 9, '_row': 0, '_deleted': False}
 {'id': 1, 'v': None, '_position': 10, '_row': 0, '_deleted': True}
@@ -35,7 +35,7 @@ import pyarrow.types as pat
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, Target
 from ddflow.connectors.formats.cells import BINARIES, MODES, PRECISE, CellForm, shape_of
-from ddflow.connectors.formats.envelope import Inside, Ints, opened
+from ddflow.connectors.formats.envelope import Inside, Ints, parse_inside
 from ddflow.connectors.formats.enveloped import (
     DELETE,
     NOTHING,
@@ -49,7 +49,7 @@ from ddflow.connectors.formats.enveloped import (
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.row_columns import Examples, Path, shown
+from ddflow.connectors.formats.row_columns import Examples, Path, find_examples
 from ddflow.errors import SpecError
 
 _CODES: Final = {"c": UPSERT, "u": UPSERT, "r": UPSERT, "d": DELETE, "m": NOTHING, "t": TRUNCATE}
@@ -144,8 +144,8 @@ class debezium(Enveloped):
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
         if self.flattened:
-            return self._sources(opened(value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
-        inside = opened(value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
+            return self._sources(parse_inside(value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
+        inside = parse_inside(value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
         return {name: inside.cells("source", name) for name in SOURCE[4:]}
 
     @staticmethod
@@ -158,14 +158,20 @@ class debezium(Enveloped):
 
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the rows after changes, or before."""
-        return shown(values, ["$"]) if self.flattened else shown(values, ["$.after", "$.before"], ("after",))
+        return (
+            find_examples(values, ["$"])
+            if self.flattened
+            else find_examples(values, ["$.after", "$.before"], ("after",))
+        )
 
     def _read_envelopes(self, messages: Messages, target: Target) -> Envelopes:
         """Read messages with an envelope."""
         rows = self._shape(target)
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
         source = dict.fromkeys(SOURCE[0 if target.ordered else 4 :], TEXT)
-        inside = opened(messages.value, {"op": TEXT, "after": rows, "before": before, "source": source}, messages.exact)
+        inside = parse_inside(
+            messages.value, {"op": TEXT, "after": rows, "before": before, "source": source}, messages.exact
+        )
         codes = _map_operations(inside.cells("op"), messages.value)
         missing = (codes == UPSERT) & np.asarray(inside.cells("after").is_null())
         codes[missing] = UNKNOWN
@@ -184,7 +190,7 @@ class debezium(Enveloped):
         """Read messages that are the row after a change, with ``__`` columns of the envelope."""
         rows = self._shape(target)
         shape = dict.fromkeys([*_FLAT, "__deleted", "__op"], TEXT) | rows
-        inside = opened(messages.value, shape, messages.exact)
+        inside = parse_inside(messages.value, shape, messages.exact)
         codes = np.full(messages.rows, UPSERT)
         operations = inside.cells("__op")
         if operations.null_count < messages.rows:

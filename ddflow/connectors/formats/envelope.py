@@ -5,7 +5,7 @@ other. Where there is one it says how times, decimals and bytes are written; mes
 together. What has no such field is null.
 
 >>> text = pa.array(['{"id": 1}', '{"schema": {"type": "struct", "fields": []}, "payload": {"id": 2}}', "{", None])
->>> inside = opened(text, {"id": TEXT})
+>>> inside = parse_inside(text, {"id": TEXT})
 >>> inside.cells("id").to_pylist(), inside.wrong.tolist(), len(inside.schemas)
 (['1', '2', None, None], [False, False, True, False], 1)
 """
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.formats.cells import CellForm, cells_as
-from ddflow.connectors.formats.parse import TEXT, Bools, objects
+from ddflow.connectors.formats.parse import TEXT, Bools, parse_objects
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _WRAPPED: Final = r'^\s*\{\s*"(schema"\s*:\s*(\{|null)|payload"\s*:)'
@@ -89,31 +89,31 @@ def at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
     return body
 
 
-def opened(value: pa.Array, shape: Mapping[str, Any], exact: Any = False) -> Inside:
+def parse_inside(value: pa.Array, shape: Mapping[str, Any], exact: Any = False) -> Inside:
     """Parse the inside of messages.  ``shape``: the parts to read.  ``exact``: as in `objects`.  O(bytes)."""
     n = len(value)
     if pat.is_struct(value.type):
         names = {field.name for field in value.type}
         body = at_path(value, ["payload"]) if {"schema", "payload"} <= names else value
         return Inside(body, np.zeros(n, bool), (), False)
-    around = wrapped(value)
+    around = mark_wrapped(value)
     if not around.any():
-        return Inside(*objects(value, shape, exact), ())
+        return Inside(*parse_objects(value, shape, exact), ())
     exact = np.broadcast_to(exact, n)
     inner = np.flatnonzero(around)
     of = value if inner.size == n else value.take(pa.array(inner))
-    body, wrong = objects(of, {"payload": shape}, exact[inner])
+    body, wrong = parse_objects(of, {"payload": shape}, exact[inner])
     body = at_path(body, ["payload"])
     known = tuple((inner[rows], schema) for rows, schema in schemas(of))
     if inner.size == n:
         return Inside(body, wrong, known)
     bare = np.flatnonzero(~around)
-    plain, broken = objects(value.take(pa.array(bare)), shape, exact[bare])
+    plain, broken = parse_objects(value.take(pa.array(bare)), shape, exact[bare])
     back = np.argsort(np.concatenate([inner, bare]))
     return Inside(pa.concat_arrays([body, plain]).take(pa.array(back)), np.concatenate([wrong, broken])[back], known)
 
 
-def wrapped(value: pa.Array) -> Bools:
+def mark_wrapped(value: pa.Array) -> Bools:
     """Mark the messages with a schema.  O(n), and fast if they begin alike, with the name of a row."""
     at = pc.index(value.is_valid(), True).as_py()
     begins = _ROW.match(value[at].as_py()) if at >= 0 else None
@@ -144,14 +144,14 @@ def schemas(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
         same = np.asarray(pc.starts_with(text.take(pa.array(left)), first[:end]))
         out += [(left[same], schema)] if isinstance(schema, dict) else []
         left = left[~same]
-    return out + _behind(text, np.array(odd, np.int64))
+    return out + _group_late_schemas(text, np.array(odd, np.int64))
 
 
-def _behind(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
+def _group_late_schemas(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[str, Any]]]:
     """Group the messages whose schema comes after their payload."""
     if not rows.size:
         return []
-    found, _ = objects(text.take(pa.array(rows)), {"schema": TEXT})
+    found, _ = parse_objects(text.take(pa.array(rows)), {"schema": TEXT})
     texts = at_path(found, ["schema"])
     out: list[tuple[Ints, Mapping[str, Any]]] = []
     for each in pc.unique(texts.drop_null()).to_pylist():
@@ -190,7 +190,7 @@ def _reading(field: Mapping[str, Any], usual: CellForm) -> CellForm:
     return usual._replace(binary="base64") if kind == "bytes" else usual
 
 
-def typed(
+def cast_column(
     inside: Inside, path: Sequence[str], name: str, kind: pa.DataType, usual: CellForm
 ) -> tuple[pa.Array, Bools | None]:
     """Cast a column at a path of messages, and mark the cells that do not fit.  O((1 + schemas) * n)."""

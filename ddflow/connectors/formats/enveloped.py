@@ -26,14 +26,14 @@ from ddflow.connectors.formats.messages import (
     POSITION,
     ROW,
     Messages,
-    counted,
-    filled,
-    named,
+    count_tables,
+    fill_positions,
+    mark_unnamed,
     of_table,
     of_topic,
     positions,
-    settled,
-    untold,
+    settle_table,
+    table_names,
 )
 from ddflow.connectors.formats.parse import Bools, put_cells
 from ddflow.connectors.formats.plain import key_cells, read_cells
@@ -114,10 +114,10 @@ class Enveloped(Format):
         read = self.read(messages, target, bad)
         codes, table = self._codes(read, messages, target, bad)
         waits = self.table is not None and target.table is None
-        tables = counted(read.source, np.isin(read.codes, _DO)) if waits else {}
+        tables = count_tables(read.source, np.isin(read.codes, _DO)) if waits else {}
         order = positions(read.source, messages, read.of) if target.ordered else {}
         if order:
-            order = filled(order, codes == TOMBSTONE, messages, read.of)
+            order = fill_positions(order, codes == TOMBSTONE, messages, read.of)
         truncates = self._truncates(codes, order, messages, read.of)
         live = np.flatnonzero((codes == UPSERT) | (codes == DELETE) | (codes == TOMBSTONE))
         if live.size < codes.size:
@@ -144,7 +144,7 @@ class Enveloped(Format):
             said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
             codes[said[_same_key(messages, read.of[said])]] = NOTHING
         if self.table is not None:
-            silent = untold(self.table, read.source)
+            silent = mark_unnamed(self.table, read.source)
             reason = f"it does not say whether it is of the table {cut(self.table, 80)!r}"
             bad.mark(read.of[np.isin(codes, _DO) & silent], reason)
             others = ~of_table(self.table, read.source) & ~(silent & (codes == UNKNOWN))  # no event is of no table
@@ -161,8 +161,8 @@ class Enveloped(Format):
 
         Messages of other tables are marked bad, with the code `NOTHING`.
         """
-        names = pc.if_else(pa.array(np.isin(codes, _DO)), named(read.source), None)
-        table, others = settled(own, pc.unique(names).drop_null().to_pylist())
+        names = pc.if_else(pa.array(np.isin(codes, _DO)), table_names(read.source), None)
+        table, others = settle_table(own, pc.unique(names).drop_null().to_pylist())
         if others:
             rows = np.flatnonzero(np.asarray(pc.is_in(names, pa.array(others))))
             told = names.take(pa.array(rows)).to_pylist()

@@ -7,13 +7,13 @@ numbers, so events of one source have a total order.
 >>> came.value.to_pylist(), came.broken.tolist(), came.place(1)
 (['{"id": 1}', None], [False, True], 'offset 8 of t')
 
->>> settled("orders", ["a.orders", "orders", "b.orders"])
+>>> settle_table("orders", ["a.orders", "orders", "b.orders"])
 ('a.orders', ['b.orders'])
 >>> source = {"table": ["t", "u"], "schema": ["a", "a"], "db": [None, None]}
 >>> every = {name: pa.array(cells, pa.string()) for name, cells in source.items()}
->>> named(every).to_pylist(), of_table("a.t", every).tolist(), untold("shop.a.t", every).tolist()
+>>> table_names(every).to_pylist(), of_table("a.t", every).tolist(), mark_unnamed("shop.a.t", every).tolist()
 (['a.t', 'a.u'], [True, False], [True, False])
->>> counted(every, np.array([True, True])), is_of("a.t", "shop.a.t"), nearest("orderz", ["shop.orders", "shop.people"])
+>>> count_tables(every, np.array([True, True])), is_of("a.t", "shop.a.t"), nearest("orderz", ["shop.orders", "shop.us"])
 ({'a.t': 1, 'a.u': 1}, True, 'shop.orders')
 
 >>> source = {"lsn": pa.array([None, None]), "file": pa.array(["mysql-bin.000007"] * 2), "pos": pa.array(["4", "120"]),
@@ -172,7 +172,7 @@ Source = Mapping[str, pa.Array]
 """By `PARTS`, what messages say."""
 
 
-def named(source: Source) -> pa.Array:
+def table_names(source: Source) -> pa.Array:
     """Return the whole name of each message's table; null if the message names no table.  O(n)."""
     table, schema, db = _parts(source)
     db = pc.if_else(pc.fill_null(pc.equal(db, schema), False), None, db)  # MySQL's database is its schema
@@ -186,7 +186,7 @@ def longer(one: str | None, other: str) -> str | None:
     return one if one.endswith(f".{other}") else None
 
 
-def settled(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
+def settle_table(own: str | None, names: Iterable[str]) -> tuple[str | None, list[str]]:
     """Return the longest name of the messages' table, and the ``names`` of other tables.  O(names)."""
     others = []
     for name in names:
@@ -215,9 +215,9 @@ def is_of(table: str, name: str) -> bool:
     return name == table or name.endswith(f".{table}")
 
 
-def counted(source: Source, which: Bools) -> dict[str, int]:
+def count_tables(source: Source, which: Bools) -> dict[str, int]:
     """Count some messages by the whole name of their table.  O(n)."""
-    coded = named(source).filter(pa.array(which)).drop_null().dictionary_encode()
+    coded = table_names(source).filter(pa.array(which)).drop_null().dictionary_encode()
     return dict(zip(coded.dictionary.to_pylist(), np.bincount(coded.indices).tolist(), strict=True))
 
 
@@ -231,7 +231,7 @@ def nearest(name: str, tables: Iterable[str]) -> str | None:
     return None
 
 
-def untold(name: str, source: Source) -> Bools:
+def mark_unnamed(name: str, source: Source) -> Bools:
     """Mark the messages without enough of a name to compare with the given table.  O(n)."""
     *before, last = name.split(".")
     table, schema, db = _parts(source)
@@ -264,19 +264,21 @@ def positions(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[
     """Build the order columns of events; ``of``: the message of each.  O(n)."""
     n = of.size
     source = {name: pa.nulls(n, pa.string()) for name in ("lsn", "file", "pos", "row")} | source
-    place = whole(source["lsn"])
+    place = parse_integers(source["lsn"])
     if place.null_count and source["file"].null_count < n:
-        number = whole(pc.struct_field(pc.extract_regex(source["file"].cast(pa.string()), r"(?P<n>[0-9]+)$"), "n"))
-        both = pc.add(pc.multiply(number, 1 << 32), whole(source["pos"]))
+        number = parse_integers(
+            pc.struct_field(pc.extract_regex(source["file"].cast(pa.string()), r"(?P<n>[0-9]+)$"), "n")
+        )
+        both = pc.add(pc.multiply(number, 1 << 32), parse_integers(source["pos"]))
         place = pc.coalesce(place, both)
     if place.null_count and messages.offset is not None:
         place = pc.coalesce(place, messages.offset.take(pa.array(of)))
     # A row within nothing known orders nothing.
-    row = pc.if_else(pc.is_valid(place), pc.fill_null(whole(source["row"]), 0), 0)
+    row = pc.if_else(pc.is_valid(place), pc.fill_null(parse_integers(source["row"]), 0), 0)
     return {POSITION: place, ROW: row}
 
 
-def whole(cells: pa.Array) -> pa.Array:
+def parse_integers(cells: pa.Array) -> pa.Array:
     """Convert texts to integers; other texts become null.  O(n)."""
     try:
         return cells.cast(pa.int64())
@@ -285,7 +287,7 @@ def whole(cells: pa.Array) -> pa.Array:
         return pc.if_else(plain, cells, pa.scalar(None, cells.type)).cast(pa.int64())
 
 
-def filled(order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any) -> dict[str, pa.Array]:
+def fill_positions(order: dict[str, pa.Array], lacking: Bools, messages: Messages, at: Any) -> dict[str, pa.Array]:
     """Fill missing positions from the next event of the partition that has one, else from the last.
 
     ``lacking``: which may be filled.  ``at``: the message of each.  O(n log n) if some are missing.

@@ -5,11 +5,12 @@ changed, and has only what changed. Bootstraps of Maxwell are inserts. Statement
 for Canal's TRUNCATE, which cuts the batch. Canal has several rows a message, and every value as text. Order is the
 position that Maxwell writes with ``output_binlog_position``, else the offset, and the place in the message.
 
->>> from ddflow.connectors.formats.base import decoded, events_schema
+>>> from ddflow.connectors.formats.base import decode_messages, events_schema
 >>> format, columns = canal(), pa.schema({"id": pa.int64(), "v": pa.string()})
 >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> came = '{"table": "o", "type": "INSERT", "data": [{"id": "1", "v": "x"}, {"id": "2", "v": null}]}'
->>> decoded(format, pa.table({"value": [came], "offset": [5]}), target).rows.select(["id", "v", "_row"]).to_pylist()
+>>> came = pa.table({"value": [came], "offset": [5]})
+>>> decode_messages(format, came, target).rows.select(["id", "v", "_row"]).to_pylist()
 [{'id': 1, 'v': 'x', '_row': 0}, {'id': 2, 'v': None, '_row': 1}]
 """
 
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 
 from ddflow.connectors.formats.base import BadMessages, Target
 from ddflow.connectors.formats.cells import shape_of
-from ddflow.connectors.formats.envelope import Inside, Ints, at_path, opened
+from ddflow.connectors.formats.envelope import Inside, Ints, at_path, parse_inside
 from ddflow.connectors.formats.enveloped import (
     DELETE,
     NOTHING,
@@ -37,7 +38,7 @@ from ddflow.connectors.formats.enveloped import (
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.row_columns import Examples, Path, of_sql, shown
+from ddflow.connectors.formats.row_columns import Examples, Path, find_examples, parse_sql_type
 
 _MAXWELL: Final = {"insert": UPSERT, "update": UPSERT, "bootstrap-insert": UPSERT, "delete": DELETE} | dict.fromkeys(
     [
@@ -51,7 +52,7 @@ _MAXWELL: Final = {"insert": UPSERT, "update": UPSERT, "bootstrap-insert": UPSER
 _CANAL: Final = {"INSERT": UPSERT, "UPDATE": UPSERT, "DELETE": DELETE, "TRUNCATE": TRUNCATE}
 
 
-def coded(types: pa.Array, known: dict[str, int]) -> Ints:
+def map_codes(types: pa.Array, known: dict[str, int]) -> Ints:
     """Map the types of messages to codes."""
     texts = types.cast(pa.string()).dictionary_encode()
     codes = np.array([*(known.get(each, UNKNOWN) for each in texts.dictionary.to_pylist()), UNKNOWN])
@@ -95,15 +96,15 @@ class maxwell(Enveloped):
 
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the rows after changes, or of deletes."""
-        return shown(values, ["$.data"])
+        return find_examples(values, ["$.data"])
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""
         rows = {field.name: shape_of(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "table", "database", "position"), TEXT)
-        inside = opened(messages.value, {**top, "data": rows, "old": old}, messages.exact)
-        codes = coded(inside.cells("type"), _MAXWELL)
+        inside = parse_inside(messages.value, {**top, "data": rows, "old": old}, messages.exact)
+        codes = map_codes(inside.cells("type"), _MAXWELL)
         codes[np.asarray(inside.body.is_null()) & ~inside.wrong] = TOMBSTONE
         codes[(codes < NOTHING) & np.asarray(inside.cells("data").is_null())] = UNKNOWN
         place = pc.extract_regex(inside.cells("position").cast(pa.string()), r"^(?P<file>.*):(?P<pos>[0-9]+)$")
@@ -146,7 +147,7 @@ class canal(Enveloped):
         out, first = dict[str, pa.DataType](), self.columns(messages)
         for name in names:
             types = json.loads(messages.value[first[name]].as_py()).get("mysqlType")
-            out[name] = of_sql(str(types.get(name, ""))) if isinstance(types, dict) else pa.string()
+            out[name] = parse_sql_type(str(types.get(name, ""))) if isinstance(types, dict) else pa.string()
         return out
 
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
@@ -154,8 +155,8 @@ class canal(Enveloped):
         rows: dict[str, Any] = {field.name: shape_of(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "isDdl", "table", "database"), TEXT)
-        whole = opened(messages.value, {**top, "data": [rows], "old": [old]}, messages.exact)
-        codes = coded(whole.cells("type"), _CANAL)
+        whole = parse_inside(messages.value, {**top, "data": [rows], "old": [old]}, messages.exact)
+        codes = map_codes(whole.cells("type"), _CANAL)
         statements = np.asarray(pc.fill_null(pc.equal(whole.cells("isDdl").cast(pa.string()), "true"), False))
         codes[(codes != TRUNCATE) & statements] = NOTHING
         codes[np.asarray(whole.body.is_null()) & ~whole.wrong] = TOMBSTONE
@@ -179,7 +180,7 @@ class canal(Enveloped):
 
 def _sources(value: pa.Array) -> dict[str, pa.Array]:
     """Return the table of each message."""
-    inside = opened(value, dict.fromkeys(("table", "database"), TEXT))
+    inside = parse_inside(value, dict.fromkeys(("table", "database"), TEXT))
     return {"table": inside.cells("table"), **dict.fromkeys(("schema", "db"), inside.cells("database"))}
 
 

@@ -1,16 +1,18 @@
 """JSON text into columns, by DuckDB's parser: the one place that calls it.
 
 Invariant: a scalar comes out as the text that stands in the JSON (a string without its quotes and escapes), so no digit
-of an integer is lost. DuckDB reads a fraction as a double and writes the double's own text, so `objects` parses a
+of an integer is lost. DuckDB reads a fraction as a double and writes the double's own text, so `parse_objects` parses a
 message again if a column that keeps digits (`WORDS`, `QUOTED`) may have lost some: its fractions are strings then,
 which carry a mark, and the mark is taken off the result. Nothing is null but null, what is missing, and what lies
 within something of another shape. Whatever is no JSON is marked, and the rows beside it are read all the same. One
 core; some 1.2 us a message of 600 bytes.
 
->>> read, wrong = objects(pa.array(['{"id": 12345678901234567890, "of": {"v": "x"}}', "{", None]), {"of": {"v": TEXT}})
+>>> texts = pa.array(['{"id": 12345678901234567890, "of": {"v": "x"}}', "{", None])
+>>> read, wrong = parse_objects(texts, {"of": {"v": TEXT}})
 >>> read.to_pylist(), wrong.tolist()
 ([{'of': {'v': 'x'}}, None, None], [False, True, False])
->>> objects(pa.array(['{"a": 1.10, "b": [1.10], "c": 1.10}']), {"a": TEXT, "b": [WORDS], "c": QUOTED})[0].to_pylist()
+>>> text = pa.array(['{"a": 1.10, "b": [1.10], "c": 1.10}'])
+>>> parse_objects(text, {"a": TEXT, "b": [WORDS], "c": QUOTED})[0].to_pylist()
 [{'a': '1.10', 'b': ['1.10'], 'c': '1.10'}]
 """
 
@@ -54,18 +56,18 @@ _WORD: Final = r"^-?[0-9]+[.eE]|^0$|^[\[{].*[0-9]"
 """Texts that may be such numbers, or hold some, as DuckDB writes them."""
 
 
-def objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Array, Bools]:
+def parse_objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Array, Bools]:
     """Parse JSON texts to a ``shape``, and mark the invalid ones.  O(bytes).
 
     ``shape``: `TEXT`, `WORDS`, `QUOTED`, a dict of shapes by name, or a list of one shape.  ``exact``: marks texts to
     read to the last digit, whatever the shape.
     """
-    sql = f"from_json(v, {quoted(json.dumps(shape))})"
-    made, wrong = parsed(text, sql)
+    sql = f"from_json(v, {quote_text(json.dumps(shape))})"
+    made, wrong = evaluate_json(text, sql)
     rows = np.flatnonzero((_find_rounded(text, made, shape) | exact) & ~wrong)
     if not rows.size:
         return made, wrong
-    return put_cells(made, rows, exactly(text.take(pa.array(rows)), sql)), wrong
+    return put_cells(made, rows, evaluate_exactly(text.take(pa.array(rows)), sql)), wrong
 
 
 def put_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
@@ -75,12 +77,12 @@ def put_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
     return pa.concat_arrays([cells, found]).take(pa.array(which))
 
 
-def exactly(text: pa.Array, sql: str) -> pa.Array:
+def evaluate_exactly(text: pa.Array, sql: str) -> pa.Array:
     """Evaluate an expression over ``v`` on valid JSON texts, with all digits of their numbers.
 
-    O(bytes); two to three times the time of `parsed`.
+    O(bytes); two to three times the time of `evaluate_json`.
     """
-    return _remove_marks(computed(_mark_fractions(text), sql))
+    return _remove_marks(evaluate_sql(_mark_fractions(text), sql))
 
 
 def _mark_fractions(text: pa.Array) -> pa.Array:
@@ -90,7 +92,7 @@ def _mark_fractions(text: pa.Array) -> pa.Array:
 
 
 def _remove_marks(cells: pa.Array) -> pa.Array:
-    """Remove the marks of `exactly` from cells of any shape."""
+    """Remove the marks of `evaluate_exactly` from cells of any shape."""
     kind = cells.type
     if pat.is_struct(kind):
         return pa.StructArray.from_arrays(
@@ -166,17 +168,17 @@ _BEGINS: Final = np.isin(np.arange(256), np.frombuffer(b"-0123456789[{", np.uint
 """By byte, whether a number, a list or an object may begin with it."""
 
 
-def parsed(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
+def evaluate_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
     """Evaluate an expression over ``v`` on JSON texts, and mark the invalid ones.  O(bytes)."""
-    duckdb = reader()
+    duckdb = import_duckdb()
     try:
-        return computed(text, sql), np.zeros(len(text), np.bool_)
+        return evaluate_sql(text, sql), np.zeros(len(text), np.bool_)
     except duckdb.InvalidInputException:
-        valid = np.asarray(computed(text, "coalesce(json_valid(v), true)"))
-    return computed(text, f"case when json_valid(v) then {sql} end"), ~valid
+        valid = np.asarray(evaluate_sql(text, "coalesce(json_valid(v), true)"))
+    return evaluate_sql(text, f"case when json_valid(v) then {sql} end"), ~valid
 
 
-def computed(column: pa.Array, sql: str) -> pa.Array:
+def evaluate_sql(column: pa.Array, sql: str) -> pa.Array:
     """Evaluate an expression over ``v`` on a column.  O(bytes).  Raises DuckDB's errors."""
     made = _connection().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
     return one_chunk(made.column(0))
@@ -184,19 +186,19 @@ def computed(column: pa.Array, sql: str) -> pa.Array:
 
 def base64_bytes(text: pa.Array) -> pa.Array:
     """Decode base64 texts.  O(bytes).  Raises `ValueError` for an invalid text."""
-    duckdb = reader()
+    duckdb = import_duckdb()
     try:
-        return computed(text, "from_base64(v)")
+        return evaluate_sql(text, "from_base64(v)")
     except duckdb.Error as error:
         raise ValueError(str(error)) from None
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """Quote a text for SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def reader() -> Any:
+def import_duckdb() -> Any:
     """Import DuckDB, which reads messages.  Raises `MissingExtra`."""
     return import_extra("read messages", "duckdb", "duckdb")
 
@@ -204,6 +206,6 @@ def reader() -> Any:
 def _connection() -> Any:
     """Return this thread's database in memory; a new one after a fork."""
     if getattr(_LOCAL, "process", None) != os.getpid():
-        _LOCAL.connection = reader().connect(":memory:", config={"threads": 1})
+        _LOCAL.connection = import_duckdb().connect(":memory:", config={"threads": 1})
         _LOCAL.process = os.getpid()
     return _LOCAL.connection

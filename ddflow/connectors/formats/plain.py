@@ -3,11 +3,11 @@ messages.
 
 Guarantees: a wrapped message reads as it would alone. A written message is read back by the format of its name.
 
->>> from ddflow.connectors.formats.base import Target, decoded, events_schema
+>>> from ddflow.connectors.formats.base import Target, decode_messages, events_schema
 >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "city": pa.string()})
 >>> target = Target("'people'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> came = pa.table({"key": ["1", "2"], "value": ['{"id": 1, "city": "Bern"}', None], "offset": [7, 8]})
->>> for row in decoded(format, came, target).rows.to_pylist():
+>>> for row in decode_messages(format, came, target).rows.to_pylist():
 ...     print(row)
 {'id': 1, 'city': 'Bern', '_position': 7, '_deleted': False}
 {'id': 2, 'city': None, '_position': 8, '_deleted': True}
@@ -32,11 +32,11 @@ from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.columns.schema import check_sound, is_text, lossless, one_chunk, plain
 from ddflow.connectors.formats import row_columns
 from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, OnBad, Target, Upserts
-from ddflow.connectors.formats.cells import BINARIES, CellForm, cells_as, shape_of, shown
+from ddflow.connectors.formats.cells import BINARIES, CellForm, cells_as, describe_misfit, shape_of
 from ddflow.connectors.formats.cells import MODES as DECIMAL_MODES
-from ddflow.connectors.formats.envelope import Inside, opened, typed
-from ddflow.connectors.formats.messages import POSITION, ROW, Messages, whole
-from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, objects, parsed, put_cells
+from ddflow.connectors.formats.envelope import Inside, cast_column, parse_inside
+from ddflow.connectors.formats.messages import POSITION, ROW, Messages, parse_integers
+from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, evaluate_json, parse_objects, put_cells
 from ddflow.connectors.formats.row_columns import Examples, Path
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import BadMessage, Option, Phrase, SchemaMismatch, SpecError, cut
@@ -55,8 +55,8 @@ def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> d
         return {}
     keys = messages.key.take(pa.array(rows))
     exact = np.broadcast_to(messages.exact, messages.rows)[rows]
-    inside = opened(keys, {name: shape_of(target.columns.field(name).type) for name in target.key}, exact)
-    out = {name: typed(inside, (), name, target.columns.field(name).type, how)[0] for name in target.key}
+    inside = parse_inside(keys, {name: shape_of(target.columns.field(name).type) for name in target.key}, exact)
+    out = {name: cast_column(inside, (), name, target.columns.field(name).type, how)[0] for name in target.key}
     if len(target.key) == 1 and not pat.is_struct(keys.type):
         (name,) = target.key
         left = np.flatnonzero(np.asarray(out[name].is_null()) & np.asarray(keys.is_valid()))
@@ -69,10 +69,10 @@ def _single(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: C
     """Read keys that are no objects: the value itself, in JSON, or as text."""
     some = keys.take(pa.array(left))
     objects_here = pc.starts_with(pc.utf8_trim_whitespace(some), "{")
-    body, _ = objects(some, {"payload": WORDS})
+    body, _ = parse_objects(some, {"payload": WORDS})
     wrapped = pc.struct_field(body, "payload")
     plain = pc.if_else(objects_here, pa.scalar(None, some.type), some)
-    value, _ = objects(plain, WORDS)
+    value, _ = parse_objects(plain, WORDS)
     cells = pc.coalesce(wrapped, value, plain)
     found, _ = cells_as(cells, kind, how)
     return put_cells(made, left, found)
@@ -112,12 +112,14 @@ class plain_json(Format):
 
     def examples(self, values: pa.Array) -> Examples:
         """See `Format`: the messages themselves."""
-        return row_columns.shown(values, ["$"])
+        return row_columns.find_examples(values, ["$"])
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
         how = CellForm(decimals=self.decimals, binary=self.binary)
-        inside = opened(messages.value, {field.name: shape_of(field.type) for field in target.columns}, messages.exact)
+        inside = parse_inside(
+            messages.value, {field.name: shape_of(field.type) for field in target.columns}, messages.exact
+        )
         bad.mark(np.flatnonzero(inside.wrong & ~bad.mask), "it is no JSON")
         deleted = np.asarray(inside.body.is_null())
         at = np.arange(messages.rows)
@@ -167,20 +169,20 @@ def read_cells(
 
     ``at``: the message of each cell.  ``ignored``: cells that may be anything.
     """
-    made, wrong = typed(inside, path, field.name, field.type, usual)
+    made, wrong = cast_column(inside, path, field.name, field.type, usual)
     if wrong is not None:
         rows = np.flatnonzero(wrong if ignored is None else wrong & ~ignored)
-        misfit(inside.cells(*path, field.name), rows, field, at, bad, inside.forms(path, field.name, usual))
+        mark_misfits(inside.cells(*path, field.name), rows, field, at, bad, inside.forms(path, field.name, usual))
     return made
 
 
-def misfit(
+def mark_misfits(
     cells: pa.Array, rows: Ints, field: pa.Field, at: Ints, bad: BadMessages, how: Callable[[int], CellForm]
 ) -> None:
     """Mark the messages of cells that do not fit their column; ``at``: the message of each.  ``how``: as of each."""
 
     def reason(n: int) -> str:
-        cell, why = shown(cells[int(rows[n])].as_py(), field.type, how(int(rows[n])))
+        cell, why = describe_misfit(cells[int(rows[n])].as_py(), field.type, how(int(rows[n])))
         bad.narrow[int(at[rows[n]])] = (field, cell.strip("'"))
         return f"column {field.name!r} is {cut(cell, 80)}, {why}"
 
@@ -199,7 +201,7 @@ def _take_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Arr
         raise BadMessage(asked, found, f"give {kind}; nothing was taken in") from None
     made, wrong = cells_as(cells, kind, CellForm(decimals="string"))
     if wrong is not None:
-        text, why = shown(cells[int(np.argmax(wrong))].as_py(), kind, CellForm(decimals="string"))
+        text, why = describe_misfit(cells[int(np.argmax(wrong))].as_py(), kind, CellForm(decimals="string"))
         found = f"its function gave {field.name!r} as {column.type}: {cut(text, 80)}, {why}"
         raise BadMessage(asked, found, f"give {kind}; nothing was taken in")
     return made
@@ -297,11 +299,11 @@ class kcat(Format):
     --------
     >>> kcat(plain_json())
     dd.formats.kcat(dd.formats.plain_json())
-    >>> from ddflow.connectors.formats.base import decoded, events_schema
+    >>> from ddflow.connectors.formats.base import decode_messages, events_schema
     >>> format, columns = kcat(plain_json()), pa.schema({"id": pa.int64(), "v": pa.string()})
     >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
     >>> line = '{"topic": "t", "partition": 0, "offset": 7, "key": "1", "payload": "{\\\\"v\\\\": \\\\"x\\\\"}"}'
-    >>> decoded(format, pa.table({"value": [line]}), target).rows.to_pylist()
+    >>> decode_messages(format, pa.table({"value": [line]}), target).rows.to_pylist()
     [{'id': 1, 'v': 'x', '_position': 7, '_deleted': False}]
     """
 
@@ -334,13 +336,13 @@ class kcat(Format):
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""
         value = messages.value
-        read, wrong = objects(value, _LINE, _is_nested(value))
+        read, wrong = parse_objects(value, _LINE, _is_nested(value))
         lines = {name: pc.struct_field(read, name) for name in _LINE}
         bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is no JSON")
         lost = np.asarray(lines["offset"].is_null()) & ~bad.mask
         bad.mark(np.flatnonzero(lost), "it is no line of kcat -J: it has no 'offset'")
         inner = {"value": lines["payload"], "key": lines["key"], "topic": lines["topic"]}
-        inner |= {name: whole(lines[name]) for name in ("partition", "offset")}
+        inner |= {name: parse_integers(lines[name]) for name in ("partition", "offset")}
         good = np.flatnonzero(~bad.mask)
         table = pa.table(inner).take(pa.array(good))
         within, found = Messages(table, messages.what, messages.first), BadMessages(good.size)
@@ -362,12 +364,12 @@ class kcat(Format):
         return self.of.kinds(self._within(messages), names)
 
     def _within(self, messages: Messages) -> Messages:
-        payload, _ = parsed(messages.value, "json_extract_string(v, '$.payload')")
+        payload, _ = evaluate_json(messages.value, "json_extract_string(v, '$.payload')")
         return Messages(pa.table({"value": payload}), messages.what, messages.first)
 
     def examples(self, values: pa.Array) -> Examples | None:
         """See `Format`: of the messages within."""
-        return self.of.examples(pc.struct_field(objects(values, _LINE)[0], "payload").drop_null())
+        return self.of.examples(pc.struct_field(parse_objects(values, _LINE)[0], "payload").drop_null())
 
     def to_json(self) -> dict[str, Any]:
         """See `Format`."""
@@ -441,7 +443,7 @@ class delta_cdf(Format):
             cells = pc.struct_field(rows, each.name)
             columns[each.name], wrong = cells_as(cells, each.type, CellForm())
             if wrong is not None:
-                misfit(cells, np.flatnonzero(wrong), each, at, bad, lambda _: CellForm())
+                mark_misfits(cells, np.flatnonzero(wrong), each, at, bad, lambda _: CellForm())
         version = pc.struct_field(rows, "_commit_version").cast(pa.int64())
         order = {POSITION: version, ROW: pa.array((~deleted).astype(np.int64))} if target.ordered else {}
         return Upserts(columns, deleted, order)

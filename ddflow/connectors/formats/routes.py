@@ -7,9 +7,9 @@ there; elsewhere it goes to none, because the delete in front of it says the sam
 this, and once more by its format.
 
 >>> batch = pa.record_batch({"value": ['{"op": "c", "source": {"schema": "public", "table": "a"}}']})
->>> routed(batch, {"public.a": "orders", "b": "people"}, "error", "read t")["orders"].num_rows
+>>> split_by_input(batch, {"public.a": "orders", "b": "people"}, "error", "read t")["orders"].num_rows
 1
->>> routed(batch, {"b": "people"}, "ignore", "read t")
+>>> split_by_input(batch, {"b": "people"}, "ignore", "read t")
 {}
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.connectors.formats.envelope import opened
-from ddflow.connectors.formats.messages import Messages, named, of_table
+from ddflow.connectors.formats.envelope import parse_inside
+from ddflow.connectors.formats.messages import Messages, of_table, table_names
 from ddflow.connectors.formats.parse import TEXT, Bools
 from ddflow.errors import BadMessage, SpecError, cut
 
@@ -37,17 +37,17 @@ _ABOUT_NONE: Final = pa.array(["m", "M", "B", "C"])
 def by_input(
     batches: Sequence[pa.RecordBatch], only: str, tables: Mapping[str, str] | None, others: str, asked: str
 ) -> dict[str, list[pa.RecordBatch]]:
-    """Group batches by input: all for ``only`` without ``tables``, else as `routed`."""
+    """Group batches by input: all for ``only`` without ``tables``, else as `split_by_input`."""
     if tables is None:
         return {only: list(batches)} if batches else {}
     rows: dict[str, list[pa.RecordBatch]] = {}
     for batch in batches:
-        for name, some in routed(batch, tables, others, asked).items():
+        for name, some in split_by_input(batch, tables, others, asked).items():
             rows.setdefault(name, []).append(some)
     return rows
 
 
-def check(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
+def check_routes(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
     """Raise `SpecError` for options that are none."""
     if others not in get_args(Others):
         raise SpecError(asked, f"others={others!r}", f"use one of {list(get_args(Others))}")
@@ -55,7 +55,9 @@ def check(tables: Mapping[str, str] | None, others: str, asked: str) -> None:
         raise SpecError(asked, "tables= names none", "write tables={'public.orders': 'orders'}")
 
 
-def routed(batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked: str) -> dict[str, pa.RecordBatch]:
+def split_by_input(
+    batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked: str
+) -> dict[str, pa.RecordBatch]:
     """Split messages by the input of their table.  O(bytes).  Raises `BadMessage` for a table that feeds no input."""
     messages = Messages(pa.Table.from_batches([batch]), asked, 0)
     found, silent = _read_tables(messages)
@@ -67,7 +69,7 @@ def routed(batch: pa.RecordBatch, tables: Mapping[str, str], others: str, asked:
     lost = np.flatnonzero((whose < 0) & ~silent & np.asarray(found[TABLE].is_valid()))
     if lost.size and others == "error":
         row = int(lost[0])
-        shown = cut(str(named({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
+        shown = cut(str(table_names({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
         remedy = "name it in tables=, or leave out what is not named: others='ignore'; nothing was taken in"
         raise BadMessage(asked, f"{messages.place(row)}: it is of the table {shown!r}, which feeds no input", remedy)
     inputs, made = list(tables.values()), dict[str, pa.RecordBatch]()
@@ -82,7 +84,7 @@ def _read_tables(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
     """Return the table of each message, with its schema and database; mark the messages of no table."""
     text: dict[str, Any] = dict.fromkeys(["op", "action", *_OWN.values()], TEXT)
     text |= {f"__{n}": TEXT for n in _OWN} | {f"__source_{n}": TEXT for n in _OWN}
-    inside = opened(messages.value, text | {_INSIDE: dict.fromkeys(_OWN, TEXT)})
+    inside = parse_inside(messages.value, text | {_INSIDE: dict.fromkeys(_OWN, TEXT)})
 
     def cells(*path: str) -> pa.Array:
         return inside.cells(*path).cast(pa.string())
@@ -93,7 +95,7 @@ def _read_tables(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
     }
     does = pc.coalesce(cells("op"), cells("action"))
     if messages.key is not None and messages.value.null_count:
-        in_key = opened(messages.key, {_IN_KEY: TEXT}).cells(_IN_KEY).cast(pa.string())
+        in_key = parse_inside(messages.key, {_IN_KEY: TEXT}).cells(_IN_KEY).cast(pa.string())
         parts = [(each or "").split(".") for each in pc.if_else(messages.value.is_null(), in_key, None).to_pylist()]
         for name, place in ((TABLE, -1), (SCHEMA, -2)):
             told = [each[place] if len(each) >= -place and each[place] else None for each in parts]

@@ -6,12 +6,12 @@ known gives text, which holds every value.
 >>> text = pa.array(['{"after": {"id": 1}}', '{"after": null}', '{"after": {"id": 2, "n": 1.5}}', "{"])
 >>> columns_at(text, ("after",))
 {'id': 0, 'n': 2}
->>> guessed(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', '{"on": null}']), ["n", "on"], "'t'")
+>>> guess_types(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', '{"on": null}']), ["n", "on"], "'t'")
 {'n': DataType(double)}
 
->>> [str(of_sql(text)) for text in ("integer", "numeric(10,2)", "timestamp(3) with time zone", "bigint unsigned")]
+>>> [str(parse_sql_type(of)) for of in ("integer", "numeric(10,2)", "timestamp(3) with time zone", "bigint unsigned")]
 ['int32', 'decimal128(10, 2)', 'timestamp[us, tz=UTC]', 'uint64']
->>> [str(of_sql(text)) for text in ("character varying(20)", "numeric", "integer[]", "int(11)", "datetime(6)", "bytea")]
+>>> [str(parse_sql_type(of)) for of in ("varchar(20)", "numeric", "integer[]", "int(11)", "datetime(6)", "bytea")]
 ['string', 'string', 'string', 'int32', 'timestamp[us]', 'binary']
 """
 
@@ -27,8 +27,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.files import open_files
-from ddflow.connectors.formats.envelope import UNITS, fields_at, schemas, wrapped
-from ddflow.connectors.formats.parse import Bools, exactly, parsed, quoted
+from ddflow.connectors.formats.envelope import UNITS, fields_at, mark_wrapped, schemas
+from ddflow.connectors.formats.parse import Bools, evaluate_exactly, evaluate_json, quote_text
 from ddflow.errors import SchemaMismatch, UnreadableInput
 
 Path = Sequence[str | int]
@@ -46,7 +46,7 @@ def columns_at(value: pa.Array, path: Path, known: Collection[str] = (), own: Ow
     if pat.is_struct(value.type):
         names = [field.name for field in struct_at(value.type, path) if field.name not in known]
         return dict.fromkeys(names, 0) if len(value) else {}
-    inner = wrapped(value)
+    inner = mark_wrapped(value)
     if not inner.any():
         return _keys(value, path, np.arange(len(value)), known, own)
     found, left = dict[str, int](), inner.copy()
@@ -106,7 +106,7 @@ def _flat(names: Iterable[Any]) -> Iterator[str]:
 
 
 def _keys(value: pa.Array, path: Path, rows: Ints, known: Collection[str], own: Own | None) -> dict[str, int]:
-    keys, _ = parsed(value, f"to_json(json_keys(v, {quoted(json_path(path))}))::varchar")
+    keys, _ = evaluate_json(value, f"to_json(json_keys(v, {quote_text(json_path(path))}))::varchar")
     lists = Lists(keys, known)
     some = lists.rows if own is None or not lists.rows.size else lists.rows[own(rows[lists.rows])]
     return {name: int(rows[row]) for name, row in lists.first(some).items()}
@@ -132,10 +132,10 @@ def with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
     >>> with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
     ['{"n": 1.5}']
     """
-    if wrapped(value).any():
+    if mark_wrapped(value).any():
         return value
-    pointers = ", ".join(quoted("".join(map(_escape_step, (*path, name)))) for name in names)
-    there, _ = parsed(value, f"list_any_value(json_extract_string(v, [{pointers}])) is not null")
+    pointers = ", ".join(quote_text("".join(map(_escape_step, (*path, name)))) for name in names)
+    there, _ = evaluate_json(value, f"list_any_value(json_extract_string(v, [{pointers}])) is not null")
     return value.filter(there)
 
 
@@ -144,14 +144,16 @@ def _escape_step(step: str | int) -> str:
     return "/" + str(step).replace("~", "~0").replace("/", "~1")
 
 
-def guessed(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.DataType]:
+def guess_types(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa.DataType]:
     """Guess the types of the named columns of JSON rows, if they have values.  O(bytes).
 
     ``what``: the input for messages.  Raises `SchemaMismatch` if no type fits all values.
     """
     out = dict[str, pa.DataType]()
     for name in names:
-        cells = exactly(rows, f"nullif(json_extract(v, {quoted(_escape_step(name))})::varchar, 'null')").drop_null()
+        cells = evaluate_exactly(
+            rows, f"nullif(json_extract(v, {quote_text(_escape_step(name))})::varchar, 'null')"
+        ).drop_null()
         if not len(cells):
             continue
         try:
@@ -199,24 +201,28 @@ class Examples(NamedTuple):
     types: dict[str, pa.DataType]
 
 
-def shown(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> Examples:
+def find_examples(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> Examples:
     """Return the first object at one of some ``paths`` of each message, with or without Connect's schema.
 
     ``within``: the path of the row's fields in the schema.  O(bytes).
 
     >>> value = '{"op": "c", "after": {"id": 1, "on": 19675}}'
-    >>> shown(pa.array([value, "{", None]), ["$.after"]).rows.to_pylist()
+    >>> find_examples(pa.array([value, "{", None]), ["$.after"]).rows.to_pylist()
     ['{"id":1,"on":19675}']
     >>> fields = '[{"field": "on", "type": "int32", "name": "io.debezium.time.Date"}]'
     >>> schema = '{"type": "struct", "fields": [{"field": "after", "type": "struct", "fields": ' + fields + "}]}"
-    >>> shown(pa.array(['{"schema": ' + schema + ', "payload": ' + value + "}"]), ["$.after"], ("after",)).types
+    >>> find_examples(pa.array(['{"schema": ' + schema + ', "payload": ' + value + "}"]), ["$.after"], ("after",)).types
     {'on': DataType(date32[day])}
     """
     places = [path for each in paths for path in (f"$.payload{each[1:]}", each)]
-    cases = (f"when json_type(v, {quoted(path)}) = 'OBJECT' then json_extract(v, {quoted(path)})" for path in places)
+    cases = (
+        f"when json_type(v, {quote_text(path)}) = 'OBJECT' then json_extract(v, {quote_text(path)})" for path in places
+    )
     sql = f"(case {' '.join(cases)} end)::varchar"
-    rows, wrong = parsed(values, sql)
-    rows = exactly(values.filter(pa.array(~wrong)), sql) if wrong.size else rows  # a type is guessed from all digits
+    rows, wrong = evaluate_json(values, sql)
+    rows = (
+        evaluate_exactly(values.filter(pa.array(~wrong)), sql) if wrong.size else rows
+    )  # a type is guessed from all digits
     types = dict[str, pa.DataType]()
     for _, schema in schemas(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
         for field in fields_at(schema, within):
@@ -268,7 +274,7 @@ _SIZE: Final = re.compile(r"\(([0-9, ]+)\)")
 _DIGITS: Final = re.compile(r"(?:numeric|decimal)\((\d+),\s*(\d+)\)")
 
 
-def of_sql(text: str) -> pa.DataType:
+def parse_sql_type(text: str) -> pa.DataType:
     """Return the type that holds the values of a column of Postgres or MySQL.  O(length)."""
     lower = text.strip().lower()
     if match := _DIGITS.fullmatch(lower):

@@ -6,14 +6,14 @@ key that a row had, and all of it where the replica identity is full: what was n
 ``lsn`` (``include-lsn``) or ``nextlsn`` with the place in the message, else the offset. Messages of begin, commit and
 of users say nothing.
 
->>> from ddflow.connectors.formats.base import decoded, events_schema
+>>> from ddflow.connectors.formats.base import decode_messages, events_schema
 >>> format, columns = wal2json(), pa.schema({"id": pa.int64(), "v": pa.string()})
 >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> cells = '[{"name": "id", "value": 1}, {"name": "v", "value": "x"}]'
 >>> two = f'{{"action": "I", "table": "o", "lsn": "0/A", "columns": {cells}}}'
 >>> gone = '{"kind": "delete", "table": "o", "oldkeys": {"keynames": ["id"], "keyvalues": [1]}}'
 >>> one = f'{{"nextlsn": "0/B", "change": [{gone}]}}'
->>> decoded(format, pa.table({"value": [two, one]}), target).rows.to_pylist()[1]
+>>> decode_messages(format, pa.table({"value": [two, one]}), target).rows.to_pylist()[1]
 {'id': 1, 'v': None, '_position': 11, '_row': 0, '_deleted': True}
 """
 
@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from ddflow.columns.schema import is_text
 from ddflow.connectors.formats.base import BadMessages, Target
 from ddflow.connectors.formats.cells import CellForm, shape_of
-from ddflow.connectors.formats.envelope import Inside, Ints, at_path, opened
+from ddflow.connectors.formats.envelope import Inside, Ints, at_path, parse_inside
 from ddflow.connectors.formats.enveloped import (
     DELETE,
     NOTHING,
@@ -41,21 +41,21 @@ from ddflow.connectors.formats.enveloped import (
     Envelopes,
 )
 from ddflow.connectors.formats.messages import Messages, of_table
-from ddflow.connectors.formats.mysql_feeds import coded
+from ddflow.connectors.formats.mysql_feeds import map_codes
 from ddflow.connectors.formats.parse import (
     LOOSE,
     QUOTED,
     TEXT,
     WORDS,
     Bools,
-    computed,
+    evaluate_json,
+    evaluate_sql,
     is_doubtful,
-    objects,
-    parsed,
-    quoted,
+    parse_objects,
+    quote_text,
     with_numbers,
 )
-from ddflow.connectors.formats.row_columns import Lists, of_sql
+from ddflow.connectors.formats.row_columns import Lists, parse_sql_type
 
 _CODES: Final = {
     **{"I": UPSERT, "U": UPSERT, "D": DELETE, "T": TRUNCATE, "B": NOTHING, "C": NOTHING, "M": NOTHING},
@@ -74,7 +74,8 @@ _SHAPE: Final[dict[str, Any]] = {
     **{"nextlsn": TEXT, "change": [_CHANGE]},
 }
 _NAMES: Final = tuple(
-    f"to_json(json_extract(v, {quoted(path)}))::varchar" for path in ("$.columns[*].name", "$.change[*].columnnames")
+    f"to_json(json_extract(v, {quote_text(path)}))::varchar"
+    for path in ("$.columns[*].name", "$.change[*].columnnames")
 )
 """The names of columns in a message, of any table, by version."""
 _COLUMNS: Final = """
@@ -155,7 +156,7 @@ class wal2json(Enveloped):
             return {}
         value, found, left = messages.value, list[Ints](), np.arange(messages.rows)
         for path in _NAMES:
-            names, _ = parsed(value if left.size == messages.rows else value.take(pa.array(left)), path)
+            names, _ = evaluate_json(value if left.size == messages.rows else value.take(pa.array(left)), path)
             found.append(left[Lists(names, known).rows])
             left = left[np.asarray(pc.fill_null(pc.equal(names, "[]"), False))]
         rows = np.sort(np.concatenate(found))
@@ -174,12 +175,12 @@ class wal2json(Enveloped):
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: as Postgres calls them."""
         told = self._find_columns(messages.value)
-        return {name: of_sql(told[name][1]) for name in names}
+        return {name: parse_sql_type(told[name][1]) for name in names}
 
     def _find_columns(self, value: pa.Array) -> dict[str, tuple[int, str]]:
         """Map each column to the first message that has it, and its type there."""
         found = dict[str, tuple[int, str]]()
-        texts = parsed(value, _COLUMNS)[0]
+        texts = evaluate_json(value, _COLUMNS)[0]
         for text in pc.unique(texts.drop_null()).to_pylist():
             row = int(pc.index(texts, text).as_py())
             for schema, table, names, types in json.loads(text):
@@ -195,13 +196,13 @@ class wal2json(Enveloped):
     def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
         """See `Enveloped`."""
         value, exact = messages.value, np.broadcast_to(messages.exact, messages.rows)
-        whole = opened(value, _SHAPE, exact)
+        whole = parse_inside(value, _SHAPE, exact)
         of, changes = _changes(whole)
         inner = whole.body.take(pa.array(of))
         one = np.asarray(changes.is_valid())
         names = {"kind": "action", "table": "table", "schema": "schema"}
         told = {name: pc.coalesce(at_path(changes, [name]), at_path(inner, [two])) for name, two in names.items()}
-        codes = coded(told["kind"], _CODES)
+        codes = map_codes(told["kind"], _CODES)
         empty = np.asarray(pc.fill_null(pc.equal(pc.list_value_length(at_path(inner, ["change"])), 0), False))
         codes[empty] = NOTHING
         now, had = _flatten_names(changes, inner, ("columnnames", "columnvalues"), "columns"), None
@@ -218,20 +219,22 @@ class wal2json(Enveloped):
                 cells, unwritten = pc.if_else(pa.array(unwritten), old, cells), unwritten & ~known
             if unwritten.any():
                 absent[field.name] = unwritten
-            after[field.name], _ = objects(cells, shape_of(field.type), exact[of])
+            after[field.name], _ = parse_objects(cells, shape_of(field.type), exact[of])
             rounded |= _find_rounded(cells, field, of, value, exact)
         if rounded.any():
             messages.exact = exact | rounded
             return self.read(messages, target, bad)
         for name in (*target.key, *target.deciding):
-            before[name], _ = objects(had.cells(name, of.size)[0], shape_of(target.columns.field(name).type), exact[of])
+            before[name], _ = parse_objects(
+                had.cells(name, of.size)[0], shape_of(target.columns.field(name).type), exact[of]
+            )
         parts = [pa.StructArray.from_arrays([*each.values()], names=[*each]) for each in (after, before)]
         inside = Inside(pa.StructArray.from_arrays(parts, names=["after", "before"]), whole.wrong[of], ())
         place = np.arange(of.size) - np.searchsorted(of, of)
         lsn = pc.coalesce(at_path(inner, ["lsn"]), at_path(inner, ["nextlsn"]))
         plain = pc.if_else(pc.match_substring_regex(lsn, f"^{_PLACE.pattern}$"), lsn, pa.scalar(None, lsn.type))
         source = {
-            "lsn": computed(plain, _LSN).cast(pa.string()),
+            "lsn": evaluate_sql(plain, _LSN).cast(pa.string()),
             "row": pa.array(np.where(one, place, 0)).cast(pa.string()),
         }
         source |= {"table": told["table"], "schema": told["schema"], "db": pa.nulls(of.size, pa.string())}

@@ -30,8 +30,8 @@ import pyarrow.types as pat
 
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
-from ddflow.connectors.modes import among
-from ddflow.connectors.table_shape import refused
+from ddflow.connectors.modes import mark_among
+from ddflow.connectors.table_shape import build_refusal
 from ddflow.errors import DdflowError, SinkFailed, SpecError, first_line, import_extra, mask_secrets, translate
 from ddflow.storage.address import check_encoded
 
@@ -209,7 +209,7 @@ class IcebergTable(LakeTable):
         kept, size = [rows], rows.nbytes
         for task in table.scan(row_filter=_build_key_filter(gone)).plan_files() if gone.num_rows or not key else ():
             if key:
-                leaves = among(self._rows_of(table, task, key), gone, self._secret)
+                leaves = mark_among(self._rows_of(table, task, key), gone, self._secret)
                 if not leaves.any():
                     continue
                 if not leaves.all():
@@ -242,13 +242,13 @@ class IcebergTable(LakeTable):
             if isinstance(error, DdflowError | AssertionError):
                 return None
             if isinstance(error, ValueError):
-                return refused(self.shape, self.place, self._mask_error(error), "see to the catalog's settings")
+                return build_refusal(self.shape, self.place, self._mask_error(error), "see to the catalog's settings")
             return SinkFailed(f"{asked} {self.place}", self._mask_error(error), "see to the catalog")
 
         return translate(Exception, to_ours)  # catalogs and stores raise what their clients do
 
     def _mask_error(self, error: Exception) -> str:
-        return hushed(error, self.of.properties | (getattr(self._catalog, "properties", None) or {}))
+        return mask_error(error, self.of.properties | (getattr(self._catalog, "properties", None) or {}))
 
 
 @dataclass(frozen=True)
@@ -268,11 +268,11 @@ class IcebergFiles:
             made = of.io.pyarrow._dataframe_to_data_files(metadata, rows.cast(self.schema), there)
             return msgspec.json.encode([each.file_path for each in made])
         except Exception as error:  # stores raise what their clients do
-            found = hushed(error, self.properties)
+            found = mask_error(error, self.properties)
             raise SinkFailed(f"stage files of {self.place}", found, "see to the table's store") from None
 
 
-def hushed(error: Exception, known: Mapping[str, Any]) -> str:
+def mask_error(error: Exception, known: Mapping[str, Any]) -> str:
     """Return the first line of a message, with the values of properties masked."""
     said = first_line(error) if str(error).strip() else ""
     return f"{type(error).__name__}: {mask_secrets(said, known.values())}"

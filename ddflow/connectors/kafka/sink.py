@@ -23,7 +23,7 @@ from ddflow.columns.names import DELETED
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.kafka.source import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, library
 from ddflow.connectors.modes import MESSAGES, rows_as, texts_of, with_deletes
-from ddflow.connectors.table_shape import OTHER_MODE, is_written, vanished
+from ddflow.connectors.table_shape import OTHER_MODE, build_vanished, is_written
 from ddflow.errors import (
     DdflowError,
     SinkFailed,
@@ -140,7 +140,7 @@ class TopicWriter(OpenSink):
         if is_written(self._there if self._asked else self.written(), now, before, self.of.target):
             return
         if before is not None and self.missing():
-            raise vanished(now.output, self.of.target, before.epoch)
+            raise build_vanished(now.output, self.of.target, before.epoch)
         with self._translate_errors("write"), self._transaction():
             for key, value in self._messages(changes):
                 self._produce(self.of.topic, key, value)

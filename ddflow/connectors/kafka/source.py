@@ -10,9 +10,9 @@ topic ids, so only offsets are compared.
 KafkaTopic(servers='broker:9092', topic='orders', start='earliest', follow=False, group=None, ...)
 
 >>> was = TopicOrigin("5L6g3nShT-eMCtK--X86sw", "iUdtnEfkQqmBFqpgY4E8lg")
->>> remembered({0: 17}, was)
+>>> build_position({0: 17}, was)
 {'offsets': {'0': 17}, 'cluster': '5L6g3nShT-eMCtK--X86sw', 'topic_id': 'iUdtnEfkQqmBFqpgY4E8lg'}
->>> same("read orders", was, TopicOrigin("", "aYJZo9BsTVulFxpHR3PiyA"))
+>>> merge_origins("read orders", was, TopicOrigin("", "aYJZo9BsTVulFxpHR3PiyA"))
 Traceback (most recent call last):
     ...
 ddflow.errors.SourceChanged: read orders: it is another topic of this name: its id is aYJZo9BsTVulFxpHR3PiyA, and was \
@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.api import OpenSource, Polled, Source
-from ddflow.connectors.formats.routes import Others, by_input, check
+from ddflow.connectors.formats.routes import Others, by_input, check_routes
 from ddflow.errors import (
     DdflowError,
     SourceChanged,
@@ -68,13 +68,13 @@ class TopicOrigin(NamedTuple):
     topic_id: str = ""
 
 
-def remembered(at: Mapping[int, int] | Mapping[str, int], origin: TopicOrigin) -> TopicPosition:
+def build_position(at: Mapping[int, int] | Mapping[str, int], origin: TopicOrigin) -> TopicPosition:
     """Build a position.  O(partitions)."""
     offsets = {str(partition): offset for partition, offset in at.items()}
     return TopicPosition(offsets=offsets, cluster=origin.cluster, topic_id=origin.topic_id)
 
 
-def same(asked: str, was: TopicOrigin, now: TopicOrigin) -> TopicOrigin:
+def merge_origins(asked: str, was: TopicOrigin, now: TopicOrigin) -> TopicOrigin:
     """Merge two origins.  Raises `SourceChanged` if their cluster or topic differs."""
     if was.cluster and now.cluster and was.cluster != now.cluster:
         found = f"it is another cluster: its id is {now.cluster}, and was {was.cluster}"
@@ -145,7 +145,7 @@ class KafkaTopic(Source):
 
     def __post_init__(self) -> None:
         refuse_secret(self.target, CONFIG)
-        check(self.tables, self.others, "dd.sources.kafka")
+        check_routes(self.tables, self.others, "dd.sources.kafka")
         if isinstance(self.start, str) and self.start not in ("earliest", "latest"):
             remedy = "use 'earliest', 'latest', or a datetime with a time zone"
             raise SpecError(f"start={self.start!r}", "that is no place in a topic", remedy)
@@ -241,7 +241,7 @@ class TopicReader(OpenSource):
         if self.at == before:
             return None
         rows = by_input([] if batch is None else [batch], self.name, self.of.tables, self.of.others, self.asked)
-        return Polled(rows, remembered(self.at, self.origin))
+        return Polled(rows, build_position(self.at, self.origin))
 
     def acknowledge(self, position: Any) -> None:
         """Tell the group."""
@@ -264,11 +264,11 @@ class TopicReader(OpenSource):
         """Fetch the topic from the brokers, and check that it is still the same topic."""
         topic, self._down = self.of.topic, False
         cluster = self.consumer.list_topics(topic, timeout=wait)
-        self.origin = same(self.asked, self.origin, TopicOrigin(cluster.cluster_id or ""))
+        self.origin = merge_origins(self.asked, self.origin, TopicOrigin(cluster.cluster_id or ""))
         if (found := cluster.topics[topic]).error is not None:
             raise library().KafkaException(found.error)
         if self._ids is not None and cluster.controller_id in cluster.brokers:  # which is asked
-            self.origin = same(self.asked, self.origin, TopicOrigin("", self._ids.of(topic)))
+            self.origin = merge_origins(self.asked, self.origin, TopicOrigin("", self._ids.of(topic)))
         return found
 
     def _good(self, came: Sequence[Any]) -> Sequence[Any]:
@@ -381,7 +381,7 @@ class Ends(TopicReader):
 
     def still(self, position: TopicPosition) -> Mapping[str, int]:
         """Return the offsets of a position.  Raises `SourceChanged` if its topic or cluster is another."""
-        self.origin = same(self.asked, TopicOrigin(position["cluster"], position["topic_id"]), self.origin)
+        self.origin = merge_origins(self.asked, TopicOrigin(position["cluster"], position["topic_id"]), self.origin)
         return position["offsets"]
 
     def check(self, offsets: Mapping[int, int], now: Mapping[int, tuple[int, int]]) -> None:
@@ -398,7 +398,7 @@ class RangeReader(TopicReader):
 
     def __init__(self, of: KafkaTopic, partition: int, first: int, end: int) -> None:
         self.partition, self.end = partition, end
-        super().__init__(of, of.topic, remembered({partition: first}, TopicOrigin()))
+        super().__init__(of, of.topic, build_position({partition: first}, TopicOrigin()))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield all messages.  O(messages).  Raises `SourceFailed`, `SourceChanged`."""

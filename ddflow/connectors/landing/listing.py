@@ -58,7 +58,7 @@ class Landing(ABC):
         """That in front of the pattern."""
 
     @abstractmethod
-    def listed(self) -> dict[str, Stamp]:
+    def list_files(self) -> dict[str, Stamp]:
         """List the files by name.  O(files).  Raises `SourceFailed`, `UnreadableInput`."""
 
     @abstractmethod
@@ -104,7 +104,7 @@ class FolderLanding(Landing):
         match = _WILD.search(self.target)
         return os.path.dirname(self.target[: match.start()] if match else self.target)
 
-    def listed(self) -> dict[str, Stamp]:
+    def list_files(self) -> dict[str, Stamp]:
         """List the files that match."""
         pattern = os.path.join(self.target, "*") if os.path.isdir(self.target) else self.target
         there = dict[str, Stamp]()
@@ -163,7 +163,7 @@ class BucketLanding(Landing):
         """That in front of the pattern, in the bucket."""
         return "/".join(self._parts[0])
 
-    def listed(self) -> dict[str, Stamp]:
+    def list_files(self) -> dict[str, Stamp]:
         """List the objects below the prefix that match."""
         folder, pattern = self._parts
         found = self._call_bucket(self._bucket.list, self.folder or None)

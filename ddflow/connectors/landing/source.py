@@ -34,12 +34,12 @@ import pyarrow as pa
 
 from ddflow.columns.wider import evolve_column
 from ddflow.connectors.api import Beside, OpenSource, Polled, Source, Spot
-from ddflow.connectors.files.csv_reader import blocks, filled
+from ddflow.connectors.files.csv_reader import blocks, drop_blank_lines
 from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
 from ddflow.connectors.files.places import warn_of_numbers
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.formats.base import DELETED
-from ddflow.connectors.formats.routes import Others, by_input, check
+from ddflow.connectors.formats.routes import Others, by_input, check_routes
 from ddflow.connectors.landing.listing import Landing, Stamp, landing
 from ddflow.errors import Option, Phrase, SourceChanged, SpecError, UnreadableInput
 
@@ -77,7 +77,7 @@ class LandedFiles(Source):
     positions: ClassVar[Any] = FilesPosition
 
     def __post_init__(self) -> None:
-        check(self.tables, self.others, "dd.sources.files")
+        check_routes(self.tables, self.others, "dd.sources.files")
         if self.tables is not None and not self.lines:
             found = "tables= is of messages, and these are files of rows"
             raise SpecError(
@@ -293,7 +293,7 @@ class FollowedFiles(OpenSource):
         """List the files by name.  A file of several patterns belongs to the first."""
         there, self._written = dict[str, Stamp](), {}
         for each, dialect in reversed(self._landings):
-            found = {self._there.name_here(each, file): stamp for file, stamp in each.listed().items()}
+            found = {self._there.name_here(each, file): stamp for file, stamp in each.list_files().items()}
             there |= found
             self._written |= dict.fromkeys(found, dialect)
         return there
@@ -344,7 +344,7 @@ def _lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: in
     try:
         with opened() as file:
             for number, lines in blocks(file):
-                values, places = filled(lines.slice(max(rows - number, 0)))
+                values, places = drop_blank_lines(lines.slice(max(rows - number, 0)))
                 after = number + len(lines)
                 if len(values):
                     begin = max(rows, number)

@@ -29,7 +29,7 @@ import xxhash
 from msgspec.json import Decoder
 
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.table_shape import is_written, new_columns, vanished
+from ddflow.connectors.table_shape import build_vanished, is_written, new_columns
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, cut, translate
 from ddflow.storage.fields import Hex, Path, Strict, decoded, encoded
 from ddflow.storage.folder.site import Site
@@ -223,7 +223,7 @@ class FragmentFolder(OpenSink):
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
         if before is not None and self.missing():
-            raise vanished(now.output, str(self.folder), before.epoch)
+            raise build_vanished(now.output, str(self.folder), before.epoch)
         if is_written(self.written(), now, before, str(self.folder)):
             return
         with self._translate_errors("write"):

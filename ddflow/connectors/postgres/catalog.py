@@ -3,7 +3,7 @@
 Guarantees: a missing table, key or permission becomes an error that says what to grant or change. COPY gives Arrow
 tables of complete rows; Python touches no cell. A place in the log compares as a number and prints as Postgres does.
 
->>> table_of("orders", "o").quoted, table_of("shop.my,orders", "o").filtered
+>>> table_of("orders", "o").quoted, table_of("shop.my,orders", "o").filter_name
 ('"public"."orders"', 'shop.my\\\\,orders')
 >>> print(cell("at", None))
 '{"name":"at","value":' || 'null}'
@@ -101,7 +101,7 @@ class SourceTable(NamedTuple):
         return ".".join(map(quoted, (self.schema, self.name)))
 
     @property
-    def filtered(self) -> str:
+    def filter_name(self) -> str:
         """Name in ``add-tables`` of wal2json."""
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
@@ -161,13 +161,13 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> Looked:
+def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> Looked:
     """Return whether a table can feed its input, and what its columns are.  Raises `UnreadableInput`, `SpecError`.
 
     ``first``: whether it never did, so that it must have all columns.
     """
     asked = f"read the table {table.full} for {table.input!r}"
-    with worded(asked):
+    with translate_errors(asked):
         found = columns_of(connection, table)
     if not found:
         raise UnreadableInput(asked, "there is no such table", _alike(connection, table))
@@ -195,7 +195,7 @@ def look(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) 
     lossy = [row.name for row in read if row.kind in LOSSY]
     exact = {name: declared.field(name).type for name in lossy}
     own = [row.type for row in read if row.type >= OWN_TYPES]
-    with worded(asked):
+    with translate_errors(asked):
         labels = dict(connection.execute(LABELS, [own]).fetchall()) if own else {}
     return Looked(
         gone,
@@ -242,7 +242,7 @@ def has_columns(
         read = {*OWN, *new.get(table.input, ())}
         if read != {*OWN}:
             declared = pa.schema([field for field in inputs[table.input] if field.name in read])
-            look(connection, table, declared, first=True)
+            look_up_table(connection, table, declared, first=True)
 
 
 def _alike(connection: Any, table: SourceTable) -> str:
@@ -256,7 +256,7 @@ def _alike(connection: Any, table: SourceTable) -> str:
     return f"{did_you_mean(name, near)}; {how}"
 
 
-def identified(
+def find_unique_indexes(
     connection: Any, tables: Iterable[SourceTable], keys: Mapping[str, Sequence[str]]
 ) -> dict[str, list[int]]:
     """Refuse keys, by input, that do not identify every row of a table.  Raises `UnreadableInput`.
@@ -277,7 +277,7 @@ def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]
     identity is full, the key contains the columns of a unique index. Returns the oids of the constraints that say it.
     """
     asked = f"read the table {table.full} for {table.input!r}, with key={list(key)}"
-    with worded(asked):
+    with translate_errors(asked):
         found = connection.execute(UNIQUE, [table.quoted]).fetchall()
     full = any(identity == "f" for identity, *_ in found)
     by = {"d": 1, "i": 2}
@@ -318,7 +318,7 @@ def without(text: pa.Array, gone: Sequence[str]) -> pa.Array:
     return text
 
 
-def worded(asked: str) -> AbstractContextManager[None]:
+def translate_errors(asked: str) -> AbstractContextManager[None]:
     """Convert Postgres' errors to ours: a failure to retry, or a mistake to fix."""
     psycopg = driver()
     of = psycopg.errors
@@ -352,7 +352,7 @@ _BETWEEN, _AROUND = "\x02", "\x01"
 """What is between cells, and around those that need it: hardly any, because JSON escapes both."""
 
 
-def streamed(connection: Any, query: str) -> Iterator[pa.Table]:
+def stream_rows(connection: Any, query: str) -> Iterator[pa.Table]:
     """Stream the result of a query by COPY: the columns ``lsn`` and ``data``."""
     form = f"format csv, delimiter {literal(_BETWEEN)}, quote {literal(_AROUND)}"
     with connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
@@ -366,17 +366,17 @@ def streamed(connection: Any, query: str) -> Iterator[pa.Table]:
             yield _parse_csv(block)
 
 
-def place(lsn: str) -> int:
+def parse_lsn(lsn: str) -> int:
     """Convert a place in the log to a number.
 
-    >>> place("16/B374D848") - place("16/B374D840"), text_of(place("16/B374D848"))
+    >>> parse_lsn("16/B374D848") - parse_lsn("16/B374D840"), format_lsn(parse_lsn("16/B374D848"))
     (8, '16/B374D848')
     """
     high, low = lsn.split("/")
     return (int(high, 16) << 32) + int(low, 16)
 
 
-def text_of(at: int) -> str:
+def format_lsn(at: int) -> str:
     """Format a place in the log like Postgres."""
     return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
 
@@ -386,10 +386,10 @@ def messages(data: pa.ChunkedArray) -> pa.RecordBatch:
     return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})
 
 
-def written(message: str) -> float | None:
+def commit_time(message: str) -> float | None:
     """Return when the transaction of a message was committed, in seconds since 1970; None if it has no time.
 
-    >>> written('{"action":"C","timestamp":"1970-01-01 01:00:02.5+01"}'), written('{"action":"C"}')
+    >>> commit_time('{"action":"C","timestamp":"1970-01-01 01:00:02.5+01"}'), commit_time('{"action":"C"}')
     (2.5, None)
     """
     said = json.loads(message).get("timestamp")

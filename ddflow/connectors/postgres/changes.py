@@ -22,14 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import quoted
-from ddflow.connectors.formats.parse import TEXT, objects
+from ddflow.connectors.formats.parse import TEXT, parse_objects
 from ddflow.connectors.postgres.catalog import (
     NEWER,
     Looked,
     SourceTable,
     literal,
     messages,
-    streamed,
+    stream_rows,
     with_null,
     without,
 )
@@ -51,7 +51,7 @@ class Numbers:
     >>> numbers.as_text, cell = False, '{"name":"%s","type":"%s","value":%s}'
     >>> cells = ",".join([cell % ("id", "integer", 7), cell % ("v", "double precision", "null")])
     >>> numbers.look(pa.array([f'{{"action":"I","columns":[{cells}]}}']), of, looked)
-    >>> asked(numbers.nulls[of, "v"], ["id"])
+    >>> read_keys(numbers.nulls[of, "v"], ["id"])
     (['integer'], [['7']])
     """
 
@@ -63,7 +63,7 @@ class Numbers:
         """Return more options of wal2json for some tables."""
         return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
 
-    def refused(self, error: Exception) -> bool:
+    def note_refusal(self, error: Exception) -> bool:
         """Return whether a server refuses to write numbers as text, which it is not asked for again."""
         if not self.as_text or OPTION not in str(error):
             return False
@@ -78,7 +78,7 @@ class Numbers:
                 if len(kept) < SAMPLE:
                     kept += with_null(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
 
-    def held(self, text: pa.Array, table: SourceTable, looked: Looked, key: Sequence[str]) -> pa.Array:
+    def replace_unholdable(self, text: pa.Array, table: SourceTable, looked: Looked, key: Sequence[str]) -> pa.Array:
         """Replace values that a column cannot hold with null in messages of a table.  O(bytes) a column.
 
         Raises `UnreadableInput` if the column is never null, also for a null that wal2json wrote.
@@ -120,7 +120,7 @@ class Numbers:
         """Warn of columns with NaN or an infinity in a row that was kept.  ``keys``: by input."""
         for (table, name), texts in self.nulls.items():
             key = keys.get(table.input, ())
-            kinds, cells = asked(texts, key)
+            kinds, cells = read_keys(texts, key)
             if not kinds:
                 continue
             own = [f"t.{quoted(each)}" for each in key]
@@ -138,7 +138,7 @@ class Numbers:
         self.nulls.clear()
 
 
-def asked(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def read_keys(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return the types and values of a key in messages, by column; nothing if no message has it.  O(bytes)."""
     rows = [{each["name"]: each for each in json.loads(text)["columns"]} for text in messages]
     rows = [row for row in rows if key and all(name in row for name in key)]
@@ -186,7 +186,7 @@ class Peeked(NamedTuple):
 
 def options(looked: Mapping[SourceTable, Looked], timed: bool) -> dict[str, str]:
     """Return the options of wal2json."""
-    filtered = ",".join(table.filtered for table in looked)
+    filtered = ",".join(table.filter_name for table in looked)
     given = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
     if any(each.certain for each in looked.values()):
         given["include-not-null"] = "true"
@@ -195,7 +195,7 @@ def options(looked: Mapping[SourceTable, Looked], timed: bool) -> dict[str, str]
     return given
 
 
-def peeked(
+def peek_slot(
     connection: Any,
     slot: str,
     looked: Mapping[SourceTable, Looked],
@@ -219,14 +219,14 @@ def peeked(
     rows: dict[str, list[pa.RecordBatch]] = {}
     lsn, commit, size, count = "", "{}", 0, 0
     with _warnings(connection) as said:
-        for some in streamed(connection, f"select lsn, data from {query}"):
+        for some in stream_rows(connection, f"select lsn, data from {query}"):
             found = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
             if found.num_rows:
                 lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
             size, count = size + some.nbytes, count + some.num_rows
             for table, text in _split_by_table(some.column("data"), looked):
                 numbers.look(text, table, looked[table])
-                held = numbers.held(text, table, looked[table], keys.get(table.input, ()))
+                held = numbers.replace_unholdable(text, table, looked[table], keys.get(table.input, ()))
                 taken = without(held, looked[table].gone)
                 rows.setdefault(table.input, []).append(pa.record_batch({"value": taken}))
     numbers.warn(connection, looked, keys)
@@ -316,7 +316,7 @@ def _split_by_table(
     if len(text) and len(looked) == 1:
         yield next(iter(looked)), text
     elif len(text):
-        told, _ = objects(text, {"schema": TEXT, "table": TEXT})
+        told, _ = parse_objects(text, {"schema": TEXT, "table": TEXT})
         schemas, names = (pc.struct_field(told, each) for each in ("schema", "table"))
         for table in looked:
             some = text.filter(pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name)))

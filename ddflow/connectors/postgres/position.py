@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, NotRequired, TypedDict
 
 from ddflow.columns.names import quoted
-from ddflow.connectors.postgres.catalog import Looked, SourceTable, place, text_of
+from ddflow.connectors.postgres.catalog import Looked, SourceTable, format_lsn, parse_lsn
 from ddflow.connectors.postgres.sink import driver
 from ddflow.errors import SourceChanged, SpecError
 
@@ -28,7 +28,7 @@ class Copied(TypedDict):
     constraints that say that its key tells its rows apart, by their oids.
 
     >>> orders = Copied(input="orders", oid=16384, columns={"id": 1}, last=3)
-    >>> position = remembered(23803720, "shop", "77", {"public.orders": orders})
+    >>> position = build_position(23803720, "shop", "77", {"public.orders": orders})
     >>> position["lsn"], position["tables"]["public.orders"]["oid"]
     ('0/16B3748', 16384)
     >>> same_slot("read the slot 'shp'", position, "shp")
@@ -58,11 +58,11 @@ class SlotPosition(TypedDict):
     tables: dict[str, Copied]
 
 
-def remembered(at: int, slot: str, system: str, tables: Mapping[str, Copied]) -> SlotPosition:
-    return SlotPosition(lsn=text_of(at), slot=slot, system=system, tables=dict(tables))
+def build_position(at: int, slot: str, system: str, tables: Mapping[str, Copied]) -> SlotPosition:
+    return SlotPosition(lsn=format_lsn(at), slot=slot, system=system, tables=dict(tables))
 
 
-def copied(
+def describe_copies(
     looked: Mapping[SourceTable, Looked], before: Mapping[str, Copied], unique: Mapping[str, list[int]]
 ) -> dict[str, Copied]:
     """Return tables for a position.  ``before``: from an older one, since the copy.  ``unique``: by table."""
@@ -106,8 +106,8 @@ def same_server(asked: str, position: SlotPosition, system: str, ends: int) -> N
     if position["system"] != system and position["system"] and system:
         said = f"it is another server: its system identifier is {system}, and was {position['system']}"
         raise SourceChanged(asked, said, remedy)
-    if ends < place(position["lsn"]):
-        said = f"the server's log ends at {text_of(ends)}, and the state has read it up to {position['lsn']}: "
+    if ends < parse_lsn(position["lsn"]):
+        said = f"the server's log ends at {format_lsn(ends)}, and the state has read it up to {position['lsn']}: "
         raise SourceChanged(asked, f"{said}it was set back, as by restoring a copy", remedy)
 
 
@@ -160,7 +160,7 @@ def _list_dropped_columns(table: SourceTable, position: SlotPosition | None) -> 
     return set() if of is None else set(of.get("gone", ()))
 
 
-def filled(connection: Any, table: SourceTable, known: Copied, now: Copied) -> dict[str, str]:
+def find_filled_columns(connection: Any, table: SourceTable, known: Copied, now: Copied) -> dict[str, str]:
     """Return new columns that may have values in unchanged rows, each with the reason.  O(columns).
 
     The reason follows the column's name in messages.  ``known``: the table at the last position.  Raises Postgres'
@@ -212,7 +212,7 @@ def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied)
 
 
 def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
-    """Warn of `filled` columns and of alterations, if the table is not copied again for them."""
+    """Warn of `find_filled_columns` columns and of alterations, if the table is not copied again for them."""
     text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
     said = [new_in(table, name, how) for name, how in columns.items()]
     for each in (*said, *(f"{table.full}: {each}: {text}" for each in why)):
@@ -220,7 +220,7 @@ def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequenc
 
 
 def new_in(table: SourceTable, name: str, how: str) -> str:
-    """Describe a column that was `filled`.
+    """Describe a column that was `find_filled_columns`.
 
     >>> table = SourceTable("public", "orders", "orders")
     >>> new_in(table, "paid", "has default false")[:52]

@@ -40,7 +40,7 @@ from ddflow.connectors.api import (
     TargetRecord,
 )
 from ddflow.connectors.sql_table import InPlaceTable, Match, as_text, no_records
-from ddflow.connectors.table_shape import refused
+from ddflow.connectors.table_shape import build_refusal
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, import_extra
 from ddflow.storage.address import check_encoded
 from ddflow.storage.closing import on_failure
@@ -177,7 +177,7 @@ def break_off(connection: Any) -> None:
             own.shutdown(socket.SHUT_RDWR)
 
 
-def shown(url: str) -> str:
+def public_address(url: str) -> str:
     """Format an address without user and password."""
     of = address(url, "connect to Postgres")
     return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}"
@@ -215,7 +215,7 @@ class PostgresSink(TableSink):
     @property
     def target(self) -> str:
         """Host, database and table."""
-        return f"{shown(self.url)}#{self.table if self.schema is None else f'{self.schema}.{self.table}'}"
+        return f"{public_address(self.url)}#{self.table if self.schema is None else f'{self.schema}.{self.table}'}"
 
     def needs(self) -> None:
         """Import the driver."""
@@ -265,7 +265,7 @@ class PostgresTable(InPlaceTable):
             cut = self.execute("select n from unnest(?::text[]) n where n::name::text <> n", [names])
         if cut:
             found = f"a name has 63 bytes at most in Postgres, and {cut[0][0]!r} is longer"
-            raise refused(self.shape, self.place, found, "rename it: project the column, or give another table")
+            raise build_refusal(self.shape, self.place, found, "rename it: project the column, or give another table")
 
     def prepare(self) -> None:
         """See `SqlTable.prepare`."""

@@ -19,18 +19,18 @@ import pyarrow as pa
 from ddflow.connectors.api import Beside, Polled
 from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.messages import POSITION, ROW
-from ddflow.connectors.formats.row_columns import of_sql
+from ddflow.connectors.formats.row_columns import parse_sql_type
 from ddflow.connectors.postgres.catalog import (
     LOG,
     SourceTable,
     cell,
     columns_of,
+    format_lsn,
     literal,
     messages,
-    place,
+    parse_lsn,
     refuse_filtered,
-    streamed,
-    text_of,
+    stream_rows,
 )
 from ddflow.connectors.postgres.position import ANEW
 from ddflow.connectors.postgres.sink import driver
@@ -61,7 +61,7 @@ class OwnSlot:
     def there(self) -> dict[str, tuple[bool, int, bool]]:
         """Return, by name, the existing slots: whether it is in use, its position, and whether its log is lost."""
         found = self.connection.execute(_SLOTS, [[self.name, self.copying]]).fetchall()
-        return {name: (used, place(at), lost) for name, used, at, lost in found}
+        return {name: (used, parse_lsn(at), lost) for name, used, at, lost in found}
 
     def make_way(self) -> None:
         """Drop the slot of a dead copy.  Raises `UnreadableInput` if a slot has the name."""
@@ -84,11 +84,11 @@ class OwnSlot:
             drop = f"select pg_drop_replication_slot('{self.name}')"
             raise SourceChanged(self.asked, LOST, f"{remedy}, and drop this slot: {drop}; {RAISE}")
         if found[1] > at:
-            said = f"it was moved on to {text_of(found[1])}, and the state has what came before {text_of(at)}"
+            said = f"it was moved on to {format_lsn(found[1])}, and the state has what came before {format_lsn(at)}"
             raise SourceChanged(self.asked, said, remedy)
-        self.moved(at)
+        self.move_on(at)
 
-    def moved(self, to: int) -> None:
+    def move_on(self, to: int) -> None:
         """Give the slot its name, if it lacks it and there is room for a copy, and move it on."""
         slots, run = self.there(), self.connection.execute
         try:
@@ -103,7 +103,7 @@ class OwnSlot:
                 _LOG.warning("%s: no slot is free to rename %s: %s", self.asked, self.copying, remedy)
             self.called = self.copying
         if self.called not in slots or slots[self.called][1] < to:
-            run("select pg_replication_slot_advance(%s, %s)", [self.called, text_of(to)])
+            run("select pg_replication_slot_advance(%s, %s)", [self.called, format_lsn(to)])
 
 
 LEFT: Final = "a run before this one was to do so"
@@ -128,7 +128,7 @@ class Begun(NamedTuple):
     since: str
 
 
-def begun(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool = True) -> Begun:
+def begin_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool = True) -> Begun:
     """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises.
 
     ``asked``: for messages.  ``lasting``: whether it stays when that connection ends.
@@ -171,7 +171,7 @@ def _warn_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
 
 
 @contextmanager
-def again(asked: str, why: Mapping[str, str]) -> Iterator[None]:
+def warn_of_copies(asked: str, why: Mapping[str, str]) -> Iterator[None]:
     """Log why tables are copied again, once the copy has a slot.
 
     Raises `SourceFailed` while no slot is free, because the user did not ask for the copy.
@@ -198,8 +198,8 @@ def copies(
 ) -> Iterator[Polled]:
     """Read all rows of tables, in a transaction.  O(bytes).
 
-    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's `Numbers.held`.  ``whole``: inputs
-    that get their rows at once, as their full contents.
+    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's `Numbers.replace_unholdable`.
+    ``whole``: inputs that get their rows at once, as their full contents.
     """
     run = connection.execute
     run("begin isolation level repeatable read read only")
@@ -209,17 +209,17 @@ def copies(
         found = columns_of(connection, table)
         refuse_filtered(f"copy the table {table.full} for {table.input!r}", found)
         kinds = {row.name: row.kind for row in found}
-        others = {name: Beside(of_sql(kind), table.quoted) for name, kind in kinds.items() if name not in own}
+        others = {name: Beside(parse_sql_type(kind), table.quoted) for name, kind in kinds.items() if name not in own}
         beside[table.input] = {**beside.get(table.input, {}), **others}
         precise = {row.name: row.precise for row in found}
         cells = ", ".join(cell(name, kinds.get(name), precise.get(name, "")) for name in own)
         text = f"{literal(head(table, begins.since))} || array_to_string(array[{cells}], ',') || ']}}'"
         made = held(table)
-        rows = streamed(connection, f"select '', {text} from only {table.quoted}")
+        rows = stream_rows(connection, f"select '', {text} from only {table.quoted}")
         batches = (pa.record_batch({"value": made(messages(some.column("data")).column(0))}) for some in rows)
         if table.input in whole:
             every = [messages(pa.chunked_array([pa.array([], pa.string())])), *batches]
-            orders = {table.input: {POSITION: place(begins.since), ROW: 0}}
+            orders = {table.input: {POSITION: parse_lsn(begins.since), ROW: 0}}
             yield Polled({table.input: every}, None, frozenset([table.input]), dict(beside), orders=orders)
         for batch in batches:
             yield Polled({table.input: [batch]}, None, beside=dict(beside))

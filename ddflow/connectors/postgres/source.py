@@ -24,31 +24,31 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from ddflow.connectors.api import Beside, OpenSource, Polled, Source
-from ddflow.connectors.formats.parse import reader
+from ddflow.connectors.formats.parse import import_duckdb
 from ddflow.connectors.postgres.catalog import (
     Looked,
     SourceTable,
     columns_of,
+    commit_time,
+    find_unique_indexes,
+    format_lsn,
     has_columns,
-    identified,
-    look,
-    place,
+    look_up_table,
+    parse_lsn,
     refuse_children,
     refuse_filtered,
     table_of,
-    text_of,
-    worded,
-    written,
+    translate_errors,
 )
-from ddflow.connectors.postgres.changes import Numbers, Peeked, peeked
+from ddflow.connectors.postgres.changes import Numbers, Peeked, peek_slot
 from ddflow.connectors.postgres.position import (
     Copied,
     SlotPosition,
-    copied,
-    filled,
+    build_position,
+    describe_copies,
     find_alterations,
+    find_filled_columns,
     lost_changes,
-    remembered,
     same_server,
     same_slot,
     same_tables,
@@ -56,8 +56,8 @@ from ddflow.connectors.postgres.position import (
     warn_of_altered,
     warn_of_gone,
 )
-from ddflow.connectors.postgres.sink import READS, connect, driver, shown
-from ddflow.connectors.postgres.slot import COPYING, LEFT, LONGEST, Begun, OwnSlot, again, begun, copies
+from ddflow.connectors.postgres.sink import READS, connect, driver, public_address
+from ddflow.connectors.postgres.slot import COPYING, LEFT, LONGEST, Begun, OwnSlot, begin_slot, copies, warn_of_copies
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 
@@ -93,7 +93,7 @@ class PostgresTables(Source):
     @property
     def target(self) -> str:
         """Host, database and slot."""
-        return f"{shown(self.url)}#{self.slot}"
+        return f"{public_address(self.url)}#{self.slot}"
 
     @classmethod
     def said(cls, position: Any) -> str:
@@ -103,7 +103,7 @@ class PostgresTables(Source):
     @classmethod
     def placed(cls, place: int) -> int | str:
         """Format a place in the log."""
-        return text_of(place)
+        return format_lsn(place)
 
     @classmethod
     def without(cls, position: Any, inputs: Collection[str]) -> Any:
@@ -118,17 +118,20 @@ class PostgresTables(Source):
     def needs(self) -> None:
         """Import the driver, and the reader of the messages."""
         driver()
-        reader()
+        import_duckdb()
 
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, look at the tables, and begin behind the position, or with a copy."""
         (only,) = inputs if len(inputs) == 1 else (None,)
         tables = [table_of(name, str(input or only)) for name, input in self.tables.items()]
-        with worded(f"connect to {shown(self.url)}"):
+        with translate_errors(f"connect to {public_address(self.url)}"):
             connection = connect(self.url, f"the source {self.slot!r}", READS)
         with on_failure(connection.close):
             known = {} if position is None else position["tables"]
-            looked = {each: look(connection, each, inputs[each.input], first=each.full not in known) for each in tables}
+            looked = {
+                each: look_up_table(connection, each, inputs[each.input], first=each.full not in known)
+                for each in tables
+            }
             return Slot(self, connection, looked, inputs, position)
 
 
@@ -149,12 +152,12 @@ class Slot(OpenSource):
         self.added = () if position is None else tuple(fresh)
         """Tables that are to be copied to those that are read."""
         self.tables = tuple(table for table in looked if table not in self.added)
-        self.copied = copied({table: looked[table] for table in self.tables}, {}, {}) | {
+        self.copied = describe_copies({table: looked[table] for table in self.tables}, {}, {}) | {
             table.full: known[table.full] for table in looked if table.full in known
         }
         """The tables as they were copied."""
         self._named = {table.full for table in looked}
-        self.asked = f"read the slot {of.slot!r} of {shown(of.url)}"
+        self.asked = f"read the slot {of.slot!r} of {public_address(of.url)}"
         self._holder: Any = None
         """The connection that holds the snapshot while rows are copied."""
         self._own, self._keys = OwnSlot(connection, of.slot, self.asked), dict[str, Sequence[str]]()
@@ -167,7 +170,7 @@ class Slot(OpenSource):
         self._copy: Iterator[Polled] | None = None
         self._beside: dict[str, dict[str, Beside]] = {}
         self._numbers = Numbers()
-        with on_failure(self.close), worded(self.asked):
+        with on_failure(self.close), translate_errors(self.asked):
             refuse_children(looked, self._named)
             self._system = system_of(connection)
             if position is None:
@@ -178,7 +181,7 @@ class Slot(OpenSource):
                 same_tables(position["tables"], looked)
                 for table in [each for each in self.added if each.full in known]:
                     self._allow_copy(table, LEFT)
-                self.at = place(position["lsn"])
+                self.at = parse_lsn(position["lsn"])
                 self._own.resume(self.at)
             self._until = self._now()
 
@@ -189,7 +192,7 @@ class Slot(OpenSource):
     def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
         """See `OpenSource.keyed`.  Looked at again with each poll, because a table may be altered."""
         self._keys, self._whole = dict(keys), frozenset(whole)
-        with worded(self.asked):
+        with translate_errors(self.asked):
             self._look_up_tables()
 
     def _compare(self, table: SourceTable, was: Copied, now: Copied) -> None:
@@ -198,7 +201,10 @@ class Slot(OpenSource):
             found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
             self._again(table, found)
             return
-        new, why = filled(self.connection, table, was, now), find_alterations(self.connection, table, was, now)
+        new, why = (
+            find_filled_columns(self.connection, table, was, now),
+            find_alterations(self.connection, table, was, now),
+        )
         if table.input not in self._whole:
             warn_of_altered(table, new, why)
         elif new or why:
@@ -233,7 +239,7 @@ class Slot(OpenSource):
 
     def lag(self) -> int | None:
         """Return the bytes of the log after the position; None during a copy."""
-        with suppress(SourceFailed, UnreadableInput), worded(self.asked):
+        with suppress(SourceFailed, UnreadableInput), translate_errors(self.asked):
             return max(self._now() - self.at, 0) if self._copy is None else None
         return None
 
@@ -241,7 +247,7 @@ class Slot(OpenSource):
         """Return part of the copy, or whole transactions; nothing until the last ones are committed."""
         if self._broken:
             raise SourceFailed(self.asked, f"it could not be moved on: {self._broken}", "see to the server")
-        with worded(self.asked):
+        with translate_errors(self.asked):
             if self._copy is None and not self._waits:
                 reads = self.tables and (not self.added or self.at < self._until)
                 found = self._changes(room) if reads else None
@@ -253,11 +259,11 @@ class Slot(OpenSource):
     def acknowledge(self, position: Any) -> None:
         """Move the slot on; it gets its name behind the first commit."""
         try:
-            with worded(self.asked):
+            with translate_errors(self.asked):
                 if self._holder is not None:
                     self._holder.close()
                     self._holder = None
-                self._own.moved(place(position["lsn"]))
+                self._own.move_on(parse_lsn(position["lsn"]))
         except (SourceFailed, UnreadableInput) as error:
             self._broken = error.found
         self._waits = False
@@ -277,18 +283,18 @@ class Slot(OpenSource):
 
     def _now(self) -> int:
         """Return the flushed end of the log: later bytes are in no slot yet, and may be lost."""
-        return place(self.connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
+        return parse_lsn(self.connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
 
     def _position(self) -> SlotPosition:
-        return remembered(self.at, self.of.slot, self._system, self.copied)
+        return build_position(self.at, self.of.slot, self._system, self.copied)
 
     def _begin(self) -> None:
         """Make a slot, and begin to copy in its snapshot."""
         began = time()
         self._own.make_way()
         self._holder = connect(self.of.url, self.asked, READS, replication="database")
-        begins = begun(self.connection, self._holder, self._own.copying, self.asked)
-        self.at, self._copy = place(begins.lsn), self._copies(begins, began)
+        begins = begin_slot(self.connection, self._holder, self._own.copying, self.asked)
+        self.at, self._copy = parse_lsn(begins.lsn), self._copies(begins, began)
 
     def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:
         yield from copies(self.connection, self.tables, self.inputs, begins, self._beside, self._null_replacer)
@@ -300,10 +306,10 @@ class Slot(OpenSource):
         new = {each: self._look(each) for each in self.added}
         for table in new:
             refuse_filtered(f"copy the table {table.full} for {table.input!r}", columns_of(self.connection, table))
-        unique = identified(self.connection, new, self._keys)
+        unique = find_unique_indexes(self.connection, new, self._keys)
         began, why = time(), {each.full: self._why.get(each.full, LEFT) for each in new if each.full in self.copied}
-        with again(self.asked, why):
-            begins = begun(self.connection, self._holder, self.of.slot + ADDING, self.asked, lasting=False)
+        with warn_of_copies(self.asked, why):
+            begins = begin_slot(self.connection, self._holder, self.of.slot + ADDING, self.asked, lasting=False)
         self._copy = self._additions(begins, new, unique, began)
 
     def _additions(
@@ -315,13 +321,13 @@ class Slot(OpenSource):
             yield Polled({each.input: found.rows.get(each.input, ()) for each in self.tables}, None)
         whole = {table.input for table in new if table.full in self.copied}
         yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside, self._null_replacer, whole)
-        self.at, self.reached, self.tables = place(begins.lsn), began, (*self.tables, *new)
+        self.at, self.reached, self.tables = parse_lsn(begins.lsn), began, (*self.tables, *new)
         self.added = tuple(each for each in self.added if each not in new)
-        self.copied |= copied(new, {}, unique)
+        self.copied |= describe_copies(new, {}, unique)
 
     def _null_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
         looked, key = self._look(table), self._keys.get(table.input, ())
-        return lambda text: self._numbers.held(text, table, looked, key)
+        return lambda text: self._numbers.replace_unholdable(text, table, looked, key)
 
     def _next_copied(self) -> Polled:
         assert self._copy is not None
@@ -331,14 +337,16 @@ class Slot(OpenSource):
         return Polled({}, self._position(), beside=self._beside)
 
     def _look(self, table: SourceTable) -> Looked:
-        return look(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
+        return look_up_table(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
 
     def _look_up_tables(self) -> dict[SourceTable, Looked]:
         """Look up the current tables, and check that they are the copied ones."""
         looked = {each: self._look(each) for each in self.tables}
         same_tables(self.copied, looked)
         refuse_children(looked, self._named)
-        now = copied(looked, self.copied, identified(self.connection, (*self.tables, *self.added), self._keys))
+        now = describe_copies(
+            looked, self.copied, find_unique_indexes(self.connection, (*self.tables, *self.added), self._keys)
+        )
         for table in looked:
             self._compare(table, self.copied[table.full], now[table.full])
         looked = {table: each for table, each in looked.items() if table in self.tables}
@@ -348,9 +356,9 @@ class Slot(OpenSource):
     def _peek_slot(self, looked: Mapping[SourceTable, Looked], **how: Any) -> Peeked:
         """Read from the slot, and mark the tables with incomplete changes for another copy."""
         try:
-            found = peeked(self.connection, self._own.called, looked, self._keys, self._numbers, **how)
+            found = peek_slot(self.connection, self._own.called, looked, self._keys, self._numbers, **how)
         except driver().errors.InvalidParameterValue as error:
-            if not self._numbers.refused(error):
+            if not self._numbers.note_refusal(error):
                 raise
             return self._peek_slot(looked, **how)
         for table, why in {**found.untold, **found.lost}.items():
@@ -369,9 +377,9 @@ class Slot(OpenSource):
         if self.added != added:
             return self._changes(room) if self.tables else None
         self._message = max(found.size // found.messages, MESSAGE[0]) if found.messages else self._message
-        self.reached = looked_at if found.messages < most else (written(found.commit) or self.reached)
+        self.reached = looked_at if found.messages < most else (commit_time(found.commit) or self.reached)
         if found.lsn:
-            self.at = place(found.lsn)
+            self.at = parse_lsn(found.lsn)
         elif self.of.follow and now - self.at <= STILL:
             return None
         else:

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ddflow.connectors.api import OpenSink, SinkNotLetIn, TableChanges, TableShape, TableSink, TargetRecord, check_made
 from ddflow.connectors.modes import changes
-from ddflow.connectors.table_shape import OTHER_MODE, vanished
+from ddflow.connectors.table_shape import OTHER_MODE, build_vanished
 from ddflow.engine.run.kept_epochs import KeptEpochs
 from ddflow.engine.run.options import EPOCHS, shape_of
 from ddflow.engine.run.retry import LASTS, Retry
@@ -150,7 +150,7 @@ class Delivery:
             record = None  # of a table of another state, or output, which was dropped
         self.before = record
         if missing and (last := record.epoch if record is not None else known.written if known is not None else 0):
-            raise vanished(self.name, self.sink.target, last)
+            raise build_vanished(self.name, self.sink.target, last)
         at = self._choose_start(record, known)
         # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
         (self.table.holds if missing and not self.epochs.epoch else self.table.prepare)()

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
-from ddflow.connectors.modes import shaped
+from ddflow.connectors.modes import mode_schema
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits
 from ddflow.engine.epoch_log import EpochLog
@@ -73,7 +73,7 @@ class KeptEpochs(ABC):
         The table is empty for a side output, and if the next epoch brings all rows.
         """
         if self.is_new(name) or self.manifest.last == NEVER or name not in self.flow.outputs:
-            rows = shaped("upsert", self.output_schema(name)).empty_table()
+            rows = mode_schema("upsert", self.output_schema(name)).empty_table()
         else:
             rows = self.read_output(name)
             if DIFF in rows.schema.names:

@@ -31,7 +31,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.connectors.api import Source, TableShape, TableSink, check_declared
-from ddflow.connectors.modes import shaped
+from ddflow.connectors.modes import mode_schema
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.replace import most_absent
 from ddflow.errors import Option, Phrase, SpecError
@@ -166,7 +166,7 @@ def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | 
     sink.needs()
     by = key if mode == "upsert" else None
     return key, TableShape(
-        name, shaped(mode, updates), by, by is not None and plan.outputs[name].solid().issuperset(by)
+        name, mode_schema(mode, updates), by, by is not None and plan.outputs[name].solid().issuperset(by)
     )
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ddflow.connectors.api import Beside, OpenSource, Polled, Source, SourceNotLetIn, Spot, check_made, check_polled
 from ddflow.connectors.formats.base import Format, messages_of
 from ddflow.connectors.formats.messages import POSITION
-from ddflow.connectors.sources import placed, said
+from ddflow.connectors.sources import describe_place, describe_position
 from ddflow.engine.run.retry import Retry
 from ddflow.errors import Evolve, Phrase, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
@@ -290,16 +290,17 @@ class FedBy(NamedTuple):
     position: Any
 
     def __str__(self) -> str:
-        return f"the source {self.source!r}: {self.kind} {self.target}, read up to {said(self.kind, self.position)}"
+        read = describe_position(self.kind, self.position)
+        return f"the source {self.source!r}: {self.kind} {self.target}, read up to {read}"
 
     def order(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the position in an order by the source system's notation for it."""
         place = row.get(POSITION)
-        return dict(row) if place is None else {**row, POSITION: placed(self.kind, place)}
+        return dict(row) if place is None else {**row, POSITION: describe_place(self.kind, place)}
 
     def to_dict(self) -> dict[str, Any]:
         """In plain values."""
-        return {**self._asdict(), "read_up_to": said(self.kind, self.position)}
+        return {**self._asdict(), "read_up_to": describe_position(self.kind, self.position)}
 
 
 def find_feed(sources: Mapping[str, Attached], input: str) -> FedBy | None:
@@ -328,7 +329,7 @@ def find_record(
     if before is None:
         for other, of in sources.items():
             if not source.shared and (of.kind, of.target) == (source.kind, source.target):
-                found = f"this state reads {of.target} as {other!r}, up to {said(of.kind, of.position)}"
+                found = f"this state reads {of.target} as {other!r}, up to {describe_position(of.kind, of.position)}"
                 raise SpecError(asked, found, f"give it under that name, {other!r}, whatever inputs it feeds")
         return None
     if before.kind != source.kind:
