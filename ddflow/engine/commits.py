@@ -33,7 +33,7 @@ from ddflow.dataflow.inflow import portions
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.engine.epoch_log import EpochLog
+from ddflow.engine.epoch_log import EpochLog, LogOptions
 from ddflow.engine.outputs import put
 from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
 from ddflow.plan.evolve import evolved
@@ -158,10 +158,7 @@ class Commits:
             options.state,
             partitions=1,
             fits=_one_partition,
-            outputs=options.outputs,
-            trust=options.trust,
-            grace=options.grace,
-            secret=options.secret,
+            options=LogOptions(options.outputs, options.trust, options.grace, secret=options.secret),
             catches_up=True,
         )
         durable = cls(log)

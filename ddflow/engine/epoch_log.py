@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -70,6 +70,16 @@ Fits = Callable[[Manifest, str], None]
 """Raises if a version at its place does not fit the options of the open call."""
 
 
+class LogOptions(NamedTuple):
+    """How a state is opened, see `Flow.open`.  ``keep``: how many epochs can be given again."""
+
+    outputs: str | PathLike[str] | None = None
+    trust: str = "owner"
+    grace: float = GRACE
+    keep: int = KEPT
+    secret: Secret | None = None
+
+
 class EpochLog:
     """The epochs of a state. `open` makes it.
 
@@ -98,22 +108,19 @@ class EpochLog:
         *,
         partitions: int,
         fits: Fits,
-        outputs: str | PathLike[str] | None = None,
-        trust: str = "owner",
-        grace: float = GRACE,
-        keep: int = KEPT,
-        secret: Secret | None = None,
+        options: LogOptions | None = None,
         catches_up: bool = False,
     ) -> Self:
         """Take hold of a state, or make a new one of so many ``partitions``.  O(plan).
 
         A new state is published by whoever is first, with his plan, so the plan is compared after that, too; until
         something is committed, it may be any.  ``flow``: frozen.  ``catches_up``: whether it may lack columns that the
-        state got from its sources.  The rest as in `Flow.open`.  Raises `PlanChanged`, `SpecError`, `CorruptState`,
+        state got from its sources.  Raises `PlanChanged`, `SpecError`, `CorruptState`,
         what ``fits`` and what the store raises; nothing was made then that was not there, but for a state that is new.
         """
         check_types(flow)
-        store = open_store(state, trust=trust)
+        options = options or LogOptions()
+        store = open_store(state, trust=options.trust)
         with on_failure(store.close):
             manifest = newest(store)
             if manifest is not None and catches_up:
@@ -124,13 +131,14 @@ class EpochLog:
             flow = with_shared_sides(flow, None if manifest is None else manifest.plan)
             plan = describe(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
-            where = Outputs.open(outputs, store, manifest, schemas, trust)
+            where = Outputs.open(options.outputs, store, manifest, schemas, options.trust)
             if manifest is None:
+                secret = options.secret or Secret.fresh()
                 manifest_log = ManifestLog.create(
-                    store, plan, fingerprint(plan), secret or Secret.fresh(), where.path, grace, partitions
+                    store, plan, fingerprint(plan), secret, where.path, options.grace, partitions
                 )
             else:
-                manifest_log = ManifestLog(store, manifest, set(), grace)
+                manifest_log = ManifestLog(store, manifest, set(), options.grace)
             change = PlanChange()
             if manifest_log.manifest.epoch or manifest_log.manifest.inventories:
                 change = compare(manifest_log.manifest.plan, flow, store.where)
@@ -140,7 +148,7 @@ class EpochLog:
             names = [*flow.outputs, *flow.side_outputs()]
             where.check_dropped(manifest_log.manifest, names)
             where.claim(manifest_log.manifest, store, names)
-        return cls(flow, manifest_log, change, where, keep)
+        return cls(flow, manifest_log, change, where, options.keep)
 
     def check(self, flow: Plan) -> None:
         """Raise `SpecError` for columns that files of a state, or its sink, cannot have.  O(columns)."""

@@ -42,6 +42,8 @@ _KEPT = ("CAST", "TRY_CAST", "EXTRACT", "SUBSTRING", "SUBSTR", "TRIM")  # calls 
 _SPARK: Any = Spark
 
 Tree: TypeAlias = Any  # a sqlglot expression; its classes have moved between versions
+CALL_SUFFIXES: Final = (exp.Filter, exp.IgnoreNulls, exp.RespectNulls)
+"""What may follow the call of an aggregate."""
 
 
 class DdflowSpark(_SPARK):  # type: ignore[misc]
@@ -157,6 +159,13 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
         raise Refusal("it does not parse", remedy) from error
     quoted = (each for each in tokens if each.token_type == TokenType.STRING and text[each.start] == '"')
     return Parsed(tree, nested, frozenset(each.text for each in quoted))
+
+
+def call_within(tree: Tree) -> Tree:
+    """Return the call that FILTER, IGNORE NULLS and RESPECT NULLS follow, or the tree itself."""
+    while isinstance(tree, CALL_SUFFIXES):
+        tree = tree.this
+    return tree
 
 
 def too_deep() -> Refusal:

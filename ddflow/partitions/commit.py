@@ -37,7 +37,7 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import check_target
 from ddflow.dataflow.budget import LEAST, parse_size, shown_size
-from ddflow.engine.epoch_log import KEPT, EpochLog
+from ddflow.engine.epoch_log import KEPT, EpochLog, LogOptions
 from ddflow.errors import (
     Command,
     EpochSkipped,
@@ -338,11 +338,7 @@ class EpochDriver:
             state,
             partitions=partitions or default_partitions,
             fits=wanted.fits,
-            outputs=outputs,
-            trust=trust,
-            grace=grace,
-            keep=keep,
-            secret=secret,
+            options=LogOptions(outputs, trust, grace, keep, secret),
         )
         with on_failure(log.close):
             many, before = log.manifest_log.manifest.partitions > 1, log.change.before

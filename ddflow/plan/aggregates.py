@@ -83,7 +83,7 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
     from sqlglot import exp  # which takes long to import
 
     from ddflow.expressions.node import Refusal
-    from ddflow.expressions.parse import parse
+    from ddflow.expressions.parse import CALL_SUFFIXES, parse
 
     empty = AggregateCall(name, str(text), "", [], False, [], False, "")
     if not isinstance(text, str):
@@ -94,10 +94,10 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
     except Refusal as refusal:
         raise empty.refused(refusal.found, refusal.fix) from refusal
     tree, where, ignores, respects = parsed.tree, None, False, False
-    while isinstance(tree, exp.Filter | exp.IgnoreNulls | exp.RespectNulls | exp.Paren):
+    while isinstance(tree, (*CALL_SUFFIXES, exp.Paren)):
         ignores, respects = ignores or isinstance(tree, exp.IgnoreNulls), respects or isinstance(tree, exp.RespectNulls)
-        where = tree.expression.this if isinstance(tree, exp.Filter) else where
-        tree = tree.this
+        clause = tree.args.get("expression")  # the WHERE of a FILTER
+        where, tree = where if clause is None else clause.this, tree.this
     if not isinstance(tree, exp.Anonymous):
         remedy = "write one aggregate a column, and project what is made of several"
         raise empty.refused("it is no call of an aggregate", remedy)
@@ -114,7 +114,7 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
             OrderedBy(_sql(each.this), bool(each.args.get("desc")), bool(each.args.get("nulls_first")))
             for each in ordered.expressions
         ]
-    if given and isinstance(given[0], exp.Distinct):
+    if given and given[0].key == "distinct":
         distinct, given = True, list(given[0].expressions)
     if given and isinstance(given[0], exp.IgnoreNulls | exp.RespectNulls):
         ignores, respects = isinstance(given[0], exp.IgnoreNulls), isinstance(given[0], exp.RespectNulls)

@@ -222,7 +222,7 @@ def test_a_choice_names_the_cell(data: st.DataObject, name: str) -> None:
     given = EVERY if had is None else np.array(had, FLAGS)
     out = fold(
         strategy,
-        pool.type,
+        pa.field("c", pool.type),
         walk.walked,
         walk.action,
         column,
@@ -230,7 +230,6 @@ def test_a_choice_names_the_cell(data: st.DataObject, name: str) -> None:
         Cells(references(walk), lambda: held),
         SECRET,
         str,
-        "c",
     )
     assert isinstance(out, np.ndarray) and out.dtype == np.int64
     shown = [None if r == NOTHING else places[r] if r < 1 << 40 else walk.held[r & 0xFFFF] for r in out.tolist()]
@@ -342,7 +341,7 @@ def agree(data: st.DataObject, strategy: Strategy, pool: pa.Array) -> None:
     def run() -> pa.Array:
         return fold(
             strategy,
-            kind,
+            pa.field("c", kind),
             walk.walked,
             walk.action,
             column,
@@ -350,7 +349,6 @@ def agree(data: st.DataObject, strategy: Strategy, pool: pa.Array) -> None:
             Cells(references(walk), lambda: held),
             SECRET,
             lambda group: f"<{group}>",
-            "c",
         )
 
     try:

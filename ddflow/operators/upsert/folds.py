@@ -411,7 +411,8 @@ class Cells:
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> walked = Walked(few(0, 1), few(0, 2), few(0, 1))  # one key, two events at one time
     >>> held, given = Cells(np.array([5 << 40]), lambda: pa.array([10])), pa.array([2, None])
-    >>> of = (pa.int64(), walked, flags(TAKE, TAKE), given, ALL_VALID, held, Secret(1, 2), str, "visits")
+    >>> field = pa.field("visits", pa.int64())
+    >>> of = (field, walked, flags(TAKE, TAKE), given, ALL_VALID, held, Secret(1, 2), str)
     >>> fold(last_non_null(), *of).tolist(), fold(sum(), *of).to_pylist()
     ([0], [12])
     """
@@ -429,7 +430,7 @@ class Cells:
 
 def fold(
     strategy: Strategy,
-    kind: pa.DataType,
+    field: pa.Field,
     walked: Walked,
     action: Flags,
     column: pa.Array,
@@ -437,22 +438,21 @@ def fold(
     held: Cells,
     secret: Secret,
     named: Callable[[int], str],
-    name: str,
 ) -> Ints | pa.Array:
     """Fold a column: compute its cell for each key after each of the key's times.
 
-    ``kind``: the type of the result: the type of ``column``, or a list of it under ``collect``.  ``action``: uint8[p],
-    by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``: the events' n cells, by row.  ``given``:
-    uint8[n], by row, 1 if the batch had the column; of size 0: all had.  ``named``: formats a group's key, ``name``: of
-    the column, for errors.
+    ``field``: the name of the column, and the type of the result: that of ``column``, or a list of it under
+    ``collect``.  ``action``: uint8[p], by place: SKIP, TAKE, CLEAR or BLANK (see `kernels.fold`).  ``column``: the
+    events' n cells, by row.  ``given``: uint8[n], by row, 1 if the batch had the column; of size 0: all had.
+    ``named``: formats a group's key for errors.
 
     Returns int64[m] references if the result is a choice of cell: an event's row, a held reference, or NOTHING; the
-    chosen cell may be null.  Else m cells of ``kind``.  Raises `MergeOverflow`, `ListTooLong`, `TooLarge`.  O(p + n +
-    g), plus the result for lists and texts, plus a sort for `max` and `min` of text.
+    chosen cell may be null.  Else m cells of the field's type.  Raises `MergeOverflow`, `ListTooLong`, `TooLarge`.
+    O(p + n + g), plus the result for lists and texts, plus a sort for `max` and `min` of text.
     """
     if strategy.name in RULES:
         return _choose_cells(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
-    return _make_cells(strategy, kind, walked, action, column, _values(held, kind), secret, named, name)
+    return _make_cells(strategy, field, walked, action, column, _values(held, field.type), secret, named)
 
 
 def _values(held: Cells, kind: pa.DataType) -> pa.Array:
@@ -501,18 +501,18 @@ def ranked(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
 
 def _make_cells(
     strategy: Strategy,
-    kind: pa.DataType,
+    field: pa.Field,
     walked: Walked,
     action: Flags,
     column: pa.Array,
     held: pa.Array,
     secret: Secret,
     named: Callable[[int], str],
-    name: str,
 ) -> pa.Array:
     """Compute the m cells of a strategy that makes values."""
+    name, kind = field.name, field.type
     if strategy.name == "fields":
-        return _fields(strategy, kind, walked, action, column, held, secret, named, name)
+        return _fields(strategy, field, walked, action, column, held, secret, named)
     if strategy.name == "sum":
         return added(kind, walked, action, column, held, name, named)
     parts = Parts.of(walked, action, column, held)
@@ -538,14 +538,13 @@ def _return_values(values: pa.Array) -> pa.Array:
 
 def _fields(
     strategy: Strategy,
-    kind: pa.DataType,
+    of: pa.Field,
     walked: Walked,
     action: Flags,
     column: pa.Array,
     held: pa.Array,
     secret: Secret,
     named: Callable[[int], str],
-    name: str,
 ) -> pa.Array:
     """Fold a struct field by field; a null struct, new or held, adds to no field."""
     n, counts = len(column), present(column)
@@ -558,7 +557,7 @@ def _fields(
     named_fields, default = dict(strategy.parts or ()), strategy.default or last_non_null()
     children = []
     for i, (given, before) in enumerate(zip(column.flatten(), held.flatten(), strict=True)):
-        field = kind.field(i)
+        field = of.type.field(i)
         each = named_fields.get(field.name, default)
         if each.name in RULES:
             chosen = _choose_cells(
@@ -566,9 +565,8 @@ def _fields(
             )
             children.append(pa.concat_arrays([given, before]).take(pa.array(chosen, mask=chosen == NOTHING)))
         else:
-            children.append(
-                _make_cells(each, field.type, walked, action, given, before, secret, named, f"{name}.{field.name}")
-            )
+            inner = field.with_name(f"{of.name}.{field.name}")
+            children.append(_make_cells(each, inner, walked, action, given, before, secret, named))
     gone = shown == NOTHING
     bits = pa.py_buffer(np.packbits(~gone, bitorder="little")) if gone.any() else None
-    return pa.Array.from_buffers(kind, gone.size, [bits], children=children)
+    return pa.Array.from_buffers(of.type, gone.size, [bits], children=children)

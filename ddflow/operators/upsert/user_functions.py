@@ -194,7 +194,7 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
             rows, cells = of.events.rows, of.cells_of(each)
             out[each.name] = fold(
                 last_non_null(),
-                each.field.type,
+                each.field,
                 of.steps,
                 of.action[0],
                 rows.column(each.name),
@@ -202,7 +202,6 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
                 Cells(cells.references, cells.values),
                 of.upsert.secret,
                 of.key_of,
-                each.name,
             )
     return out
 

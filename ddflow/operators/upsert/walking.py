@@ -211,7 +211,7 @@ class Walking:
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
         return fold(
             strategy,
-            column.field.type,
+            column.field,
             self.steps,
             action,
             rows.column(column.name),
@@ -219,7 +219,6 @@ class Walking:
             self.cells_of(column),
             self.upsert.secret,
             self.key_of,
-            column.name,
         )
 
     def plain_name(self, name: str) -> str:

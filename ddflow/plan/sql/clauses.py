@@ -24,7 +24,7 @@ from sqlglot import exp
 
 from ddflow.expressions.functions.catalog import find
 from ddflow.expressions.node import Refusal
-from ddflow.expressions.parse import Tree
+from ddflow.expressions.parse import Tree, call_within
 from ddflow.plan.aggregates import CALLED, NAMES
 from ddflow.plan.sql.query import (
     Joining,
@@ -178,10 +178,7 @@ def aggregates(tree: Tree) -> list[Tree]:
     out, ahead = list[Tree](), [tree]
     while ahead:
         node = ahead.pop()
-        within = node
-        while isinstance(within, exp.Filter | exp.IgnoreNulls | exp.RespectNulls):
-            within = within.this
-        if is_aggregate(within):
+        if is_aggregate(call_within(node)):
             out.append(node)
         else:
             ahead += list(node.iter_expressions())

@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
-from ddflow.expressions.parse import Tree
+from ddflow.expressions.parse import Tree, call_within
 from ddflow.expressions.types import is_integer, meeting, sql_name, working
 from ddflow.plan.sql.query import (
     SelectQuery,
@@ -386,6 +386,5 @@ def _column_name(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
 
 def _of_nothing(node: Tree) -> Tree | None:
     """Return the value of an aggregate over no rows; None if it is null."""
-    while isinstance(node, exp.Filter | exp.IgnoreNulls | exp.RespectNulls):
-        node = node.this
-    return {"count": number(0), "array_agg": call("array")}.get(node.name if isinstance(node, exp.Anonymous) else "")
+    of = call_within(node)
+    return {"count": number(0), "array_agg": call("array")}.get(of.name if isinstance(of, exp.Anonymous) else "")
