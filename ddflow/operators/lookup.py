@@ -90,7 +90,7 @@ class LookUp(Operator):
             shown = {name: columns.text(name) for name in columns.names()}
         else:
             without = record.texts("without")
-        return inputs[0]._looked_up(inputs[1], on, shown, without, record.text("how"))
+        return inputs[0]._then("lookup", inputs[1], on, shown, without, record.text("how"))
 
     @classmethod
     def text(cls, record: Record, inputs: Sequence[str]) -> str:

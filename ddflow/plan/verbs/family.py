@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
-from ddflow.errors import NoSuchVerb
+from ddflow.errors import NoSuchVerb, SpecError
 
 _REGISTERED: dict[str, Any] = {}
 Kind = TypeVar("Kind", bound=type)
@@ -47,6 +47,12 @@ class VerbFamily(Generic[Made]):
     def _then(self, verb: str, *told: Any) -> Made:
         made: Made = self.flow.known(operator(verb)(self, *told))
         return made
+
+
+def check_flow(verb: str, first: Any, other: Any) -> None:
+    """Raise `SpecError` if ``other`` is no collection, or one of another flow than ``first``."""
+    if getattr(other, "flow", None) is not first.flow:
+        raise SpecError(verb, f"{other!r:.99} is no collection or of another flow", "build both in one flow")
 
 
 ALIKE: Final = 0.8

@@ -141,7 +141,7 @@ def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCa
         columns.append((_fresh(f"value {i + 1}", groups), text))
     rows = _project_columns(of, groups, columns)
     if not rows.positive:
-        rows = rows._refusing(groups, f"agg {name}=count(distinct ...)")
+        rows = rows._then("arrange", groups, f"agg {name}=count(distinct ...)")
     return rows.distinct()._then("agg", groups, {name: f"count(`{columns[0][0]}`)"})
 
 

@@ -34,7 +34,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import column_names, did_you_mean
 from ddflow.columns.schema import is_word, normal_type
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.verbs.family import Made, VerbFamily, operator
+from ddflow.plan.verbs.family import Made, VerbFamily, check_flow, operator
 from ddflow.plan.verbs.later import with_rests
 
 KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
@@ -64,7 +64,7 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
         raise SpecError(
             "join", Phrase(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
         )
-    _check_flow(left, right, "join")
+    check_flow("join", left, right)
     sides = _sides(left, right, _pairs(on, "join"), "join")
     if how != "inner":
         sides = sides._replace(
@@ -87,7 +87,7 @@ def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
     """Look rows up: see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
         raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
-    _check_flow(left, right, "lookup")
+    check_flow("lookup", left, right)
     sides = _sides(left, right, _pairs(on, "lookup"), "lookup")
     columns = sides.names()
     theirs = [name for name, side, _ in columns if side == 1]
@@ -97,13 +97,8 @@ def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
     shown: dict[str, str] | None = {name: others[name] for name in theirs}
     if 1 in sides.whole and [*other.schema.names] == [*right.schema.names] and all(a == b for a, b in others.items()):
         shown = None
-    made = sides.left._looked_up(other, meets, shown, sides.merged, how)
+    made = sides.left._then("lookup", other, meets, shown, sides.merged, how)
     return _show_columns(made, [name for name, _, _ in columns])
-
-
-def _check_flow(left: Any, right: Any, asked: str) -> None:
-    if getattr(right, "flow", None) is not left.flow:
-        raise SpecError(asked, f"{right!r:.99} is no collection or of another flow", "build both in one flow")
 
 
 def _pairs(on: Any, asked: str) -> list[tuple[str, str]]:
@@ -350,7 +345,7 @@ def _pad_unmatched(sides: Sides, side: int, pairs: Any, condition: str | None) -
 
 def _positive(side: Any, by: Sequence[str], how: str) -> Any:
     """Refuse rows of a side with a multiplicity below zero."""
-    return side if side.positive else side._refusing(list(dict.fromkeys(by)), f"a {how} join")
+    return side if side.positive else side._then("arrange", list(dict.fromkeys(by)), f"a {how} join")
 
 
 def _show_columns(of: Any, names: Sequence[str]) -> Any:
@@ -483,11 +478,3 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         O(n log n), for n updates of a step.  It holds each row.
         """
         return self._then("arrange", by)
-
-    def _looked_up(self, right: Made, on: Any, shown: Any, without: Sequence[str], how: str) -> Made:
-        """Look rows up in an arrangement."""
-        return self._then("lookup", right, on, shown, without, how)
-
-    def _refusing(self, by: Sequence[Any], asked: str) -> Made:
-        """Refuse rows with a multiplicity below zero.  ``asked``: the verb, for the error."""
-        return self._then("arrange", by, asked)

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import SpecError
-from ddflow.plan.verbs.family import Made, VerbFamily
+from ddflow.plan.verbs.family import Made, VerbFamily, check_flow
 
 Formula = Any
 """An SQL string, a ``pyarrow.compute.Expression``, or a function from a record batch to an array."""
@@ -311,8 +311,7 @@ def check_sides(verb: str, sides: Sequence[Any]) -> None:
     first = sides[0]
     columns = {field.name: field.type for field in first.schema}
     for side in sides[1:]:
-        if getattr(side, "flow", None) is not first.flow:
-            raise SpecError(verb, f"{side!r:.99} is no collection or of another flow", "build both in one flow")
+        check_flow(verb, first, side)
         other = {field.name: field.type for field in side.schema}
         if list(other.items()) == list(columns.items()):
             continue
