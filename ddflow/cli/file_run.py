@@ -51,7 +51,7 @@ from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import Allowed, check_counted
 from ddflow.errors import OutputExists, PlanChanged, SpecError, StateRefused
 from ddflow.errors.base import replace_texts
-from ddflow.plan.evolve import timed
+from ddflow.plan.evolve import with_time_type
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.text.codec import bounds
 from ddflow.storage.address import public
@@ -109,7 +109,7 @@ class FileRun:
         kind = INT64 if self.bound is None else self.bound.time_type
         if kind == INT64 and ask.at is not None:
             kind = type_of(_number(ask.at)) or kind
-        return flow if kind == INT64 else dd.Flow.of(timed(flow, kind)[0])
+        return flow if kind == INT64 else dd.Flow.of(with_time_type(flow, kind)[0])
 
     def open_engine(self) -> dd.Engine:
         """Open the engine, on the state if there is one.  Raises as `Flow.open`."""

@@ -259,9 +259,9 @@ def _declare_table(
 def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[Answer, Sequence[OrderColumn]]":
     """Plan the query: return its collection, which can be read unless ``diff``, and the order of its rows."""
     from ddflow.operators.row_order import ordered_by
-    from ddflow.plan.sql import Answer, answered
+    from ddflow.plan.sql import Answer, plan_answer
 
-    answer = Answer(flow.sql(query), [], []) if diff else answered(flow, query)
+    answer = Answer(flow.sql(query), [], []) if diff else plan_answer(flow, query)
     if not diff and not _has_all_rows(answer.of):
         answer = answer._replace(of=answer.of.arrange([]))
     return answer, ordered_by(answer.by, answer.of.schema, "ORDER BY")

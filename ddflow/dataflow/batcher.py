@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ddflow.dataflow.pending_runs import LARGE, PendingRun, Runs, chunks, filed, rows_of, to_spill, unfiled
 from ddflow.errors import CorruptState, cut
-from ddflow.operators.upsert.events import Events, joined
+from ddflow.operators.upsert.events import Events, join_events
 from ddflow.storage.fields import MEND, Natural, Positive, Strict
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
@@ -81,7 +81,7 @@ class Batcher:
         """
         if self._peeked is None or self._peeked[0] != upper:
             parts = [run.cut(run.place(upper)) for run in self.runs.below(upper)]
-            self._peeked = (upper, joined(parts) if parts else None)
+            self._peeked = (upper, join_events(parts) if parts else None)
         return self._peeked[1]
 
     def seal(self, upper: int) -> Events | None:

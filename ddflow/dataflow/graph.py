@@ -31,7 +31,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import Command, Option, Phrase, PlanChanged
 from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.inputs import opened_input
-from ddflow.operators.updates import Updates, compute_netted, consolidated, few, ints
+from ddflow.operators.updates import Updates, compute_netted, consolidate, few, ints
 from ddflow.operators.upsert.events import Events, Seen
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
@@ -281,7 +281,7 @@ class Graph:
 
         O(rows of the inputs it needs).
         """
-        return consolidated(self.accumulated(node, as_of), self.secret).to_table(node.schema, None)
+        return consolidate(self.accumulated(node, as_of), self.secret).to_table(node.schema, None)
 
     def output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
         """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""

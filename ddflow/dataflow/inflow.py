@@ -31,7 +31,7 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
 from ddflow.dataflow.graph import Released
 from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
-from ddflow.operators.upsert.events import Events, joined
+from ddflow.operators.upsert.events import Events, join_events
 from ddflow.operators.upsert.state import living
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.time import CLOSED, NEVER
@@ -80,7 +80,7 @@ class Inflow:
     @property
     def released(self) -> Released:
         """The events that no longer wait, together."""
-        return Released.of(joined(self.chunks) if len(self.chunks) > 1 else next(iter(self.chunks), None))
+        return Released.of(join_events(self.chunks) if len(self.chunks) > 1 else next(iter(self.chunks), None))
 
     @property
     def pieces(self) -> Iterable[Events]:

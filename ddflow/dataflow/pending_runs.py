@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from ddflow.operators.upsert.events import Events, joined
+from ddflow.operators.upsert.events import Events, join_events
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 
 SMALL: Final = 1 << 16
@@ -157,7 +157,7 @@ def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
         parts = [run.events.cut(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
         if sum(part.times.size for part in parts) <= 3 * rows:
             if parts:
-                yield joined(parts)
+                yield join_events(parts)
         else:
             for part in parts:
                 for at in range(0, part.times.size, rows):
@@ -308,7 +308,7 @@ def class_of(run: PendingRun) -> int:
 def merged(runs: Sequence[PendingRun]) -> list[PendingRun]:
     """Merge some runs into one run, or into final chunks if they are ``LARGE``. O(n log n)."""
     if sum(run.size for run in runs) < LARGE:
-        return [PendingRun.own(joined([run.waiting for run in runs]))]
+        return [PendingRun.own(join_events([run.waiting for run in runs]))]
     return [PendingRun.own(chunk, final=True) for chunk in chunks(runs, rows_of(runs, CHUNK))]
 
 

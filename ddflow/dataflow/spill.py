@@ -24,7 +24,7 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.graph import Graph, Released
 from ddflow.operators.inputs import RunningInput
-from ddflow.operators.upsert.events import Events, joined
+from ddflow.operators.upsert.events import Events, join_events
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 
 
@@ -73,7 +73,7 @@ class Ranges:
                 if ends[number] < ends[number + 1]
             ]
             if parts:
-                yield joined(parts)
+                yield join_events(parts)
 
     def close(self) -> None:
         """Remove the files."""

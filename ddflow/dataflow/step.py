@@ -34,7 +34,7 @@ from ddflow.columns.schema import empty
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.operators.inputs import Outcome
-from ddflow.operators.updates import FAILURES, Updates, concat, consolidated, few, ints
+from ddflow.operators.updates import FAILURES, Updates, concat, consolidate, few, ints
 from ddflow.operators.upsert.events import Seen
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
@@ -156,7 +156,7 @@ class Computation:
 
     def _compute_netted(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
         """Compute an operator of net updates, after an expression failed.  Raises what fails then."""
-        net = [consolidated(each, self.graph.secret) for each in inputs]
+        net = [consolidate(each, self.graph.secret) for each in inputs]
         return self.graph.running[node].compute(net, self.since)
 
     def _catch_up(self) -> None:
@@ -214,7 +214,7 @@ class Computation:
     def _consolidate_output(self, node: Collection) -> list[Updates]:
         pieces, out = self.arrived(node, None), []
         for (each,) in self._together([pieces], [None]):
-            made = consolidated(each, self.graph.secret)
+            made = consolidate(each, self.graph.secret)
             out.append(self.buffer.keep(made) if self.many else made)
         return out
 

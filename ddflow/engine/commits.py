@@ -36,7 +36,7 @@ from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.epoch_log import EpochLog, LogOptions
 from ddflow.engine.outputs import put
 from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
-from ddflow.plan.evolve import evolved
+from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.epochs import Kind
@@ -264,7 +264,7 @@ class Commits:
         past, digest = self.log.past(epoch), ""
         admissions = dataflow.admissions
         if past is not None:
-            plan, _ = evolved(dataflow.flow, past.inputs, only=())
+            plan, _ = evolve_plan(dataflow.flow, past.inputs, only=())
             admissions = {name: Admission(input.bound) for name, input in plan.inputs.items()}
             for name, each in admissions.items():
                 each.table = dataflow.admissions[name].table

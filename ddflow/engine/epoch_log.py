@@ -47,7 +47,7 @@ from ddflow.errors import (
     StorageFull,
 )
 from ddflow.plan.compatibility import PlanChange, caught_up, compare, offsets_kept, unsure
-from ddflow.plan.evolve import PastSchemas, at, carried, timed, with_shared_sides
+from ddflow.plan.evolve import PastSchemas, at, keep_past_columns, with_shared_sides, with_time_type
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint, step_times
 from ddflow.storage.backlog import BacklogFile
@@ -127,7 +127,7 @@ class EpochLog:
                 flow = caught_up(manifest.plan, flow, manifest.added, store.where)
             if manifest is not None:
                 flow = offsets_kept(manifest.plan, flow, store.where)
-                flow, _ = timed(flow, step_times(manifest.plan, store.where))
+                flow, _ = with_time_type(flow, step_times(manifest.plan, store.where))
             flow = with_shared_sides(flow, None if manifest is None else manifest.plan)
             plan = describe(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
@@ -219,7 +219,7 @@ class EpochLog:
     def past(self, epoch: int) -> PastSchemas | None:
         """Return the columns that an epoch was committed with; None if the plan still has them. O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
-        known = carried(manifest.past, self._before, manifest.epoch, manifest.oldest)
+        known = keep_past_columns(manifest.past, self._before, manifest.epoch, manifest.oldest)
         return at([PastSchemas.of(each, where) for each in known], epoch)
 
     def table(
@@ -279,7 +279,7 @@ class EpochLog:
             added=dict(self.added),
             **state,
         )
-        new = replace(new, past=carried(before.past, self._before, before.epoch, new.oldest))
+        new = replace(new, past=keep_past_columns(before.past, self._before, before.epoch, new.oldest))
         self.manifest_log.settle()
         if not self._tidy:
             self._look_after()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from ddflow.engine.engine import Engine
 from ddflow.plan.options import EngineOptions, opened_with
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, shown_as
+from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
 from ddflow.plan.verbs.family import NamesElsewhere
 
 
@@ -59,7 +59,7 @@ class Flow(Plan, Explaining, NamesElsewhere):
         return flow
 
     def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
-        return shown_as(self, name, format)
+        return render_plan(self, name, format)
 
     def _repr_html_(self) -> str:
         """Render the plan for a notebook."""

@@ -18,7 +18,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.result import Verdicts
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, shown_as
+from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
 from ddflow.terminal import count_of, html_table, printable, text_table
 from ddflow.time import INT64, shown
 from ddflow.trace.arrangement import Arrangement
@@ -337,7 +337,7 @@ class Looking(Explaining):
 
     def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
         with self.dataflow.guard.look("explain"):
-            return shown_as(self.flow, name, format, plan_figures(self.dataflow.graph))
+            return render_plan(self.flow, name, format, plan_figures(self.dataflow.graph))
 
     def stats(self) -> Stats:
         """Return the current figures: keys, batches, bytes by place, merges owed, verdicts.

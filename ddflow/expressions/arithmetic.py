@@ -35,7 +35,7 @@ from ddflow.expressions.types import (
     NULL,
     STRING,
     UNITS,
-    bounded,
+    bounded_decimal,
     decimal_of,
     is_decimal,
     is_duration,
@@ -273,7 +273,7 @@ def _sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
     def plan(a: pa.DataType, b: pa.DataType) -> Plan:
         scale = max(a.scale, b.scale)
         precision = max(a.precision - a.scale, b.precision - b.scale) + scale + 1
-        return bounded(precision, scale), _in_room(compute, precision)
+        return bounded_decimal(precision, scale), _in_room(compute, precision)
 
     return plan
 
@@ -281,7 +281,7 @@ def _sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
 def _product(a: pa.DataType, b: pa.DataType) -> Plan:
     precision = a.precision + b.precision + 1
     _room(precision, "*", a, b)
-    return bounded(precision, a.scale + b.scale), _in_room(pc.multiply_checked, precision)
+    return bounded_decimal(precision, a.scale + b.scale), _in_room(pc.multiply_checked, precision)
 
 
 def _in_room(compute: Compute, precision: int) -> Compute:
@@ -291,14 +291,14 @@ def _in_room(compute: Compute, precision: int) -> Compute:
 
 def _quotient(a: pa.DataType, b: pa.DataType) -> Plan:
     scale = max(6, a.scale + b.precision + 1)
-    result = bounded(a.precision - a.scale + b.scale + scale, scale)
+    result = bounded_decimal(a.precision - a.scale + b.scale + scale, scale)
     return result, _divide(a, b, result.scale + 1)
 
 
 def _whole_quotient(a: pa.DataType, b: pa.DataType) -> Plan:
     whole = max(a.precision - a.scale + b.scale, 1)
     divide = _divide(a, b, 0)
-    return bounded(whole, 0), lambda x, y: pc.trunc(divide(x, y))
+    return bounded_decimal(whole, 0), lambda x, y: pc.trunc(divide(x, y))
 
 
 def _rest(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan]:
@@ -318,7 +318,7 @@ def _rest(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan]:
                 rest = pc.if_else(wraps, pc.add(rest, _wide(y)), rest.cast(pc.add(rest, _wide(y)).type))
             return rest
 
-        return bounded(min(whole, b.precision - b.scale) + scale, scale), compute
+        return bounded_decimal(min(whole, b.precision - b.scale) + scale, scale), compute
 
     return plan
 

@@ -11,9 +11,9 @@ beside ``+`` and ``-`` alone.
 >>> import datetime
 >>> from ddflow.expressions.node import constant
 >>> january = constant(pa.scalar(datetime.date(2024, 1, 31)))
->>> shifted(january, read([("1", "MONTH", None)]), 1).constant
+>>> shift_by_interval(january, parse_interval([("1", "MONTH", None)]), 1).constant
 <pyarrow.Date32Scalar: datetime.date(2024, 2, 29)>
->>> read([("1 day 2 hours", None, None)])
+>>> parse_interval([("1 day 2 hours", None, None)])
 Interval(months=0, micros=93600000000, days=False)
 """
 
@@ -60,7 +60,7 @@ class Interval(NamedTuple):
     days: bool
 
 
-def read(parts: Sequence[Part]) -> Interval:
+def parse_interval(parts: Sequence[Part]) -> Interval:
     """Parse an interval literal.  Raises Refusal if it mixes months with days, or is not an interval."""
     months = micros = 0
     units = set[str]()
@@ -125,7 +125,7 @@ def _no(what: str) -> Refusal:
     return Refusal(f"{what} is no interval", _REMEDY)
 
 
-def shifted(node: Node, interval: Interval, sign: int) -> Node:
+def shift_by_interval(node: Node, interval: Interval, sign: int) -> Node:
     """Move a date or a timestamp by an interval, later (``sign`` 1) or earlier (-1).  O(rows).
 
     Lengthen or shorten a duration by it.  Raises Refusal for another type.  The node fails if the result leaves the

@@ -46,7 +46,7 @@ from ddflow.expressions.logic import (
     same,
 )
 from ddflow.expressions.node import Node, Refusal, apply, column, constant, null
-from ddflow.expressions.parse import Tree, written
+from ddflow.expressions.parse import Tree, format_tree
 from ddflow.expressions.types import (
     DOUBLE,
     DURATION,
@@ -243,7 +243,7 @@ class Lowering:
 
     def _column(self, tree: Tree) -> Node:
         if not all(isinstance(part, exp.Identifier) for part in tree.parts):
-            raise Refusal(f"{written(tree)} names several columns", "name one column")
+            raise Refusal(f"{format_tree(tree)} names several columns", "name one column")
         return self.columns.resolve([part.name for part in tree.parts])
 
     def _dot(self, tree: Tree) -> Node:
@@ -265,7 +265,7 @@ class Lowering:
         while isinstance(tree, exp.DPipe):
             parts.append(tree.expression)
             tree = tree.this
-        return strings.joined(*map(self.lower, [tree, *reversed(parts)]))
+        return strings.join_texts(*map(self.lower, [tree, *reversed(parts)]))
 
     def _integer(self, node: Node, place: str) -> Node:
         if not (is_integer(node.type) or node.type == NULL):
@@ -283,7 +283,7 @@ class Lowering:
 
     def _move_by_interval(self, node: Node, tree: Tree, sign: int) -> Node:
         """Move a date, a timestamp or a duration by an interval literal."""
-        return intervals.shifted(node, _interval(tree), sign)
+        return intervals.shift_by_interval(node, _interval(tree), sign)
 
     def _element(self, tree: Tree, left: Node) -> Node:
         if len(tree.expressions) != 1 or isinstance(tree.expressions[0], exp.Slice):
@@ -302,7 +302,7 @@ class Lowering:
         if isinstance(tree.expression, exp.Boolean):
             return is_truth(condition(node, "IS TRUE or IS FALSE"), bool(tree.expression.this))
         raise Refusal(
-            f"{written(tree)} is not supported",
+            f"{format_tree(tree)} is not supported",
             "IS takes NULL, TRUE, FALSE, UNKNOWN, DISTINCT FROM; for NaN use isnan",
         )
 
@@ -334,7 +334,7 @@ class Lowering:
                 raise Refusal(f"the escape of LIKE is {mark!r}", "give one character")
             tree, escape = tree.this, mark
         if isinstance(tree.expression, exp.Any | exp.All):
-            raise Refusal(f"{written(tree)} is not supported", "write one LIKE for each pattern, with OR or AND")
+            raise Refusal(f"{format_tree(tree)} is not supported", "write one LIKE for each pattern, with OR or AND")
         node, pattern = self._pair(tree)
         return self._apply_negation(tree, like(node, pattern, escape, isinstance(tree, exp.ILike)))
 
@@ -357,7 +357,7 @@ class Lowering:
         if not tree.this.is_string and kind in (FLOAT, DOUBLE):
             return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is the double, not a decimal turned one
         if tree.this.is_string and kind == DURATION:
-            return intervals.value(intervals.read([(str(tree.this.this), None, None)]))
+            return intervals.value(intervals.parse_interval([(str(tree.this.this), None, None)]))
         node = self._cast(tree, self.lower(tree.this))
         return constant(node.constant, literal=True) if is_integer(kind) and node.constant is not None else node
 
@@ -382,12 +382,12 @@ def _interval(tree: Tree) -> intervals.Interval:
     parts = []
     for each in _intervals(tree):
         if not isinstance(each.this, exp.Literal):
-            raise Refusal(f"{written(each)} is no literal", "write n * interval 1 day, or date_add(d, n)")
+            raise Refusal(f"{format_tree(each)} is no literal", "write n * interval 1 day, or date_add(d, n)")
         unit = each.args.get("unit")
         first, last = (unit.this, unit.expression) if isinstance(unit, exp.IntervalSpan) else (unit, None)
         begin, end = (None if name is None else str(name.name).upper() for name in (first, last))
         parts.append((str(each.this.this), begin, end))
-    return intervals.read(parts)
+    return intervals.parse_interval(parts)
 
 
 def _begins_with_interval(tree: Tree) -> bool:
@@ -416,12 +416,12 @@ def _type(tree: Tree) -> pa.DataType:
         digits = [int(each) if each.isdecimal() and len(each) < 4 else -1 for each in given] or [10]
         precision, scale = digits[0], digits[1] if len(digits) > 1 else 0
         if not (0 < precision <= MOST_DIGITS and 0 <= scale <= precision):
-            raise Refusal(f"{written(tree)} is no type", "the digits go to 38, the scale to the digits")
+            raise Refusal(f"{format_tree(tree)} is no type", "the digits go to 38, the scale to the digits")
         return pa.decimal128(precision, scale)
     if name == "interval":
         return DURATION
     if name not in TYPES:
-        raise Refusal(f"there is no cast to {written(tree)}", f"types are {', '.join([*TYPES, 'decimal(p,s)'])}")
+        raise Refusal(f"there is no cast to {format_tree(tree)}", f"types are {', '.join([*TYPES, 'decimal(p,s)'])}")
     return TYPES[name]
 
 
@@ -444,4 +444,4 @@ _WHY = {
 def _build_refusal(tree: Tree) -> Refusal:
     kind = type(tree).__name__
     found, remedy = _WHY.get(kind, (f"({kind}) is not supported", "docs/expressions.md lists what is"))
-    return Refusal(f"{written(tree)} {found}", remedy)
+    return Refusal(f"{format_tree(tree)} {found}", remedy)

@@ -51,7 +51,7 @@ def fresh() -> None:
     _made.set(0)
 
 
-def counted(value: pa.Scalar) -> pa.Scalar:
+def count_constant(value: pa.Scalar) -> pa.Scalar:
     """Count the text of a computed constant.  Raises TooBig for more than `CONSTANTS`."""
     _made.set(_made.get() + _bytes(value, 1))
     if _made.get() > CONSTANTS:
@@ -200,7 +200,7 @@ def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
     try:
         if None not in constants:
             try:
-                return constant(counted(compute(*constants)))
+                return constant(count_constant(compute(*constants)))
             except TooBig as error:
                 raise Refusal(str(error), "write what is to be made as a column, or make less of it") from error
             except pa.ArrowInvalid:

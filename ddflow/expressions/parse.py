@@ -231,10 +231,10 @@ def _unambiguous(node: Tree) -> None:
     else:
         return
     if bad:
-        raise Refusal(f"{written(node)} can be read in two ways", "put parentheses around what belongs together")
+        raise Refusal(f"{format_tree(node)} can be read in two ways", "put parentheses around what belongs together")
 
 
-def written(tree: Tree) -> str:
+def format_tree(tree: Tree) -> str:
     """Format a part of an expression as SQL, cut if it is long."""
     try:
         return cut(str(tree.sql("spark")))

@@ -107,20 +107,20 @@ class _Unlike(Exception):
     """A piece that may change its meaning."""
 
 
-def carried(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
+def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | None:
     """Return the type of an SQL expression over wider columns if its values stay the same; None if that is unknown.
 
     ``old``, ``new``: the narrower and the wider columns, of equal names.  O(text).
 
     >>> import pyarrow as pa
     >>> old, new = pa.schema({"n": pa.int32()}), pa.schema({"n": pa.float64()})
-    >>> carried("case when n > 5 then 'many' else 'few' end", old, new), carried("coalesce(n, 0)", old, new)
+    >>> find_wider_type("case when n > 5 then 'many' else 'few' end", old, new), find_wider_type("coalesce(n, 0)", old, new)
     (DataType(string), DataType(double))
-    >>> carried("n / 2", old, new) is None
+    >>> find_wider_type("n / 2", old, new) is None
     True
 
     >>> old = pa.schema({"n": pa.uint32()})
-    >>> carried("coalesce(n, 0)", old, new), carried("n + 1", old, new)
+    >>> find_wider_type("coalesce(n, 0)", old, new), find_wider_type("n + 1", old, new)
     (DataType(double), None)
     """
     try:

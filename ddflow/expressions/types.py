@@ -102,7 +102,7 @@ def decimal_of(kind: pa.DataType) -> pa.DataType:
     return kind if is_decimal(kind) else pa.decimal128(DIGITS[kind], 0)
 
 
-def bounded(precision: int, scale: int) -> pa.DataType:
+def bounded_decimal(precision: int, scale: int) -> pa.DataType:
     """Build Spark's decimal of these digits; over 38, fraction digits give way, to six (``adjustPrecisionScale``)."""
     if precision <= MOST_DIGITS:
         return pa.decimal128(precision, scale)

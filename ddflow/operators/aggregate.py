@@ -38,7 +38,7 @@ from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.aggregates.parts import BYTES, Beyond, Folding, StatePart, Tally
 from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, OwnAggregate, aggregate_of
 from ddflow.operators.base import Context, GroupOperator, Hashes, Running, once_each, register
-from ddflow.operators.ordered_rows import numbered
+from ddflow.operators.ordered_rows import number_identities
 from ddflow.operators.updates import Updates
 from ddflow.plan.aggregates import AppliedAggregate
 from ddflow.plan.collection import Collection
@@ -61,7 +61,7 @@ class Agg(GroupOperator):
         self.by = checked_groups(of, by, texts)
         self.aggregates = [_aggregate(name, given, of.schema) for name, given in texts.items()]
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
-        super().__init__(of.flow, shown(self.groups, self.aggregates), [of], True)
+        super().__init__(of.flow, result_schema(self.groups, self.aggregates), [of], True)
         self.grows = False
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _render_aggregate(record: Record) -> str:
     return f"{record.text('python')}({sql})" if "python" in record else sql
 
 
-def shown(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]) -> pa.Schema:
+def result_schema(groups: pa.Schema, aggregates: Sequence[FoldedAggregate]) -> pa.Schema:
     """Return the columns of groups and results."""
     return pa.schema([*groups, *(pa.field(e.call.name, e.type, nullable=e.nullable) for e in aggregates)])
 
@@ -149,7 +149,7 @@ class RunningAggregate(Running):
         names = [TALLY, *(f"_{i}" for i in range(1, len(self.parts)))]
         kinds = [part.kind for part in self.parts.values()]
         self.state = pa.schema([pa.field(n, kind, nullable=False) for n, kind in zip(names, kinds, strict=True)])
-        self.schema, self.shown = pa.schema([*groups, *self.state]), shown(groups, aggregates)
+        self.schema, self.shown = pa.schema([*groups, *self.state]), result_schema(groups, aggregates)
         self.arrangements = (Arrangement(self.schema, is_wide(groups), 0),)
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
         self.arena, self.keys, self.values = Arena(), RowHashes(groups, secret), RowHashes(self.state, secret)
@@ -175,7 +175,7 @@ class RunningAggregate(Running):
         arena.reset()
         empty = arena.room(n)
         high, low = self.keys.identities(columns, n)
-        number, first = numbered(high, low, arena)
+        number, first = number_identities(high, low, arena)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
         prior, m = self.arranged.seek(by.high, by.low, by.starts[:-1], arena), first.size
         place = empty(m, np.int32)

@@ -30,7 +30,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import filled
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.updates import Updates, consolidated, few, ints
+from ddflow.operators.updates import Updates, consolidate, few, ints
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.verbs.family import register
 from ddflow.trace.arrangement import Arrangement
@@ -136,7 +136,7 @@ class Readable:
 
     def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
         """Convert the result of `read` to the table of an output.  O(rows)."""
-        return consolidated(made, secret).to_table(schema, time_type)
+        return consolidate(made, secret).to_table(schema, time_type)
 
 
 class Running(Readable):

@@ -3,7 +3,7 @@
 from functools import partial
 
 from ddflow.operators.base import Context, Linear, Running, SameRows, register
-from ddflow.operators.updates import consolidated
+from ddflow.operators.updates import consolidate
 from ddflow.plan.collection import Collection, Columns
 
 
@@ -26,4 +26,4 @@ class Consolidate(SameRows):
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(partial(consolidated, secret=context.secret))
+        return Linear(partial(consolidate, secret=context.secret))

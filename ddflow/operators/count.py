@@ -32,7 +32,7 @@ from ddflow.errors import Option, Phrase, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
 from ddflow.operators.base import Context, GroupOperator, Hashes, Running, SteppedRows, register
-from ddflow.operators.ordered_rows import KINDS, numbered
+from ddflow.operators.ordered_rows import KINDS, number_identities
 from ddflow.operators.updates import Updates, overflow
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import Record
@@ -107,7 +107,7 @@ class RunningCount(SteppedRows):
         arena.reset()
         empty = arena.room(n)
         high, low = self.keys.identities(groups, n)
-        number, first = numbered(high, low, arena)
+        number, first = number_identities(high, low, arena)
         by = sort(high.take(first), low.take(first) if low.size else low, arena)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         m = first.size

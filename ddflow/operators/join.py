@@ -35,8 +35,8 @@ from ddflow.errors import CountOverflow
 from ddflow.kernels.join import pair
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.base import Context, Operator, Readable, Running, register
-from ddflow.operators.ordered_rows import numbered, stepped_pool
-from ddflow.operators.updates import Updates, few, ints, netted, retracting_first
+from ddflow.operators.ordered_rows import number_identities, stepped_pool
+from ddflow.operators.updates import Updates, few, ints, net_updates, retracting_first
 from ddflow.plan.collection import Collection, Columns, named_equal, refuse_forgetting
 from ddflow.plan.text.formulas import Record
 from ddflow.trace.ordered_index import RowsByGroup
@@ -276,7 +276,7 @@ class RunningJoin(Running):
             words.append([word.take(some[-1]) for word in keys.identities(columns, n)])
         high, low = (np.concatenate(each) for each in zip(*words, strict=True))
         self.arena.reset()
-        number, first = numbered(high, low, self.arena)
+        number, first = number_identities(high, low, self.arena)
         by = sort(high.take(first), low.take(first), self.arena)
         place = np.empty(first.size, np.int32)
         place[by.permutation] = np.arange(first.size, dtype=np.int32)
@@ -334,7 +334,7 @@ class RunningJoin(Running):
         pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
         if both is not None and (shared := both[pairs.groups]).any():
             some = pairs.at(np.flatnonzero(shared))
-            ranks, kept, diffs = netted(self._view_pairs(some, pools, times, columns), self.secret)
+            ranks, kept, diffs = net_updates(self._view_pairs(some, pools, times, columns), self.secret)
             left = pairs.at(np.flatnonzero(~shared)), some.at(kept)._replace(ranks=ranks, diffs=diffs)
             pairs = Pairs.together(left)
             pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))

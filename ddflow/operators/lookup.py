@@ -35,7 +35,7 @@ from ddflow.kernels.join import find_single
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
-from ddflow.operators.ordered_rows import Folded, OrderedRows, numbered, stepped_pool
+from ddflow.operators.ordered_rows import Folded, OrderedRows, number_identities, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record
@@ -241,7 +241,7 @@ class RunningLookup(OrderedRows):
         held = self.sides[1].look(high[heads], low[heads])
         words = self.asked.identities(arrays(right.rows, self.asked.names), right.diffs.size)
         both = [np.concatenate(each) for each in zip((high[heads], low[heads]), words, strict=True)]
-        theirs = numbered(both[0], both[1], Arena())[0][size:]
+        theirs = number_identities(both[0], both[1], Arena())[0][size:]
         changes = np.flatnonzero(theirs < size)
         changes = changes[np.argsort(theirs[changes], kind="stable")]
         begins = np.searchsorted(theirs[changes], np.arange(size + 1))
@@ -275,7 +275,7 @@ class RunningLookup(OrderedRows):
         if some.size > 1:
             hashes = RowHashes(self.theirs, self.secret)
             words = hashes.identities(gathered(pool, references[some], self.theirs), some.size)
-            number, first = numbered(*words, Arena())
+            number, first = number_identities(*words, Arena())
             out[some] = some[first[number]]
         return out
 

@@ -37,7 +37,7 @@ from ddflow.kernels.top import list_heads
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, GroupOperator, Running, once_each, register
 from ddflow.operators.ordered_rows import Folded, OrderedGroups
-from ddflow.operators.row_order import FirstRows, RowOrder, first_rows, ordered_by, reordered, written
+from ddflow.operators.row_order import FirstRows, RowOrder, find_reordered, first_rows, order_texts, ordered_by
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, refuse_forgetting
 from ddflow.plan.text.formulas import Record
@@ -80,7 +80,7 @@ class OrderedAgg(GroupOperator):
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """All of it."""
         results = [list(each) for each in self.results]
-        return {"by": list(self.by), "order": written(self.order), "results": results, "skips": self.skips}
+        return {"by": list(self.by), "order": order_texts(self.order), "results": results, "skips": self.skips}
 
     @classmethod
     def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
@@ -90,7 +90,7 @@ class OrderedAgg(GroupOperator):
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: which rows come first must not change."""
-        for name, kind in reordered(self.inputs[0].schema, narrow.inputs[0].schema):
+        for name, kind in find_reordered(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.by:
                 yield f"agg(...) compares its column {name!r}, whose values as {kind} have another order"
 

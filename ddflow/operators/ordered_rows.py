@@ -117,7 +117,7 @@ class OrderedRows(SteppedRows):
         self.given.put(0, Rows.of(columns, self.given.shape, n))
         arena.reset()
         high, low = self.whole.identities(columns, n)
-        number, first = numbered(high, low, arena)
+        number, first = number_identities(high, low, arena)
         by, order = self._sort_distinct(table, high, low, first, n)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena, order=order)
         m, empty = first.size, arena.room(n)
@@ -196,7 +196,7 @@ class OrderedGroups(OrderedRows):
         """Compute the output of rows in the order of identities, all of some groups."""
 
 
-def numbered(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
+def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
     """Count off distinct identities: return each row's number and the first row of each number.  O(n) expected."""
     n = high.size
     bits, empty = max(n.bit_length() + 1, 2), arena.room(n)

@@ -3,7 +3,7 @@
 >>> import pyarrow.compute as pc
 >>> from ddflow.operators.updates import few, ints
 >>> updates = Updates(pa.table({"v": [1, 2]}), few(0, 1), ints(1, 1), ints(3, 4))
->>> mapped(updates, pa.schema({"w": pa.int64()}), [lambda batch: pc.add(batch["v"], 1)]).rows.to_pydict()
+>>> map_rows(updates, pa.schema({"w": pa.int64()}), [lambda batch: pc.add(batch["v"], 1)]).rows.to_pydict()
 {'w': [2, 3]}
 """
 
@@ -24,7 +24,7 @@ from ddflow.operators.base import Context, Linear, Operator, Running, once_each,
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, named_equal
 from ddflow.plan.text.formulas import Record, changed_by, shown_formula
-from ddflow.plan.verbs.later import Rest, expanded, read_rests
+from ddflow.plan.verbs.later import Rest, expand_rests, read_rests
 from ddflow.plan.verbs.rows import Formula
 
 
@@ -48,7 +48,7 @@ class Project(Operator):
         check_names(names, "project")
         self.named, self.rests = names, tuple(rests)
         named = columns if isinstance(columns, Mapping) else dict(zip(names, names, strict=True))
-        for name, formula in expanded(of, named, rests).items():
+        for name, formula in expand_rests(of, named, rests).items():
             if isinstance(formula, str) and formula in of.schema.names:
                 self.columns.append(formula)
                 fields.append(of.schema.field(formula).with_name(name))
@@ -137,7 +137,7 @@ class Project(Operator):
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows that are mapped to these."""
         columns = [each if isinstance(each, str) else partial(_attempt, each) for each in self.columns]
-        made = mapped(once_each(given[0].drop_columns([DIFF])), self.schema, columns)
+        made = map_rows(once_each(given[0].drop_columns([DIFF])), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.which(made.rows, wanted, self.schema.names))))]
 
     def open(self, context: Context) -> Running:
@@ -151,7 +151,7 @@ class Projecting(Linear):
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
         here = [i for i, field in enumerate(node.schema) if field.name in wanted]
         schema, columns = pa.schema([node.schema.field(i) for i in here]), [node.columns[i] for i in here]
-        super().__init__(partial(mapped, schema=schema, columns=columns))
+        super().__init__(partial(map_rows, schema=schema, columns=columns))
         self.node, self.wanted = node, wanted
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
@@ -160,7 +160,7 @@ class Projecting(Linear):
             each if isinstance(each, str) or field.name in self.wanted else partial(_attempt, each)
             for each, field in zip(self.node.columns, self.node.schema, strict=True)
         ]
-        return mapped(inputs[0], self.node.schema, columns)
+        return map_rows(inputs[0], self.node.schema, columns)
 
 
 def _attempt(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
@@ -171,7 +171,7 @@ def _attempt(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
         return pa.nulls(batch.num_rows, expression.type)
 
 
-def mapped(
+def map_rows(
     updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
 ) -> Updates:
     """Map the rows to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""

@@ -69,7 +69,7 @@ def ordered_by(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
     return out
 
 
-def written(by: Sequence[OrderColumn]) -> list[str]:
+def order_texts(by: Sequence[OrderColumn]) -> list[str]:
     """Columns as texts, which `ordered_by` reads."""
     ways = "asc", "desc"
     nulls = "last", "first"
@@ -159,7 +159,7 @@ def in_order(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
     return first[order.sorted(rows.take(pa.array(first)), classes)]
 
 
-def reordered(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+def find_reordered(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
     """Yield the columns, and their types, whose values sort differently in narrower types."""
     for name in differing(narrow, row):
         was, now = narrow.field(name).type, row.field(name).type

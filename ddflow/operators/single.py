@@ -6,9 +6,9 @@ output.
 
 >>> from ddflow.operators.updates import few, ints
 >>> rows = pa.table({"city": ["Bern", "Basel"], "rows": [1, 2]})
->>> checked(Updates(rows.slice(0, 1), few(0), ints(1), ints(3)), "rows").rows.column_names
+>>> drop_counts(Updates(rows.slice(0, 1), few(0), ints(1), ints(3)), "rows").rows.column_names
 ['city']
->>> checked(Updates(rows, few(0, 0), ints(1, 1), ints(3)), "rows", ["city"])
+>>> drop_counts(Updates(rows, few(0, 0), ints(1, 1), ints(3)), "rows", ["city"])
 Traceback (most recent call last):
     ...
 ddflow.errors.NotSingle: a scalar subquery: it has 2 rows where city = Basel; add a condition, or an aggregate such ...
@@ -78,10 +78,10 @@ class Single(SameRows):
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(partial(checked, count=self.counts, keys=self.keys))
+        return Linear(partial(drop_counts, count=self.counts, keys=self.keys))
 
 
-def checked(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:
+def drop_counts(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updates:
     """Drop the counts from the updates.  O(n).  Raises `NotSingle` with the first key that has several rows."""
     counts = np.asarray(pc.fill_null(arrays(updates.rows, [count])[0], 0))
     several = np.flatnonzero(counts > 1)

@@ -29,7 +29,7 @@ from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Running, SameRows, register
 from ddflow.operators.count import RunningCount
-from ddflow.operators.updates import Updates, consolidated, overflow
+from ddflow.operators.updates import Updates, consolidate, overflow
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record, shown_formula
 from ddflow.plan.verbs.rows import POSITIVE, Formula
@@ -148,7 +148,7 @@ class RunningThreshold(RunningCount):
         if (beyond := np.flatnonzero(times == LEAST)).size:  # which has no opposite
             raise overflow(counted.rows, int(beyond[0]))
         there = counted._replace(diffs=counted.diffs * times).picked(np.flatnonzero(times))
-        return consolidated(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
+        return consolidate(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
     def held(self, arranged: pa.Table) -> Updates:
         """See `Readable.held`: each row as often as the function says."""

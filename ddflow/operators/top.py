@@ -42,7 +42,7 @@ from ddflow.kernels.top import move_windows
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
 from ddflow.operators.ordered_rows import Folded, OrderedGroups
-from ddflow.operators.row_order import RowOrder, first_rows, ordered_by, reordered, written
+from ddflow.operators.row_order import RowOrder, find_reordered, first_rows, order_texts, ordered_by
 from ddflow.operators.updates import Updates, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record
@@ -89,7 +89,7 @@ class Top(Operator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """All of it; the rank's name where there is one."""
-        told = {"k": self.k, "by": written(self.by), "partition_by": list(self.partition_by), "offset": self.offset}
+        told = {"k": self.k, "by": order_texts(self.by), "partition_by": list(self.partition_by), "offset": self.offset}
         return told | ({} if self.rank_name is None else {"rank_name": self.rank_name})
 
     @classmethod
@@ -101,7 +101,7 @@ class Top(Operator):
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: which rows come first must not change."""
-        for name, kind in reordered(self.inputs[0].schema, narrow.inputs[0].schema):
+        for name, kind in find_reordered(self.inputs[0].schema, narrow.inputs[0].schema):
             if name not in self.partition_by:
                 yield f"top(...) compares its column {name!r}, whose values as {kind} have another order"
 

@@ -7,7 +7,7 @@ the two.
 
 >>> from ddflow.operators.updates import few, ints
 >>> updates = Updates(pa.table({"id": [7], "tag": [["a", "b"]]}), few(0), ints(1), ints(3))
->>> unnested(updates, pa.schema({"id": pa.int64(), "tag": pa.string()}), "tag").rows.to_pylist()
+>>> unnest_rows(updates, pa.schema({"id": pa.int64(), "tag": pa.string()}), "tag").rows.to_pylist()
 [{'id': 7, 'tag': 'a'}, {'id': 7, 'tag': 'b'}]
 """
 
@@ -75,16 +75,16 @@ class Unnest(Operator):
         n, place = given[0].num_rows, "_place"
         rows = given[0].drop_columns([DIFF]).append_column(place, pa.array(np.arange(n)))
         every = Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))
-        made = unnested(every, self.schema.append(pa.field(place, pa.int64())), self.column).rows
+        made = unnest_rows(every, self.schema.append(pa.field(place, pa.int64())), self.column).rows
         found = np.asarray(alike.rows(made, wanted, self.schema.names).column(place))
         return [given[0].take(pa.array(np.unique(found)))]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Linear(partial(unnested, schema=self.schema, column=self.column))
+        return Linear(partial(unnest_rows, schema=self.schema, column=self.column))
 
 
-def unnested(updates: Updates, schema: pa.Schema, column: str) -> Updates:
+def unnest_rows(updates: Updates, schema: pa.Schema, column: str) -> Updates:
     """Make a row for each element of a column of lists, in the columns of ``schema``.  O(elements) a column."""
     (lists,) = arrays(updates.rows, [column])
     sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))

@@ -6,7 +6,7 @@ expression may fail only for a row that is present at the end of a time, so it i
 
 >>> import pyarrow as pa
 >>> updates = Updates(pa.table({"v": ["a", "a", "b"]}), few(0, 0, 1), ints(1, -1, 2), ints(5, 9))
->>> consolidated(updates, Secret(1, 2)).to_table(updates.rows.schema, pa.int64()).to_pylist()
+>>> consolidate(updates, Secret(1, 2)).to_table(updates.rows.schema, pa.int64()).to_pylist()
 [{'v': 'b', '_time': 9, '_diff': 2}]
 """
 
@@ -105,19 +105,19 @@ def time_column(times: Ints, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, times.size, [None, pa.py_buffer(values)], 0)
 
 
-def consolidated(updates: Updates, secret: Secret) -> Updates:
+def consolidate(updates: Updates, secret: Secret) -> Updates:
     """Add up equal updates: no (row, time) twice and no diff 0; within a time, retractions first.
 
     O(n).  Raises `CountOverflow` when a sum leaves int64.
     """
     if not updates.diffs.size:
         return updates
-    ranks, rows, diffs = netted(updates, secret)
+    ranks, rows, diffs = net_updates(updates, secret)
     order = retracting_first(ranks, diffs, updates.times.size)
     return Updates(updates.rows.take(pa.array(rows[order])), ranks[order], diffs[order], updates.times)
 
 
-def netted(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
+def net_updates(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
     """For each (row, time) whose diffs do not add up to 0: the time's rank, one of its updates, and the sum.
 
     Updates are in the order of times.  O(n).  Raises `CountOverflow` when a sum leaves int64.
@@ -191,7 +191,7 @@ def compute_netted(compute: Callable[[Sequence[Updates]], Made], inputs: Sequenc
         return compute(inputs)
     except FAILURES:
         pass
-    return compute([consolidated(each, secret) for each in inputs])
+    return compute([consolidate(each, secret) for each in inputs])
 
 
 def set_apart(

@@ -32,12 +32,12 @@ ROWS = "rows"
 Conflicts = Literal["error", "greatest", "all"]
 
 
-def bound(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> pa.Schema:
+def step_schema(given: pa.Schema, key: Sequence[str], on_conflict: Conflicts) -> pa.Schema:
     """Check the schema of updates, and return that of every step.  Raises `SchemaMismatch`, `SpecError`.
 
     >>> updates = pa.schema([pa.field("id", pa.int64(), False), ("city", pa.string()), ("_time", pa.int64()),
     ...                      ("_diff", pa.int64())])
-    >>> UpsertsSchema(bound(updates, ["id"], "error"), ["id"], "error").out.names
+    >>> UpsertsSchema(step_schema(updates, ["id"], "error"), ["id"], "error").out.names
     ['id', 'city', '_time', '_deleted']
     """
     asked = f"updates to turn into upserts by {list(key)}"
@@ -245,7 +245,7 @@ class ToUpserts:
         compared.  Nothing has changed when it raises.
         """
         table = to_table(diffs, UPDATES, pa.schema([]))
-        declared = self.schema.updates if self.opened else bound(table.schema, self.key, self.on_conflict)
+        declared = self.schema.updates if self.opened else step_schema(table.schema, self.key, self.on_conflict)
         updates = Updates.from_table(conform(table, declared, UPDATES, declared.names))
         self._check_times(updates, declared.field(TIME).type)
         if not self.opened:
@@ -259,7 +259,7 @@ class ToUpserts:
 
     def declare(self, given: pa.Schema) -> None:
         """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
-        self._open(bound(given, self.key, self.on_conflict))
+        self._open(step_schema(given, self.key, self.on_conflict))
 
     def resolve(self, updates: Updates) -> tuple[Updates, HeldChange | None]:
         """Compute the upserts of some updates, and the change for `keep`; nothing changes.  Raises as `step`.

@@ -41,7 +41,7 @@ from ddflow.kernels.versions import NONE, move_versions, show_versions
 from ddflow.operators.arranged import refuse_negative
 from ddflow.operators.base import Context, Operator, Running, once_each, register
 from ddflow.operators.ordered_rows import Folded, OrderedGroups, ordered_type, stepped_pool
-from ddflow.operators.row_order import RowOrder, reordered
+from ddflow.operators.row_order import RowOrder, find_reordered
 from ddflow.operators.updates import Updates, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.inputs.bind import tombstone_value
@@ -156,7 +156,7 @@ class AsVersions(Operator):
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: what is greatest, and what deletes, must not change."""
         rows = narrow.inputs[0].schema, self.inputs[0].schema
-        for name, kind in reordered(rows[1], rows[0]):
+        for name, kind in find_reordered(rows[1], rows[0]):
             if name not in self.key:
                 yield f"versions(...) compares its column {name!r}, whose values as {kind} have another order"
         if self.delete is not None:

@@ -40,7 +40,7 @@ from ddflow.partitions.rewrite_task import NOTHING
 from ddflow.partitions.stages import Stages, as_one_stage, cut_stages
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import carried, evolved_to, refuse_slips, timed, with_shared_sides
+from ddflow.plan.evolve import evolved_to, keep_past_columns, refuse_slips, with_shared_sides, with_time_type
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint, rebuild, step_times
 from ddflow.storage.backlog import Backlog
@@ -128,7 +128,7 @@ class Evolution:
         if self.flow is None:
             plan = rebuild(manifest.plan, where)
         else:
-            plan, _ = timed(self.flow.frozen(), step_times(manifest.plan, where))
+            plan, _ = with_time_type(self.flow.frozen(), step_times(manifest.plan, where))
             plan = with_shared_sides(plan, manifest.plan)
         if self.types is not None:
             plan, _ = evolved_to(plan, self.types, f"evolve {where}")
@@ -155,7 +155,7 @@ class Evolution:
             manifest,
             plan=plan,
             fingerprint=fingerprint(plan),
-            past=carried(manifest.past, before, manifest.epoch, manifest.oldest),
+            past=keep_past_columns(manifest.past, before, manifest.epoch, manifest.oldest),
             added={name: columns for name, columns in added.items() if columns},
         )
 

@@ -44,7 +44,7 @@ from ddflow.partitions.receipt import TaskShares, by_level
 from ddflow.partitions.rewrite_task import NOTHING, lay_out, run_task
 from ddflow.partitions.stages import Stages, place_collections
 from ddflow.plan.compatibility import PlanChange, plan_of
-from ddflow.plan.evolve import evolved
+from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint, node_ids
 from ddflow.storage.fields import encoded
@@ -352,7 +352,7 @@ def leave_out(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tupl
     """Return a plan without some inputs and outputs, and whether it puts rows of some operator into other partitions.
     O(nodes)."""
     schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in inputs}
-    smaller, nodes = evolved(plan, schemas, only=plan.outputs.keys() - {*outputs})
+    smaller, nodes = evolve_plan(plan, schemas, only=plan.outputs.keys() - {*outputs})
     before, now = place_collections(plan), place_collections(smaller)
     return smaller, any(before[old].by != now[new].by for old, new in nodes.items() if new.keeps)
 

@@ -28,7 +28,7 @@ from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import Graph, Released, Stepped, needed
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.operators.updates import Updates, consolidated, few, ints, set_apart
+from ddflow.operators.updates import Updates, consolidate, few, ints, set_apart
 from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
@@ -347,7 +347,7 @@ class StageComputation(Computation):
     def _settle(self) -> None:
         """Raise the error of an expression unless the rows that it failed for cancel."""
         for node, suspects in self.arrived_suspects.items():
-            left = consolidated(suspects, self.of.secret)
+            left = consolidate(suspects, self.of.secret)
             if left.diffs.size:
                 self.of.running[node].compute([left], self.since)
                 found = "a function failed for a row, and did not when it was called again"
@@ -358,7 +358,7 @@ class StageComputation(Computation):
         if node not in self.tests:
             return super()._compute_netted(node, inputs)
         names = self.of.needed[node.inputs[0]].names
-        net = consolidated(inputs[0]._replace(rows=inputs[0].rows.select(names)), self.of.secret)
+        net = consolidate(inputs[0]._replace(rows=inputs[0].rows.select(names)), self.of.secret)
         running, by = self.of.running[node], [name for name in names if name in node.fallible] or names
         made, failing = set_apart(lambda part: running.compute([part], self.since)[0], net, by, self.of.secret)
         if failing.size:
@@ -394,7 +394,7 @@ class StageComputation(Computation):
             carried = [piece.rows.column(name) for name in exchange.carried.names]
             columns = carried or [pa.repeat(True, piece.diffs.size)]
             rows = pa.Table.from_arrays([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
-            made = consolidated(piece._replace(rows=rows), self.of.secret)
+            made = consolidate(piece._replace(rows=rows), self.of.secret)
             pieces.append(self.buffer.keep(made) if self.many else made)
         return self.buffer.output(pieces, schema, pa.int64())
 

@@ -34,13 +34,13 @@ from ddflow.columns.schema import usual_type
 from ddflow.columns.wider import widening
 from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, cut
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.evolve import evolved, timed, unlike, with_shared_sides
+from ddflow.plan.evolve import evolve_plan, unlike, with_shared_sides, with_time_type
 from ddflow.plan.inputs.bind import own_columns
 from ddflow.plan.inputs.input import Input, Spec
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.plan.merge.user_function import same_function
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import apart, describe, inputs, rebuild, shown, step_times
+from ddflow.plan.text.codec import apart, describe, inputs, rebuild, show_collection, step_times
 from ddflow.plan.text.formulas import Record
 
 FREE: Final = ("lateness",)
@@ -100,7 +100,7 @@ def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
     """Rebuild a state's plan, or check the given ``flow`` against it.  Raises the errors of `compare` and `rebuild`."""
     if flow is None:
         return rebuild(recorded, where)
-    flow, _ = timed(caught_up(recorded, flow.frozen(), {}, where), step_times(recorded, where))
+    flow, _ = with_time_type(caught_up(recorded, flow.frozen(), {}, where), step_times(recorded, where))
     flow = with_shared_sides(flow, recorded)
     compare(recorded, flow, where)
     return flow
@@ -130,7 +130,7 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
     refused += _formulas(record.record("formulas"), new)
     if (change.types or change.columns) and not refused:
         narrow = {name: schema for name, (schema, _) in before.items()}
-        plan, nodes = evolved(flow, narrow, only=set(flow.outputs) - set(change.outputs))
+        plan, nodes = evolve_plan(flow, narrow, only=set(flow.outputs) - set(change.outputs))
         refused += unlike(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
     remedy = Phrase(
@@ -167,7 +167,7 @@ def offsets_kept(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
             wide = [f.name for f in mine if f.name in known and f.type == usual_type(known[f.name])]
             if wide:
                 schemas[name] = pa.schema([f.with_type(known[f.name]) if f.name in wide else f for f in mine])
-    return evolved(flow, schemas)[0] if schemas else flow
+    return evolve_plan(flow, schemas)[0] if schemas else flow
 
 
 def _lacking(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> Phrase:
@@ -195,7 +195,7 @@ def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection
         fields = [known.pop(f.name, f) for f in there if f.name in known or f.name in given]
         schemas[name] = pa.schema([*fields, *known.values()])
     schemas = {name: schema for name, schema in schemas.items() if schema != flow.inputs[name].bound.schema}
-    return evolved(flow, schemas)[0] if schemas else flow
+    return evolve_plan(flow, schemas)[0] if schemas else flow
 
 
 def _command(change: PlanChange, where: str, several: bool) -> Phrase:
@@ -336,10 +336,10 @@ def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change:
     for name in before.names():
         was = before.text(name)
         if name not in now:
-            yield f"output {name!r} is not in it, and was {shown(old, was, where)}"
+            yield f"output {name!r} is not in it, and was {show_collection(old, was, where)}"
         elif now[name] != was:
             first, second = apart(old, was, new, now[name], where)
-            a, b = shown(new, second, "this plan"), shown(old, first, where)
+            a, b = show_collection(new, second, "this plan"), show_collection(old, first, where)
             a, b = (a, b) if a != b else (f"{a} ({second})", f"{b} ({first})")
             made = " made of" * ((first, second) != (was, now[name]))
             yield f"output {name!r} is{made} {a}, and was{made} {b}"

@@ -70,9 +70,9 @@ def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
     Raises `SpecError` for a type that a column cannot be widened to; `PlanChanged` if the plan does not fit the types.
     """
     types = asked_for(plan, given, asked)
-    schemas = {name: grown(plan.inputs[name].bound, of, asked) for name, of in types.items()}
+    schemas = {name: widen_schema(plan.inputs[name].bound, of, asked) for name, of in types.items()}
     try:
-        return evolved(plan, schemas)
+        return evolve_plan(plan, schemas)
     except (SpecError, ExpressionError) as error:
         remedy = Phrase(
             *(error.fix, "; as a new output, after which the old one goes (docs/guides/schema-changes.md, A column "),
@@ -101,7 +101,7 @@ def refuse_slips(plan: Plan, added: Mapping[str, Container[str]], asked: str) ->
                 )
 
 
-def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
+def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Schema:
     """Widen an input's columns and append new ones, which may be null.
 
     Other columns stay.  O(columns).  Raises `SpecError` for a type that a column cannot be widened to.
@@ -111,7 +111,7 @@ def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Sc
     >>> people = plan.upserts("people", {"id": pa.int64(), "n": pa.int32()}, Upsert(key="id"))
     >>> _ = plan.output("many", people.filter("n > 9"))
     >>> _ = plan.output("by_n", people.count("n"))
-    >>> wide, nodes = evolved(plan, {"people": grown(people.bound, {"n": pa.int64(), "city": pa.string()}, "people")})
+    >>> wide, nodes = evolve_plan(plan, {"people": widen_schema(people.bound, {"n": pa.int64(), "city": pa.string()}, "people")})
     >>> wide.outputs
     {'many': Filter(id int64, n int64, city string), 'by_n': Count(n int64, count int64)}
     >>> list(unlike(plan, wide, nodes))
@@ -136,7 +136,7 @@ def grown(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -> pa.Sc
     return pa.schema([*fields, *added])
 
 
-def evolved(
+def evolve_plan(
     plan: Plan,
     schemas: Mapping[str, pa.Schema],
     only: Container[str] | None = None,
@@ -168,11 +168,11 @@ def evolved(
     return out, made
 
 
-def timed(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
+def with_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
     """Build the epoch-mode plan whose step times have a type, and map each collection to its new one.  O(nodes)."""
     if plan.holds_back or plan.time_type == kind:
         return plan, {node: node for node in plan.nodes}
-    return evolved(plan, {}, times=kind)
+    return evolve_plan(plan, {}, times=kind)
 
 
 def _bind_input(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.DataType | None) -> Binding:
@@ -300,7 +300,7 @@ def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> 
         union = set[str]().union(*(each.schema.names for each in rest))
         wider |= {each: [name for name in side_of(each).schema.names if name in union] for each in rest}
     sides = {node: (side_of(node), names) for node, names in wider.items() if names != node.schema.names}
-    return evolved(plan, {}, sides=sides)[0] if sides else plan
+    return evolve_plan(plan, {}, sides=sides)[0] if sides else plan
 
 
 def side_of(node: Collection) -> Any:
@@ -381,7 +381,7 @@ def past_columns(plan: Plan, epoch: int) -> PastColumns:
     )
 
 
-def carried(
+def keep_past_columns(
     known: tuple[PastColumns, ...], before: Plan | None, last: int, oldest: int | None
 ) -> tuple[PastColumns, ...]:
     """Keep the past columns of epochs from ``oldest`` on; none if that is None.  O(columns).

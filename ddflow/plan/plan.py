@@ -218,9 +218,9 @@ class Plan(Nodes):
         -----
         O(text).
         """
-        from ddflow.plan.sql import planned  # with a parser that takes long to import
+        from ddflow.plan.sql import plan_sql  # with a parser that takes long to import
 
-        made: Collection = planned(self, text, collections)
+        made: Collection = plan_sql(self, text, collections)
         return made
 
     def _input(self, bound: Binding) -> Input:

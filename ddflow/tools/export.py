@@ -17,7 +17,7 @@ from ddflow.columns.schema import empty
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.snapshot import Snapshot
 from ddflow.operators.base import once_each
-from ddflow.operators.updates import Updates, consolidated
+from ddflow.operators.updates import Updates, consolidate
 from ddflow.plan.collection import Collection
 from ddflow.time import as_shown
 
@@ -64,7 +64,7 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
         if opened.arrangements:
             pieces = opened.pieces(as_of)
         elif any(by is not None for by in each.exchange()):
-            pieces = [consolidated(graph.accumulated(each, as_of), graph.secret)]
+            pieces = [consolidate(graph.accumulated(each, as_of), graph.secret)]
         else:
             walk += ((of, (each, n, after)) for n, of in reversed(list(enumerate(each.inputs))))
             continue

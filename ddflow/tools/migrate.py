@@ -25,7 +25,7 @@ from ddflow.engine.lineage.log_parts import MARKS, as_fed, in_types
 from ddflow.engine.read.reads import told_only
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
-from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.plan import Plan
 from ddflow.storage.feeding import Fed
 from ddflow.storage.folder.local import LocalStore
@@ -329,7 +329,7 @@ def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
     rows = pa.concat_tables([table.select(schema.names).cast(schema) for table, _ in parts])
     diffs = np.concatenate([sign * table.column(DIFF).to_numpy() for table, sign in parts])
     updates = Updates(rows, np.zeros(diffs.size, np.int32), diffs, ints(engine.last))
-    return consolidated(updates, engine.dataflow.secret).to_table(schema, engine.flow.time_type)
+    return consolidate(updates, engine.dataflow.secret).to_table(schema, engine.flow.time_type)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
-from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.partitions.driver_epochs import read_updates, stamp_time
 from ddflow.partitions.epoch_start import Version
 from ddflow.plan.compatibility import plan_of
@@ -281,7 +281,7 @@ class ChangeStream(StreamReader):
             both = pa.concat_tables([each.select([*rows.names, DIFF]) for each in pieces]).combine_chunks()
             diffs = both.column(DIFF).to_numpy()
             updates = Updates(both.select(rows.names).cast(rows), np.zeros(diffs.size, np.int32), diffs, ints(0))
-            table = consolidated(updates, Secret.fresh()).to_table(rows, None)
+            table = consolidate(updates, Secret.fresh()).to_table(rows, None)
         return stamp_time(table, split.time, split.schema)
 
     def _find_schema(self, plan: Plan) -> pa.Schema:

@@ -27,7 +27,7 @@ from messages import raises
 from ddflow.dataflow import batcher, pending_runs
 from ddflow.dataflow.batcher import Batcher, PendingRecord
 from ddflow.errors import SpillFull
-from ddflow.operators.upsert.events import FEW, Events, by_time, joined
+from ddflow.operators.upsert.events import FEW, Events, by_time, join_events
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import LOCK, ScratchStore
 
@@ -166,7 +166,7 @@ def test_runs_cut_at_any_time_are_joined_as_if_they_had_never_been_apart(times: 
     cuts = sorted(data.draw(st.sets(st.integers(0, len(events)), max_size=4)) | {0, len(events)})
     for begin, end in pairwise(cuts):
         parts.append(whole.cut(begin, end))
-    assert read(joined(data.draw(st.permutations(parts)))) == sorted(events)
+    assert read(join_events(data.draw(st.permutations(parts)))) == sorted(events)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2, FEW - 1, FEW, 3000]), st.integers(0, 62).map(lambda bits: 2**bits))
@@ -179,7 +179,7 @@ def test_times_are_sorted_stably_however_many_there_are_and_however_far_apart(se
 
 def test_a_run_that_is_in_order_is_not_copied() -> None:
     run = run_of([(1, 0), (1, 1), (4, 2)])
-    assert run.in_order() is run and joined([run]) is run
+    assert run.in_order() is run and join_events([run]) is run
     cut = run.cut(1, 3)
     assert read(cut) == [(1, 1), (4, 2)]
     assert cut.rows.column("n").buffers()[1].address == run.rows.column("n").buffers()[1].address
@@ -244,7 +244,7 @@ def test_pushes_are_merged_so_that_few_runs_wait_and_each_event_is_copied_few_ti
     def counting(parts: list[Events]) -> Events:
         nonlocal copied
         copied += sum(part.times.size for part in parts)
-        return joined(parts)
+        return join_events(parts)
 
     monkeypatch.setattr(pending_runs, "joined", counting)
     waiting = Batcher()
@@ -270,7 +270,7 @@ def test_a_seal_looks_only_at_runs_that_release_something_and_joins_them_once(mo
         pending_runs.PendingRun, "place", lambda self, upper: looked.append(self.least) or place(self, upper)
     )
     calls: list[int] = []
-    monkeypatch.setattr(batcher, "joined", lambda parts: calls.append(len(parts)) or joined(parts))
+    monkeypatch.setattr(batcher, "joined", lambda parts: calls.append(len(parts)) or join_events(parts))
     peeked = waiting.peek(600_000)
     assert peeked is not None and (waiting.seal(600_000) is peeked) and len(calls) == 1
     assert looked and max(looked) < 600_000 and len(waiting.runs.by_least) > 3 * len(looked) / 2

@@ -28,7 +28,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.engine.lineage.story import Origins
 from ddflow.errors import DdflowError
 from ddflow.operators.base import Context
-from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.collection import Collection
 
 TIMES = "times"
@@ -67,7 +67,7 @@ def again(graph: Graph, rows: Mapping[str, pa.Table], nodes: list[Collection]) -
         opened = tuple(graph.opened[of] for of in node.inputs)
         context = Context(graph.secret, graph.time_type, frozenset(node.schema.names), inputs=opened)
         try:
-            made[node] = consolidated(node.open(context).read(given, None), graph.secret).to_table(node.schema, None)
+            made[node] = consolidate(node.open(context).read(given, None), graph.secret).to_table(node.schema, None)
         except DdflowError:
             return None
     return made

@@ -23,7 +23,7 @@ import ddflow as dd
 from ddflow.columns.names import DIFF
 from ddflow.columns.row_match import Alike
 from ddflow.operators.base import Context
-from ddflow.operators.updates import Updates, consolidated, ints
+from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.verbs.family import operators
 
@@ -75,7 +75,7 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
                 fresh = node.open(Context(graph.secret, graph.time_type, names, inputs=opened))
                 if node.as_it_came:  # the right is in the state already
                     parts[1] = parts[1].slice(0, 0)
-                made = consolidated(fresh.read([updates(each) for each in parts], None), graph.secret)
+                made = consolidate(fresh.read([updates(each) for each in parts], None), graph.secret)
                 again = made.to_table(node.schema, None)
                 assert wanted.to_pylist() == alike.rows(again, wanted, node.schema.names).to_pylist()
 

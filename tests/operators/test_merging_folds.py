@@ -22,7 +22,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.errors import ListTooLong, MergeOverflow, TooLarge
 from ddflow.kernels.fold import BLANK, CLEAR, NOTHING, SKIP, TAKE, Walked
 from ddflow.operators.upsert import folds
-from ddflow.operators.upsert.folds import RULES, Cells, fold, ranked
+from ddflow.operators.upsert.folds import RULES, Cells, fold, rank_words
 from ddflow.plan.merge.strategy import (
     MAKERS,
     Strategy,
@@ -497,7 +497,7 @@ def test_ranks_are_ordered_as_values_are(data: st.DataObject, name: str) -> None
     pool = kinds.FLAT[name]
     places = st.lists(st.integers(0, len(pool) - 1), max_size=6)
     column, held = (column_of(pool, data.draw(places)) for _ in range(2))
-    words, before = ranked(column, held)
+    words, before = rank_words(column, held)
     assert (words.dtype, before.dtype, words.size, before.size) == (np.int64, np.int64, len(column), len(held))
     both = list(zip(column.to_pylist() + held.to_pylist(), [*words.tolist(), *before.tolist()], strict=True))
     known = [(rank(value), word) for value, word in both if value is not None]

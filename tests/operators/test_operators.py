@@ -22,7 +22,7 @@ from parts_by_hand import Hands
 
 import ddflow as dd
 from ddflow.operators.base import Linear
-from ddflow.operators.updates import Updates, concat, consolidated, few, ints
+from ddflow.operators.updates import Updates, concat, consolidate, few, ints
 from ddflow.plan.text.codec import describe, rebuild
 from ddflow.plan.verbs.family import operators
 from ddflow.storage.memory import MemoryStore
@@ -228,7 +228,7 @@ def test_without_state_it_is_linear(verb: str, data: st.DataObject) -> None:
         apart = concat([running.compute(inputs, 0)[0] for inputs in (one, other)])
         together = running.compute(both, 0)[0]
         found = [
-            consolidated(each, engine.dataflow.secret).to_table(node.schema, pa.int64()) for each in (apart, together)
+            consolidate(each, engine.dataflow.secret).to_table(node.schema, pa.int64()) for each in (apart, together)
         ]
         assert summed(found[0]) == summed(found[1])
 

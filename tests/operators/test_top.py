@@ -28,8 +28,8 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, PlanChanged
-from ddflow.operators.row_order import RowOrder, ordered_by, reordered, written
-from ddflow.plan.text.codec import describe, node_id, rebuild, shown
+from ddflow.operators.row_order import RowOrder, find_reordered, order_texts, ordered_by
+from ddflow.plan.text.codec import describe, node_id, rebuild, show_collection
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.ordered_index import OrderedIndex
 
@@ -328,7 +328,7 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     flow.output("ranked", rows.top(3, by=["x"], offset=4, rank_name="place"))
     again = rebuild(describe(flow))
     assert describe(again) == describe(flow)
-    said = shown(describe(flow), node_id(top), "this plan")
+    said = show_collection(describe(flow), node_id(top), "this plan")
     assert said == "rows.top(2, by=['`n` desc nulls last', '`note` asc nulls first'], partition_by=['city'])"
     assert "offset=4, rank_name='place'" in flow.explain()
     broken = describe(flow)
@@ -341,7 +341,7 @@ def test_orders_are_read_as_they_are_written() -> None:
     schema = pa.schema({"a b": pa.int64(), "c`d": pa.int64(), "desc": pa.int64(), "é": pa.int64()})
     for text in ("`a b` desc", "`c``d` nulls last", "desc desc", " é  ASC   NULLS  LAST ", "desc"):
         (way,) = ordered_by(text, schema, "top")
-        assert ordered_by(written([way]), schema, "top") == [way]
+        assert ordered_by(order_texts([way]), schema, "top") == [way]
     assert ordered_by(["é desc", "desc", "é"], schema, "top") == ordered_by(["é desc", "desc"], schema, "top")
 
 
@@ -381,7 +381,7 @@ def test_rows_that_are_forgotten_without_a_word_have_no_top() -> None:
 def test_columns_whose_order_would_change_are_refused() -> None:
     narrow = pa.schema({"a": pa.int32(), "b": pa.uint32(), "c": pa.date32(), "d": pa.list_(pa.int64())})
     wider = {"a": pa.string(), "b": pa.uint64(), "c": pa.timestamp("s"), "d": pa.list_(pa.float64())}
-    assert dict(reordered(pa.schema(wider), narrow)) == {name: wider[name] for name in "abd"}
+    assert dict(find_reordered(pa.schema(wider), narrow)) == {name: wider[name] for name in "abd"}
     flow = dd.Flow()
     flow.output("top", flow.upserts("rows", {"id": pa.int64(), "n": pa.int32()}, dd.Upsert("id")).top(1, by=["n"]))
     with flow.open() as engine:

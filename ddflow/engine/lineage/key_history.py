@@ -47,7 +47,7 @@ from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story
 from ddflow.engine.run.source_reader import find_feed
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
-from ddflow.operators.upsert.events import Events, joined
+from ddflow.operators.upsert.events import Events, join_events
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.bind import Bound, bind
 from ddflow.plan.inputs.spec import Upsert as Spec
@@ -250,9 +250,9 @@ class _Telling:
                 parts += self._absent(whole, number, seen)
             admission.arrived += rows
             if parts and spec.holds_back:
-                batcher.add(joined(parts))
+                batcher.add(join_events(parts))
             elif parts:
-                self._resolve(upsert, joined(parts), ints(number), None if whole is None else seen)
+                self._resolve(upsert, join_events(parts), ints(number), None if whole is None else seen)
         if (left := batcher.seal(CLOSED)) is not None:
             early = int(np.searchsorted(left.times, frontier))
             before = left.cut(0, early)

@@ -38,7 +38,7 @@ from ddflow.engine.read.history import subtract
 from ddflow.engine.run.source_reader import find_feed
 from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.operators.row_order import RowOrder
-from ddflow.operators.updates import Updates, consolidated
+from ddflow.operators.updates import Updates, consolidate
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.spec import Upsert
 
@@ -107,7 +107,7 @@ def _collect_origins(
 
 def _as_tables(made: Mapping[Collection, Updates], secret: Secret) -> dict[Collection, pa.Table]:
     """Return the rows of each collection and ``_diff``, consolidated."""
-    return {each: consolidated(rows, secret).to_table(each.schema, None) for each, rows in made.items()}
+    return {each: consolidate(rows, secret).to_table(each.schema, None) for each, rows in made.items()}
 
 
 def rows_like(dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates:

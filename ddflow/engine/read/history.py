@@ -42,7 +42,7 @@ from ddflow.columns.rows import gather
 from ddflow.columns.schema import empty
 from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
-from ddflow.operators.updates import Updates, concat, consolidated, negate, time_column
+from ddflow.operators.updates import Updates, concat, consolidate, negate, time_column
 from ddflow.plan.collection import Collection
 from ddflow.time import INT64, NEVER, shown
 from ddflow.trace.arrangement import Arrangement
@@ -92,7 +92,7 @@ def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
 
 def subtract(after: Updates, before: Updates, secret: Secret) -> Updates:
     """Return the net changes from some rows to others.  O(rows)."""
-    return consolidated(concat([after, negate(before)]), secret)
+    return consolidate(concat([after, negate(before)]), secret)
 
 
 Truths = np.ndarray[Any, np.dtype[np.bool_]]

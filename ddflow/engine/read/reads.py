@@ -29,7 +29,7 @@ from ddflow.engine.read.history import changes, check_readable, scd2
 from ddflow.engine.read.readers import Reader
 from ddflow.engine.stats import Looking
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
-from ddflow.operators.updates import consolidated
+from ddflow.operators.updates import consolidate
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Input
 from ddflow.time import CLOSED, Time, as_int64, as_shown
@@ -157,7 +157,7 @@ class Reading(Looking):
                 time = None if as_of is None else self.closed(asked, as_of, still)
                 found = rows_like(still, node, given, time)
         if found.diffs.size > 1 or (found.diffs.size and found.diffs[0] != 1):
-            found = consolidated(found, dataflow.secret)
+            found = consolidate(found, dataflow.secret)
         rows = found.rows
         return {name: rows.column(name)[0].as_py() for name in node.schema.names} if found.diffs.size else None
 

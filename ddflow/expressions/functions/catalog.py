@@ -27,20 +27,7 @@ from ddflow.expressions.casts import convert
 from ddflow.expressions.functions.table import FUNCTIONS, Function, function, instead, is_known_elsewhere, same
 from ddflow.expressions.logic import choice, compare, condition, first_valid, is_null, negation
 from ddflow.expressions.node import Node, Refusal, constant, null
-from ddflow.expressions.types import (
-    BINARY,
-    BOOL,
-    DATE,
-    DOUBLE,
-    FLOAT,
-    INSTANT,
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    STRING,
-    WALL,
-)
+from ddflow.expressions.types import BINARY, BOOL, DATE, DOUBLE, FLOAT, INSTANT, INT8, INT16, INT32, INT64, STRING, WALL
 
 for _each in iter_modules(functions.__path__):
     import_module(f"{functions.__name__}.{_each.name}")

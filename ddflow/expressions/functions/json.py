@@ -24,7 +24,15 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.expressions.digits import read_date, read_decimal, read_timestamp
-from ddflow.expressions.functions.json_text import BAD, NOTHING, JsonNumber, JsonObject, number_text, read, written
+from ddflow.expressions.functions.json_text import (
+    BAD,
+    NOTHING,
+    JsonNumber,
+    JsonObject,
+    number_text,
+    parse_json,
+    write_json,
+)
 from ddflow.expressions.functions.table import function, literal, text
 from ddflow.expressions.node import COLUMN, Node, Refusal, TooBig, apply, on_arrays
 from ddflow.expressions.types import BOOL, DATE, DOUBLE, INSTANT, INT32, INT64, MOST_DIGITS, STRING, WALL
@@ -64,13 +72,13 @@ def get_json_object(node: Node, path: str) -> Node:
     steps = _steps(path)
 
     def find_text(text: str | None) -> str | None:
-        value = BAD if text is None else read(text)
+        value = BAD if text is None else parse_json(text)
         if value is BAD or value is NOTHING:
             return None
         value = _at(value, steps) if steps else value
         if value is BAD:
             return None
-        return str(value) if isinstance(value, str) and not isinstance(value, JsonNumber) else written(value)
+        return str(value) if isinstance(value, str) and not isinstance(value, JsonNumber) else write_json(value)
 
     def compute(values: pa.Array) -> pa.Array:
         return _texts("get_json_object", list(map(find_text, values.to_pylist())))
@@ -121,7 +129,7 @@ def from_json(node: Node, shape: str) -> Node:
     kind = _Shape(shape).read()
 
     def compute(values: pa.Array) -> pa.Array:
-        given = [None if each is None else read(each, strict=True) for each in values.to_pylist()]
+        given = [None if each is None else parse_json(each, strict=True) for each in values.to_pylist()]
         objects = [None if each is None or each is NOTHING else each for each in given]
         present = [each if each is None or isinstance(each, JsonObject) else JsonObject() for each in objects]
         return _column(present, kind)
@@ -185,7 +193,7 @@ def _strings(values: Sequence[Any]) -> pa.Array:
     def format_value(value: Any) -> str | None:
         if isinstance(value, JsonNumber):
             return number_text(value).strip('"')
-        return value if value is None or isinstance(value, str) else written(value)
+        return value if value is None or isinstance(value, str) else write_json(value)
 
     return _texts("from_json", list(map(format_value, values)))
 

@@ -8,11 +8,11 @@ longer than `MOST_TEXT` is refused.
 Numbers with a fraction or an exponent are doubles to Jackson, so they are written as Java writes doubles: ``1.50`` is
 ``1.5`` and ``1e3`` is ``1000.0``. Java before 19 writes more digits of some doubles than tell them apart.
 
->>> read('{"a": [1, {"b": "x"}]} and more')
+>>> parse_json('{"a": [1, {"b": "x"}]} and more')
 [('a', ['1', [('b', 'x')]])]
->>> read('{"a": 1') is BAD, read("{'a': null}"), read(" ") is NOTHING
+>>> parse_json('{"a": 1') is BAD, parse_json("{'a': null}"), parse_json(" ") is NOTHING
 (True, [('a', None)], True)
->>> written(read('{"a" : [1.50, true, "\\\\u00e9"]}'))
+>>> write_json(parse_json('{"a" : [1.50, true, "\\\\u00e9"]}'))
 '{"a":[1.5,true,"é"]}'
 """
 
@@ -74,7 +74,7 @@ _LOOSE: Final = _decoder(False, _unknown)
 _STRICT: Final = _decoder(True, JsonNumber)
 
 
-def read(text: str, strict: bool = False) -> Any:
+def parse_json(text: str, strict: bool = False) -> Any:
     """Parse a JSON text: its value, `BAD`, or `NOTHING` for an empty text.  O(text).
 
     ``strict``: control characters in texts are bad and ``NaN`` is a number, as in ``from_json``.  Raises ArrowInvalid
@@ -130,7 +130,7 @@ def _count_levels(text: str) -> int:
     return deepest
 
 
-def written(value: Any) -> str:
+def write_json(value: Any) -> str:
     """Write a value as JSON text without blanks.  O(value)."""
     try:
         return _write_value(value)

@@ -7,7 +7,7 @@ disagree.
 
 >>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
->>> parts = FUNCTIONS["split"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
+>>> parts = FUNCTIONS["split_text"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
 >>> parts.constant.as_py(), element(parts, constant(pa.scalar(1))).constant.as_py()
 (['a', 'b', '', 'c'], 'b')
 """
@@ -29,7 +29,7 @@ LIST = pa.list_(STRING)
 
 
 @function("split", takes=[text, regex("the pattern of split"), whole("the limit of split")], least=2, of_null=LIST)
-def split(text: Node, pattern: str, limit: int = -1) -> Node:
+def split_text(text: Node, pattern: str, limit: int = -1) -> Node:
     """Split a text at each match; empty ends count. A ``limit`` above 0 is the largest number of parts."""
     if pc.any(pc.match_substring_regex(pa.array([""]), pattern)).as_py():
         raise Refusal(f"the pattern of split, {pattern!r}, matches an empty text", "let it match a character")

@@ -27,18 +27,7 @@ from ddflow.expressions.digits import round_decimal, round_double, with_numpy
 from ddflow.expressions.functions.table import FUNCTIONS, double, function, number, row_function, same, whole_of
 from ddflow.expressions.logic import first_valid, meet
 from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, constant, null, on_arrays
-from ddflow.expressions.types import (
-    BOOL,
-    DOUBLE,
-    INT8,
-    INT32,
-    INT64,
-    NULL,
-    STRING,
-    is_decimal,
-    is_float,
-    is_integer,
-)
+from ddflow.expressions.types import BOOL, DOUBLE, INT8, INT32, INT64, NULL, STRING, is_decimal, is_float, is_integer
 
 
 @function("abs", takes=[number])
@@ -55,7 +44,7 @@ row_function(on_arrays(partial(with_numpy, _sign)), "sign", "signum", takes=[dou
 
 
 @function("round", takes=[number, same], least=1)
-def rounded(value: Node, places: Node | None = None) -> Node:
+def round_number(value: Node, places: Node | None = None) -> Node:
     """Round half up to ``places`` digits after the point, before it if negative."""
     count = 0 if places is None else whole_of(places, "the number of places of round")
     if count is None:

@@ -85,13 +85,13 @@ def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
 
 
 @function("left", takes=[text, whole("the length of left")])
-def left(text: Node, size: int) -> Node:
+def take_left(text: Node, size: int) -> Node:
     """Return the first characters."""
     return _slice_text(text, 0, max(size, 0))
 
 
 @function("right", takes=[text, whole("the length of right")])
-def right(text: Node, size: int) -> Node:
+def take_right(text: Node, size: int) -> Node:
     """Return the last characters."""
     return _slice_text(text, -size, None) if size > 0 else _slice_text(text, 0, 0)
 
@@ -275,6 +275,6 @@ def regexp_extract(text: Node, pattern: str, index: int = 1) -> Node:
     return apply(compute, text)
 
 
-def joined(*texts: Node) -> Node:
+def join_texts(*texts: Node) -> Node:
     """Concatenate ``a || b || c``."""
     return null(STRING) if any(text.type == NULL for text in texts) else concat(*texts)

@@ -112,7 +112,7 @@ class Exact(StatePart):
     ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.  Of durations: what they count, of a second.
 
     >>> narrow, wide = Exact(pa.int32()), Exact(pa.decimal128(12, 2))
-    >>> whole(wide.widened(pa.array([spelled(-7), b""], BYTES), narrow))
+    >>> whole(wide.widened(pa.array([encode_sum(-7), b""], BYTES), narrow))
     [-700, 0]
     """
 
@@ -165,7 +165,7 @@ class Exact(StatePart):
         if times == 1:
             return states
         # Doubles, of which NaN may be counted, have no other unit.
-        return pa.array([spelled(times * each) for each in whole(states) if each is not None], BYTES)
+        return pa.array([encode_sum(times * each) for each in whole(states) if each is not None], BYTES)
 
 
 def _before(folding: Folding, held: pa.Array) -> tuple[Ints, Any]:
@@ -190,7 +190,7 @@ def whole(states: pa.Array) -> list[int | None]:
     return [_whole(state) for state in states.to_pylist()]
 
 
-def spelled(number: int) -> bytes:
+def encode_sum(number: int) -> bytes:
     """Encode a number of units as a state; see `kernels.exact`."""
     if not number:
         return b""

@@ -7,7 +7,7 @@ gave (a key that full contents do not name, or that is forgotten) deletes its ke
 >>> import pyarrow as pa
 >>> late, early = (Events(pa.record_batch({"k": [k]}), *(np.array([n]) for n in (t, t, a)))
 ...                for k, t, a in (("late", 5, 0), ("early", 3, 1)))
->>> joined([late, early]).rows.column("k").to_pylist()
+>>> join_events([late, early]).rows.column("k").to_pylist()
 ['early', 'late']
 """
 
@@ -88,7 +88,7 @@ def by_time(times: Ints) -> Ints | None:
     return packed
 
 
-def joined(parts: list[Events]) -> Events:
+def join_events(parts: list[Events]) -> Events:
     """Several chunks as one, in the order of times, then of arrival.  ``parts``: each in that order.  O(n log n)."""
     if len(parts) == 1:
         return parts[0]

@@ -75,7 +75,7 @@ class Parts(NamedTuple):
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> walked = Walked(few(0, 1), few(0, 2), few(0, 1))
     >>> given, held = pa.array(["b", "c"]), pa.array(["a"])
-    >>> joined(";", pa.string(), Parts.of(walked, flags(1, 1), given, held), given, held, "names").to_pylist()
+    >>> join_texts(";", pa.string(), Parts.of(walked, flags(1, 1), given, held), given, held, "names").to_pylist()
     ['a;b;c']
     """
 
@@ -126,7 +126,7 @@ def _expand_ranges(first: Ints, ends: Ints) -> Ints:
     return out
 
 
-def grown(
+def grow_lists(
     strategy: Strategy,
     kind: pa.DataType,
     parts: Parts,
@@ -210,7 +210,9 @@ def _check_limit(strategy: Strategy, parts: Parts, ends: Ints, rows: int, name: 
     )
 
 
-def joined(separator: str, kind: pa.DataType, parts: Parts, column: pa.Array, held: pa.Array, name: str) -> pa.Array:
+def join_texts(
+    separator: str, kind: pa.DataType, parts: Parts, column: pa.Array, held: pa.Array, name: str
+) -> pa.Array:
     """Each key's texts after each of its times, joined.
 
     column, held: of ``kind``.  Returns m cells of ``kind``, null where there is no text.  Raises `TooLarge`.  O(bytes).
@@ -262,14 +264,14 @@ SHORT = 18
 WIDE = Context(prec=80)
 
 
-def unscaled(column: pa.Array) -> Ints:
+def drop_scale(column: pa.Array) -> Ints:
     """int64[n]: integers, durations, and decimals of up to `SHORT` digits without their scale; of nulls unspecified.
 
     It may be the column's own memory: not to be written to.  O(n).
 
     >>> import pyarrow as pa
     >>> from decimal import Decimal
-    >>> unscaled(pa.array([Decimal("-1.50"), None], pa.decimal128(5, 2))).tolist()
+    >>> drop_scale(pa.array([Decimal("-1.50"), None], pa.decimal128(5, 2))).tolist()
     [-150, 0]
     """
     kind = column.type
@@ -280,7 +282,7 @@ def unscaled(column: pa.Array) -> Ints:
     return view(column, np.dtype(f"{sign}{size}")).astype(np.int64, copy=False)
 
 
-def added(
+def add_up(
     kind: pa.DataType,
     walked: Walked,
     action: Flags,
@@ -304,10 +306,10 @@ def added(
     else:
         out, (low, high) = np.empty(there.size, np.int64), _bounds(kind)
         group, row, before = add_words(
-            walked, action, validity(column), unscaled(column), had, unscaled(held), low, high, out, there
+            walked, action, validity(column), drop_scale(column), had, drop_scale(held), low, high, out, there
         )
         if group >= 0:
-            _refuse(kind, before, int(unscaled(column)[row]), name, named(group))
+            _refuse(kind, before, int(drop_scale(column)[row]), name, named(group))
         if kind.bit_width == 128:
             values = np.stack([out, out >> 63], axis=1)
         else:
@@ -477,13 +479,13 @@ def _choose_cells(
         values = _values(held, column.type)
         had = held_there(values)
         if rule >= GREATEST:
-            words, before = ranked(column, values)
+            words, before = rank_words(column, values)
     out = np.empty(walked.key_times.size - 1, np.int64)
     choose_cells(walked, action, counts, words, references, had, before, rule, out)
     return out
 
 
-def ranked(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
+def rank_words(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
     """Words whose order is that of the values: of the events' cells int64[n], of the held ones int64[g].
 
     Both arrays are of one flat type.  NaN is largest, -0.0 equals 0.0; what nulls have is unspecified.  They may be
@@ -493,7 +495,7 @@ def ranked(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
     if is_word(kind):
         return plainly(ordered_words(column)), plainly(ordered_words(held))
     if pat.is_decimal(kind) and kind.precision <= SHORT and kind.bit_width <= 128:
-        return unscaled(column), unscaled(held)
+        return drop_scale(column), drop_scale(held)
     both = pa.Table.from_arrays([pa.chunked_array([column, held])], ["value"]).combine_chunks()
     ranks = dense_ranks(both, value_hashes(both, Secret.fresh()))
     return ranks[: len(column)].copy(), ranks[len(column) :].copy()
@@ -514,13 +516,13 @@ def _make_cells(
     if strategy.name == "fields":
         return _fields(strategy, field, walked, action, column, held, secret, named)
     if strategy.name == "sum":
-        return added(kind, walked, action, column, held, name, named)
+        return add_up(kind, walked, action, column, held, name, named)
     parts = Parts.of(walked, action, column, held)
     if strategy.name in LISTS:
-        return grown(
+        return grow_lists(
             strategy, kind, parts, column, held, secret, name, lambda part: named(_group(walked, part, len(column)))
         )
-    return joined(strategy.separator or "", kind, parts, column, held, name)
+    return join_texts(strategy.separator or "", kind, parts, column, held, name)
 
 
 def _group(walked: Walked, part: int, rows: int) -> int:

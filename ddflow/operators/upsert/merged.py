@@ -152,7 +152,7 @@ class MergedRows(Walking):
     def _inheriting(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
         """Orders of cells, by reference; those of events as they were inherited."""
         ours = (made >= 0) & (made < 1 << SLOT)
-        mine = user_functions.inherited(self, given).take(pa.array(np.where(ours, made, 0)))
+        mine = user_functions.inherit_orders(self, given).take(pa.array(np.where(ours, made, 0)))
         return pc.if_else(pa.array(ours), mine, self.gathered(np.where(ours, NOTHING, made), kept))
 
     def _set_by(self, group: int, part: int, name: str) -> Ints:

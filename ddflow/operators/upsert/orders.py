@@ -24,7 +24,7 @@ from ddflow.columns.hashing import Flags, Ints, Secret, ordered_words, validity,
 from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.schema import arrays, is_word
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
-from ddflow.operators.upsert.folds import ranked
+from ddflow.operators.upsert.folds import rank_words
 from ddflow.plan.inputs.bind import Bound
 
 TIES = {"last": LAST, "first": FIRST, "greatest": GREATEST, "error": ERROR}
@@ -299,7 +299,7 @@ class MergeOrders:
             column = events.column(each.field.name)
             parts = [] if prior is None else arrays(prior, [name for _, name in each.hidden])
             olds = pa.concat_arrays(parts) if parts else pa.nulls(0, column.type)
-            words, held_words = ranked(column, olds)
+            words, held_words = rank_words(column, olds)
             words, held_words = _or_least(words, column), _or_least(held_words, olds)
             # Two deletes are equal, whatever else is in their rows: the first tie word says which is one.
             says = int(self.spans[each.group, 1])

@@ -104,13 +104,13 @@ def _build_event_rows(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
         if field.name in derived:
             out.append(pa.nulls(rows.num_rows, field.type))
         elif field.name in orders:
-            out.append(inherited(of, orders[field.name]))
+            out.append(inherit_orders(of, orders[field.name]))
         else:
             out.append(rows.column(field.name))
     return pa.RecordBatch.from_arrays(out, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def inherited(of: Walking, field: pa.Field) -> pa.Array:
+def inherit_orders(of: Walking, field: pa.Field) -> pa.Array:
     """Fill the nulls in an order column of the events with the prior order of their key.  O(n), O(1) without nulls."""
     column, steps, n = of.events.rows.column(field.name), of.steps, of.events.times.size
     if not column.null_count:
@@ -146,7 +146,7 @@ def first_order(of: Walking, field: pa.Field) -> pa.Array:
     assert isinstance(made, np.ndarray)
     at = made[of.places]
     ours = (at >= 0) & (at < 1 << SLOT)
-    mine = inherited(of, field).take(pa.array(np.where(ours, at, 0)))
+    mine = inherit_orders(of, field).take(pa.array(np.where(ours, at, 0)))
     return pc.if_else(pa.array(ours), mine, of.gathered(at, field))
 
 

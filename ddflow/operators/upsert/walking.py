@@ -23,7 +23,7 @@ from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCU
 from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups, walk_row
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells, walk_cells_plain
 from ddflow.operators.upsert.events import Keyed
-from ddflow.operators.upsert.folds import Cells, fold, ranked
+from ddflow.operators.upsert.folds import Cells, fold, rank_words
 from ddflow.operators.upsert.folds import present as present_of
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.operators.upsert.state import UpsertState
@@ -195,7 +195,7 @@ class Walking:
         )
         for i, column in enumerate(self.merging.columns):
             given, held = self.events.rows.column(column.name), self.cells_of(column).values()
-            out.word[i], out.held[i] = ranked(given, held)
+            out.word[i], out.held[i] = rank_words(given, held)
             for flags, of in ((out.there[i], given), (out.had[i], held)):
                 if of.null_count:
                     flags[:] = validity(of)

@@ -26,7 +26,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.errors import DdflowError, ExpressionError, Option, SpecError
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, parse_query
-from ddflow.plan.sql.clauses import CHANGING, ClauseReader, complete, given, only
+from ddflow.plan.sql.clauses import CHANGING, ClauseReader, complete, list_clauses, only
 from ddflow.plan.sql.lower import QueryLowering
 from ddflow.plan.sql.query import (
     ASKED,
@@ -41,9 +41,9 @@ from ddflow.plan.sql.query import (
     call,
     column,
     find,
-    quoted,
-    refused,
-    shown,
+    query_error,
+    quote_name,
+    show_tree,
 )
 from ddflow.plan.sql.relation import fresh
 from ddflow.plan.verbs.family import operator
@@ -110,7 +110,7 @@ class QueryReader(ClauseReader):
     def query(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
         """Read a query within a query.  ``withs``: those of WITH around it."""
         withs = self._withs(tree, withs)
-        if isinstance(tree, exp.Subquery) and not given(tree, {"this", "with_"}):
+        if isinstance(tree, exp.Subquery) and not list_clauses(tree, {"this", "with_"}):
             inner = tree.this
             if tree is self.sorted:
                 self.sorted = inner
@@ -124,7 +124,7 @@ class QueryReader(ClauseReader):
             made = self._values(tree)
         else:
             if not isinstance(tree, exp.Subquery):
-                raise refused(tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH")
+                raise query_error(tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH")
             only(tree, {"this", "with_", "order", "limit", "offset"})
             made = self.query(tree.this, withs, around)
         return self._add_order(tree, made)
@@ -134,11 +134,11 @@ class QueryReader(ClauseReader):
         if written is None:
             return withs
         if written.args.get("recursive"):
-            raise refused(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
+            raise query_error(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
         made = dict(withs)
         for number, each in enumerate(written.expressions):
             if find(each.alias, [one.alias for one in written.expressions[:number]]):
-                raise refused(each, f"two queries of WITH are called {each.alias!r}", "give each its own name")
+                raise query_error(each, f"two queries of WITH are called {each.alias!r}", "give each its own name")
             made[each.alias] = self._rename_columns(self.query(each.this, made, None), each.args.get("alias"))
         return made
 
@@ -149,7 +149,7 @@ class QueryReader(ClauseReader):
             return query
         if len(names) != len(query.columns):
             found = f"{len(names)} names for {len(query.columns)} columns"
-            raise refused(alias, found, f"name all of {query.columns}")
+            raise query_error(alias, found, f"name all of {query.columns}")
         leaf = self._leaf(query, query.columns, "q")
         return SelectQuery(names, set(), [column(each) for each in leaf.names.values()], leaf)
 
@@ -163,7 +163,7 @@ class QueryReader(ClauseReader):
 
     def _add_order(self, tree: Tree, made: ReadQuery) -> ReadQuery:
         """Add the ORDER BY and LIMIT of a set operation or VALUES."""
-        if not given(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
+        if not list_clauses(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
             return made
         leaf = self._leaf(made, made.columns, "q")
         out = SelectQuery(made.columns, made.outer, [column(each) for each in leaf.names.values()], leaf, written=tree)
@@ -179,14 +179,14 @@ class QueryReader(ClauseReader):
         op = _SETS[type(tree)]
         if len(left.columns) != len(right.columns):
             found = f"{op.upper()} of {len(left.columns)} columns and {len(right.columns)}"
-            raise refused(tree, found, "select as many on both sides")
+            raise query_error(tree, found, "select as many on both sides")
         return SetQuery(left.columns, left.outer | right.outer, op, not tree.args.get("distinct"), left, right)
 
     def _values(self, tree: Tree) -> ValuesQuery:
         rows = [list(each.expressions) if isinstance(each, exp.Tuple) else [each] for each in tree.expressions]
         rows = [[self.expression(each, Names(None, self.asking), None) for each in row] for row in rows]
         if len({len(row) for row in rows}) != 1 or not rows[0]:
-            raise refused(tree, "the rows of VALUES are empty or differ in length", "give each as many values")
+            raise query_error(tree, "the rows of VALUES are empty or differ in length", "give each as many values")
         return ValuesQuery([f"col{i + 1}" for i in range(len(rows[0]))], set(), rows)
 
     def _select(self, tree: Tree, withs: Withs, around: Names | None) -> SelectQuery:
@@ -218,9 +218,9 @@ class QueryReader(ClauseReader):
             of, name, inner = self.query(query, withs, None), tree.alias, tree.args.get("joins") or ()
             columns = of.columns
         else:
-            what = shown(tree) if isinstance(tree, exp.Table) else tree.key.upper()
+            what = show_tree(tree) if isinstance(tree, exp.Table) else tree.key.upper()
             found = f"{what} in FROM is not supported"
-            raise refused(tree, found, "name an input, a collection, a WITH, or write a subquery")
+            raise query_error(tree, found, "name an input, a collection, a WITH, or write a subquery")
         if alias is not None and alias.args.get("columns"):
             of = self._rename_columns(of if isinstance(of, ReadQuery) else self._all(of), alias)
             columns = of.columns
@@ -243,7 +243,7 @@ class QueryReader(ClauseReader):
         found = find(tree.name, self.tables)
         if found is None:
             remedy = did_you_mean(tree.name, [*withs, *self.tables])
-            raise refused(tree, f"there is no table {tree.name!r}", remedy)
+            raise query_error(tree, f"there is no table {tree.name!r}", remedy)
         self.used.append(self.tables[found])
         return self.tables[found]
 
@@ -251,14 +251,14 @@ class QueryReader(ClauseReader):
         how = _HOWS.get((tree.side.upper(), tree.kind.upper()))
         if how is None or tree.method.upper() not in ("", "NATURAL"):
             words = " ".join(each for each in (tree.method, tree.side, tree.kind) if each)
-            raise refused(tree, f"{words} JOIN is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI")
+            raise query_error(tree, f"{words} JOIN is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI")
         right, other = self._relation(tree.this, withs)
         clash = [each for each in other.aliases if find(each, names.aliases)]
         if clash:
-            raise refused(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
+            raise query_error(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
         both, using = names.joined(other), [each.name for each in tree.args.get("using") or ()]
         if tree.args.get("using") == []:
-            raise refused(tree, "USING names no column", "name one at least, or write CROSS JOIN")
+            raise query_error(tree, "USING names no column", "name one at least, or write CROSS JOIN")
         if tree.method:
             using = [each.name for each in names.visible if find(each.name, [one.name for one in other.visible])]
         on = [] if tree.args.get("on") is None else self.conditions(tree.args["on"], both, withs)
@@ -288,12 +288,12 @@ class Answer(NamedTuple):
     """Those of the query; the collection has others behind them where the order asks for more."""
 
 
-def planned(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
+def plan_sql(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
     """Build the collection of a query.  See `ddflow.plan.plan.Plan.sql`."""
     return _plan_query(flow, text, collections, False).of
 
 
-def answered(flow: Any, text: str) -> Answer:
+def plan_answer(flow: Any, text: str) -> Answer:
     """Build the collection of a query over inputs, and the order of its ORDER BY, which needs no LIMIT here.
 
     Raises the errors of `ddflow.plan.plan.Plan.sql`; `ExpressionError` if SELECT DISTINCT lacks a column of the order.
@@ -343,11 +343,11 @@ def _shown_order(query: ReadQuery) -> list[str]:
         )
         if name is None:
             if query.distinct:
-                raise refused(query.written, f"ORDER BY {shown(tree)} is not in SELECT DISTINCT", "select it")
-            name = fresh(shown(tree), query.columns)
+                raise query_error(query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it")
+            name = fresh(show_tree(tree), query.columns)
             query.columns.append(name)
             query.items.append(tree.copy())
-        by.append(f"{quoted(name)} {direction}")
+        by.append(f"{quote_name(name)} {direction}")
     if query.limit is None:
         query.order.clear()
     return by

@@ -34,14 +34,14 @@ from ddflow.plan.sql.query import (
     Ordering,
     ReadQuery,
     SelectQuery,
-    bracketed,
+    add_brackets,
     conjuncts,
     names_of,
     number,
-    quoted,
-    refused,
-    replaced,
-    shown,
+    query_error,
+    quote_name,
+    replace_nodes,
+    show_tree,
     text,
 )
 
@@ -67,7 +67,7 @@ def instead(window: Tree) -> str:
             return None
         return named.setdefault(text(node), exp.column(f"v{len(named) + 1}")).copy()
 
-    remedy = _alone(replaced(window, change))
+    remedy = _alone(replace_nodes(window, change))
     if remedy == _BY_PLACE or not (named or (query is not None and query.args.get("group"))):
         return remedy
     columns = "".join(f", with {told} as {each.name}" for told, each in named.items())
@@ -111,9 +111,9 @@ def _of(tree: Tree, table: str) -> str:
     def change(node: Tree) -> Tree | None:
         if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
             return None
-        return exp.column(exp.to_identifier(node.name, quoted=quoted(node.name) != node.name), table)
+        return exp.column(exp.to_identifier(node.name, quoted=quote_name(node.name) != node.name), table)
 
-    return text(replaced(tree, change))
+    return text(replace_nodes(tree, change))
 
 
 Aliases = Mapping[str, Callable[[], Tree]]
@@ -208,7 +208,7 @@ class ClauseReader:
         def change(node: Tree) -> Tree | None:
             if isinstance(node, exp.Column):
                 if isinstance(node.this, exp.Star):
-                    raise refused(node, f"{shown(node)} names several columns", "name one column")
+                    raise query_error(node, f"{show_tree(node)} names several columns", "name one column")
                 return names.resolve(node, first if first and not _in_aggregate(node) else {})
             if isinstance(node, exp.Anonymous) and not _is_exists(node):
                 self._check(node)
@@ -216,26 +216,32 @@ class ClauseReader:
 
         for each in tree.find_all(exp.Window):
             if each.this.name.lower() != "row_number":
-                raise refused(each, f"the window {shown(each)} cannot be maintained", instead(each))
-        out = replaced(tree, change)
+                raise query_error(each, f"the window {show_tree(each)} cannot be maintained", instead(each))
+        out = replace_nodes(tree, change)
         for each in aggregates(out):
             self._check_distinct(each)
             if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):
-                raise refused(tree, f"{shown(tree)} has an aggregate within an aggregate", "use a subquery in FROM")
+                raise query_error(
+                    tree, f"{show_tree(tree)} has an aggregate within an aggregate", "use a subquery in FROM"
+                )
             if names_of(each) and names_of(each) <= names.outer:
-                found = f"{shown(each)} aggregates columns of the query around"
-                raise refused(each, found, "compute it in a subquery in FROM of that query, and use its column here")
+                found = f"{show_tree(each)} aggregates columns of the query around"
+                raise query_error(
+                    each, found, "compute it in a subquery in FROM of that query, and use its column here"
+                )
         return out
 
     def _subquery(self, node: Tree, names: Names, withs: Any, first: Aliases | None) -> Tree | None:
         """Read a subquery as a `Nested`; None for another node.  Raises for an unsupported one."""
         if isinstance(node, CHANGING):
             remedy = "bring the value in as a column or a literal"
-            raise refused(node, f"{shown(node)} differs from call to call", remedy)
+            raise query_error(node, f"{show_tree(node)} differs from call to call", remedy)
         if isinstance(node, exp.Window) and node.this.expressions:
-            raise refused(node, f"{shown(node.this)} has arguments", "write row_number()")
+            raise query_error(node, f"{show_tree(node.this)} has arguments", "write row_number()")
         if isinstance(node, exp.Any | exp.All):
-            raise refused(node, f"{shown(node)} is not supported", "compare with (select max(...)) or min, or use IN")
+            raise query_error(
+                node, f"{show_tree(node)} is not supported", "compare with (select max(...)) or min, or use IN"
+            )
         if isinstance(node, exp.Exists) or _is_exists(node):
             return self._ask("exists", node.expressions[0] if _is_exists(node) else node.this, [], names, withs)
         if isinstance(node, exp.In) and node.args.get("query") is not None:
@@ -253,7 +259,7 @@ class ClauseReader:
         self.asking = asking
         if kind != "exists" and len(query.columns) != max(len(operands), 1):
             found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
-            raise refused(tree, found, "select as many")
+            raise query_error(tree, found, "select as many")
         self.nested.append(AskedQuery(kind, query, tree))
         return Nested.numbered(len(self.nested) - 1, operands)
 
@@ -266,26 +272,28 @@ class ClauseReader:
         try:
             find(name)
         except Refusal as refusal:
-            raise refused(node, refusal.found, refusal.fix) from None
+            raise query_error(node, refusal.found, refusal.fix) from None
 
     def _check_distinct(self, tree: Tree) -> None:
         for each in tree.find_all(exp.Distinct):
             if each.parent.name != "count":
-                raise refused(tree, f"{shown(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT")
+                raise query_error(
+                    tree, f"{show_tree(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT"
+                )
 
     def conditions(self, tree: Tree, names: Names, withs: Any, what: str = "ON") -> list[Tree]:
         """Read the conditions of a WHERE or an ON."""
         read = self.expression(tree, names, withs)
         if aggregates(read) or list(read.find_all(exp.Window)):
-            raise refused(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
+            raise query_error(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
         return conjuncts(read)
 
     def selected(self, tree: Tree, source: Leaf | Joining | None, names: Names, withs: Any) -> SelectQuery:
         """Read a SELECT, except its FROM."""
         if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
-            raise refused(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
+            raise query_error(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
         if not tree.expressions:
-            raise refused(tree, "SELECT names no column", "name one at least, or *")
+            raise query_error(tree, "SELECT names no column", "name one at least, or *")
         out = SelectQuery([], names.outer, [], source, written=tree)
         args = tree.args
         if args.get("where") is not None:
@@ -310,10 +318,10 @@ class ClauseReader:
         star = tree if isinstance(tree, exp.Star) else tree.this if isinstance(tree, exp.Column) else None
         if isinstance(star, exp.Star):
             if any(star.args.values()):
-                raise refused(tree, f"{shown(tree)} is not supported", "name the columns")
+                raise query_error(tree, f"{show_tree(tree)} is not supported", "name the columns")
             found = names.star(tree, None if star is tree else tree.table)
             if not found:
-                raise refused(tree, "there is no table that * stands for", "write FROM")
+                raise query_error(tree, "there is no table that * stands for", "write FROM")
             out.starred |= {*range(len(out.items), len(out.items) + len(found))}
             for alias, each in groupby(found, key=lambda each: each.alias):
                 begin, some = len(out.items), list(each)
@@ -336,12 +344,14 @@ class ClauseReader:
         groups = list[Tree]()
         for each in tree.expressions:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
-                raise refused(each, f"{shown(each)} is not supported", "write a query for each set, with UNION ALL")
+                raise query_error(
+                    each, f"{show_tree(each)} is not supported", "write a query for each set, with UNION ALL"
+                )
             made = self._item_at(each, out)
             groups.append((self.expression(each, names, withs) if made is None else made).unnest())
             if aggregates(groups[-1]) or list(groups[-1].find_all(Nested, exp.Window)):
-                found = f"GROUP BY {shown(each)} has an aggregate or a subquery"
-                raise refused(each, found, "compute it in a subquery in FROM")
+                found = f"GROUP BY {show_tree(each)} has an aggregate or a subquery"
+                raise query_error(each, found, "compute it in a subquery in FROM")
         return groups
 
     def _item_at(self, tree: Tree, out: SelectQuery) -> Tree | None:
@@ -349,7 +359,7 @@ class ClauseReader:
         if not isinstance(tree, exp.Literal) or tree.is_string:
             return None
         if not tree.name.isdecimal() or not 1 <= int(tree.name) <= len(out.items):
-            raise refused(tree, f"there is no column {tree.name} of {len(out.items)}", "count from 1")
+            raise query_error(tree, f"there is no column {tree.name} of {len(out.items)}", "count from 1")
         return out.items[int(tree.name) - 1].copy()
 
     def top(self, tree: Tree, out: SelectQuery, names: Names, withs: Any = None) -> None:
@@ -360,13 +370,13 @@ class ClauseReader:
                 "a collection and its differences have no order: add LIMIT for a top, or sort the rows that are read"
             )
             shell = "ddflow sql without --diff prints its answer as the last ORDER BY says"
-            raise refused(order, "ORDER BY without LIMIT", f"{remedy}; {shell}")
+            raise query_error(order, "ORDER BY without LIMIT", f"{remedy}; {shell}")
         if offset is not None and limit is None:
-            raise refused(offset, "OFFSET without LIMIT", "add LIMIT")
+            raise query_error(offset, "OFFSET without LIMIT", "add LIMIT")
         first = {name: _copying(item) for name, item in zip(out.columns, out.items, strict=True)}
         for each in order.expressions if order is not None else ():
             if isinstance(each.this, exp.Var):
-                raise refused(each, f"ORDER BY {each.this.name} is not supported", _LISTED)
+                raise query_error(each, f"ORDER BY {each.this.name} is not supported", _LISTED)
             made = self._item_at(each.this, out)
             if made is None:
                 made = self.expression(each.this, names, withs, first)
@@ -385,7 +395,7 @@ def _whole(tree: Tree, least: int) -> int:
     value = tree.args.get("count") or number(1) if isinstance(tree, exp.Fetch) else tree.expression
     whole = isinstance(value, exp.Literal) and not value.is_string and value.name.isdecimal()
     if not whole or int(value.name) < least:
-        raise refused(tree, f"{tree.key.upper()} {shown(value)}", f"write a whole number, {least} or more")
+        raise query_error(tree, f"{tree.key.upper()} {show_tree(value)}", f"write a whole number, {least} or more")
     return int(value.name)
 
 
@@ -396,7 +406,7 @@ def _is_exists(node: Tree) -> bool:
 
 
 def _copying(tree: Tree) -> Callable[[], Tree]:
-    return lambda: bracketed(tree.copy())
+    return lambda: add_brackets(tree.copy())
 
 
 def _in_aggregate(node: Tree) -> bool:
@@ -407,7 +417,7 @@ def _in_aggregate(node: Tree) -> bool:
     return False
 
 
-def given(tree: Tree, known: set[str]) -> list[str]:
+def list_clauses(tree: Tree, known: set[str]) -> list[str]:
     """List the clauses of a node beyond the known ones."""
     return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
 
@@ -421,8 +431,8 @@ def complete(tree: Tree) -> None:
 
 def only(tree: Tree, known: set[str]) -> None:
     """Raise `ExpressionError` for a clause beyond the known ones."""
-    for key in given(tree, known):
+    for key in list_clauses(tree, known):
         value = tree.args[key]
         where = value[0] if isinstance(value, list) else value
         word = _WORDS.get(f"{tree.key}.{key}") or _WORDS.get(key, key.strip("_").replace("_", " ").upper())
-        raise refused(where if isinstance(where, exp.Expression) else tree, f"{word} is not supported", _LISTED)
+        raise query_error(where if isinstance(where, exp.Expression) else tree, f"{word} is not supported", _LISTED)

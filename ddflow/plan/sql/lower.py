@@ -34,15 +34,15 @@ from ddflow.plan.sql.query import (
     column,
     names_of,
     number,
-    quoted,
-    refused,
-    replaced,
-    shown,
+    query_error,
+    quote_name,
+    replace_nodes,
+    show_tree,
     text,
 )
-from ddflow.plan.sql.relation import Grouped, Made, Relation, Steps, as_type, fresh, grouped
+from ddflow.plan.sql.relation import Grouped, Made, Relation, Steps, as_type, fresh, group_rows
 from ddflow.plan.sql.subqueries import Carry, Subqueries
-from ddflow.plan.sql.tables import Tables, ranked
+from ddflow.plan.sql.tables import Tables, split_rank_bound
 
 Bounds = Mapping[int, tuple[int, bool]]
 """For columns that are ranks: up to which, and whether they are asked for."""
@@ -58,8 +58,8 @@ def top(
     rank: str | None = None,
 ) -> Relation:
     """Keep the first k rows of each part.  ``by``: logical names, each with its way."""
-    order = [f"{quoted(rows.names[each])} {direction}" for each, direction in by]
-    order = order or [f"{quoted(rows.of.schema.names[0])} asc nulls first"]
+    order = [f"{quote_name(rows.names[each])} {direction}" for each, direction in by]
+    order = order or [f"{quote_name(rows.of.schema.names[0])} asc nulls first"]
     told = ("top", k, *order, None, *partition, None, offset, rank)
 
     def make() -> Any:
@@ -99,20 +99,20 @@ class RankedRows:
         windows = {text(each): each for tree in trees for each in tree.find_all(exp.Window)}
         if not windows:
             if self.qualify:
-                found = f"QUALIFY {shown(self.qualify[0])} has no window"
-                raise refused(self.query.written, found, "write WHERE, or HAVING")
+                found = f"QUALIFY {show_tree(self.qualify[0])} has no window"
+                raise query_error(self.query.written, found, "write WHERE, or HAVING")
             return rows, lambda tree: tree
         (told, window), *others = windows.items()
-        k, left = ranked(self.qualify, told)
+        k, left = split_rank_bound(self.qualify, told)
         for index, (most, _) in bounds.items():
             if text(self.columns[index].tree.unnest()) == told:
                 k = most if k is None else min(k, most)
         if k is None or others:
-            found = f"{shown(window)} {'beside another window' if others else 'without a bound'}"
+            found = f"{show_tree(window)} {'beside another window' if others else 'without a bound'}"
             remedy = "write it in a subquery, and row_number <= k in the WHERE around it, or in QUALIFY"
-            raise refused(self.query.written if others else window, found, remedy)
+            raise query_error(self.query.written if others else window, found, remedy)
         if k < 1:
-            raise refused(window, f"the bound of {shown(window)} is {k}", "ranks begin with 1")
+            raise query_error(window, f"the bound of {show_tree(window)} is {k}", "ranks begin with 1")
         unasked = {i for i, (_, used) in bounds.items() if not used}
         self.columns[:] = [each for i, each in enumerate(self.columns) if i not in unasked]
         read = [*(each.tree for each in self.columns), *left, *(tree for tree, _ in self.orders)]
@@ -120,7 +120,7 @@ class RankedRows:
         rows = self._first(rows, window, k, read, asked)
 
         def swap(tree: Tree) -> Tree:
-            return replaced(tree, lambda node: column("rank") if text(node) == told else None)
+            return replace_nodes(tree, lambda node: column("rank") if text(node) == told else None)
 
         return self.steps.filtered(rows, [swap(each) for each in left]), swap
 
@@ -129,11 +129,13 @@ class RankedRows:
         given = window.args.get("order")
         if given is None or window.args.get("spec") is not None:
             remedy = "write row_number() over (partition by ... order by ...)"
-            raise refused(window, f"{shown(window)} has no ORDER BY, or a frame", remedy)
+            raise query_error(window, f"{show_tree(window)} has no ORDER BY, or a frame", remedy)
         listed = [each for each in [*self.columns, *self.extra] if isinstance(each.tree, exp.Column)]
-        parts = [Made(f"part {i}", shown(each), each) for i, each in enumerate(window.args.get("partition_by") or ())]
+        parts = [
+            Made(f"part {i}", show_tree(each), each) for i, each in enumerate(window.args.get("partition_by") or ())
+        ]
         parts += [each._replace(logical=f"of {each.logical}") for each in self.extra]
-        orders = [Made(f"by {i}", shown(each.this), each.this) for i, each in enumerate(given.expressions)]
+        orders = [Made(f"by {i}", show_tree(each.this), each.this) for i, each in enumerate(given.expressions)]
         asking = [part for tree in read for part in [tree, *(each.tree for each in self.extra)]]
         others = sorted(names_of(*(_without(each, text(window)) for each in asking)))
         kept = [Made(each, rows.name(column(each)), column(each)) for each in others]
@@ -151,7 +153,7 @@ class RankedRows:
 
 def _without(tree: Tree, told: str) -> Tree:
     """Replace the window in a tree by null, so that only columns outside it count."""
-    return replaced(tree, lambda node: exp.null() if text(node) == told else None)
+    return replace_nodes(tree, lambda node: exp.null() if text(node) == told else None)
 
 
 _NOTHING: Final = Carry()
@@ -217,7 +219,7 @@ class QueryLowering:
     # A SELECT.
 
     def _select(self, query: SelectQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
-        extra = [Made(name, shown(each), each) for name, each in carry.columns]
+        extra = [Made(name, show_tree(each), each) for name, each in carry.columns]
         self.steps.passed |= names_of(*(query.items[place] for place in query.starred))
         if query.open:
             self.steps.stars += [frozenset(query.items[place].name for place in star) for star in query.stars]
@@ -271,8 +273,10 @@ class QueryLowering:
             found = next((each.logical for each in columns if each.tree == tree), None)
             if found is None:
                 if query.distinct:
-                    raise refused(query.written, f"ORDER BY {shown(tree)} is not in SELECT DISTINCT", "select it")
-                hidden.append(Made(f"order {len(hidden)}", shown(tree), tree))
+                    raise query_error(
+                        query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it"
+                    )
+                hidden.append(Made(f"order {len(hidden)}", show_tree(tree), tree))
                 found = hidden[-1].logical
             by.append((found, direction))
         stars = [[str(place) for place in star] for star in query.stars] if query.open else []
@@ -300,7 +304,7 @@ class QueryLowering:
         found = {text(each): each for tree in query.late() for each in aggregates(tree)}
         for told, each in found.items():
             rows, found[told] = self._subqueries.attached(rows, each)
-        return grouped(self.steps, rows, query, keys, found)
+        return group_rows(self.steps, rows, query, keys, found)
 
     def _of_one_row(
         self, query: SelectQuery, carry: Carry, extra: Sequence[Made]
@@ -345,11 +349,11 @@ class QueryLowering:
         """Build rows of constants, each column in the common type of its values."""
         one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
         for trees in zip(*query.rows, strict=True):
-            kinds = [compile_expression(text(each), one, what=shown(each)).type for each in trees]
+            kinds = [compile_expression(text(each), one, what=show_tree(each)).type for each in trees]
             kind = meeting(kinds)
             if kind is None:
                 found = f"VALUES of {', '.join(map(sql_name, kinds))}"
-                raise refused(trees[0], found, "cast them to one type")
+                raise query_error(trees[0], found, "cast them to one type")
             columns.append([text(as_type(tree, each, kind)) for tree, each in zip(trees, kinds, strict=True)])
         rows, names = [list(row) for row in zip(*columns, strict=True)], list(query.columns)
         if _repeats(rows):  # a constant has each row once

@@ -48,7 +48,7 @@ class Nested(exp.Anonymous):
         return list(self.expressions[1:])
 
 
-def refused(tree: Tree, found: str, remedy: str) -> ExpressionError:
+def query_error(tree: Tree, found: str, remedy: str) -> ExpressionError:
     """Build the error for a part of a query, with its place."""
     return ExpressionError(ASKED, f"{found}{place(tree)}", remedy)
 
@@ -77,12 +77,12 @@ def text(tree: Tree) -> str:
     return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))
 
 
-def shown(tree: Tree) -> str:
+def show_tree(tree: Tree) -> str:
     """Write a tree for a message, or as a name."""
     return cut(text(tree).replace("`", ""), 80)
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Quote a column's name for SQL if it needs quotes."""
     if _PLAIN.fullmatch(name) and name.upper() not in _WORDS:
         return name
@@ -119,7 +119,7 @@ def names_of(*trees: Tree) -> set[str]:
     return {each.name for tree in trees for each in columns_of(tree)}
 
 
-def replaced(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
+def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
     """Copy a tree and replace each node for which ``change`` returns a new one.  New nodes are not visited."""
     holder = exp.Paren(this=tree.copy())
     ahead = [holder.this]
@@ -180,11 +180,11 @@ def any_of(trees: Iterable[Tree]) -> Tree:
 def _chain_trees(kind: Any, trees: Iterable[Tree]) -> Tree:
     parts = [each.copy() for each in trees]
     if len(parts) > 1:
-        parts = [bracketed(each) for each in parts]
+        parts = [add_brackets(each) for each in parts]
     return reduce(lambda left, right: kind(this=left, expression=right), parts)
 
 
-def bracketed(tree: Tree) -> Tree:
+def add_brackets(tree: Tree) -> Tree:
     """Put a tree in parentheses if it could be taken apart without."""
     whole = isinstance(tree, exp.Column | exp.Literal | exp.Paren | exp.Anonymous | exp.Window)
     return tree if whole else exp.Paren(this=tree)
@@ -384,7 +384,7 @@ class Names:
             return _fields(self.lateral[late](), parts[1:])
         if self._hides(parts):
             hidden = f"{'.'.join(parts)!r} is a column of a query around, which FROM, ON and WITH cannot ask for"
-            raise refused(tree, hidden, "ask for it in the WHERE or the select list of the subquery itself")
+            raise query_error(tree, hidden, "ask for it in the WHERE or the select list of the subquery itself")
         raise self.missing(".".join(parts), [], tree)
 
     def _hides(self, parts: Sequence[str]) -> bool:
@@ -401,12 +401,14 @@ class Names:
         """Build the error for an unknown or ambiguous name."""
         if found:
             could = ", ".join(f"{each.alias}.{each.name}" for each in found)
-            return refused(written, f"the column {name!r} could be any of {could}", "write the table's name before it")
+            return query_error(
+                written, f"the column {name!r} could be any of {could}", "write the table's name before it"
+            )
         known = list(dict.fromkeys(each.name for each in self.visible))
         remedy = did_you_mean(name.rpartition(".")[2], known)
         if any(part.args.get("quoted") for part in written.find_all(exp.Identifier)):
             remedy = f"{remedy}; double quotes are around names: write '{name}' if it is a text"
-        return refused(written, f"there is no column {name!r}", remedy)
+        return query_error(written, f"there is no column {name!r}", remedy)
 
     def star(self, written: Tree, alias: str | None = None) -> list[Visible]:
         """List the columns of ``*`` or ``alias.*``."""
@@ -414,7 +416,7 @@ class Names:
             return list(self.visible)
         found = find(alias, self.aliases)
         if found is None:
-            raise refused(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
+            raise query_error(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
         return [Visible(found, name, column(logical)) for name, logical in self.aliases[found].items()]
 
 

@@ -25,10 +25,10 @@ from ddflow.plan.sql.query import (
     column,
     names_of,
     number,
-    quoted,
-    refused,
-    replaced,
-    shown,
+    query_error,
+    quote_name,
+    replace_nodes,
+    show_tree,
     text,
 )
 from ddflow.plan.verbs.later import with_rests
@@ -80,7 +80,7 @@ class Relation:
         """Find the column of a logical name.  Raises `ExpressionError` if the rows lack it."""
         if tree.name not in self.names:
             found = f"the column {tree.name!r} is neither grouped by nor in an aggregate"
-            raise refused(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
+            raise query_error(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
         return self.names[tree.name]
 
     def sql(self, tree: Tree) -> str:
@@ -90,16 +90,16 @@ class Relation:
             if not isinstance(node, exp.Column):
                 return None
             name = self.name(node)
-            return exp.Column(this=exp.Identifier(this=name, quoted=quoted(name) != name))
+            return exp.Column(this=exp.Identifier(this=name, quoted=quote_name(name) != name))
 
-        told = text(replaced(tree, change))
+        told = text(replace_nodes(tree, change))
         # The verbs would take a column's name, as 0 may be one, for that column.
         return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
     def can_fail(self, tree: Tree) -> bool:
         """Whether a tree over it may fail for a row."""
         try:
-            return compile_expression(self.sql(tree), self.of.schema, what=f"{shown(tree)}").fallible
+            return compile_expression(self.sql(tree), self.of.schema, what=f"{show_tree(tree)}").fallible
         except ExpressionError:
             return False  # where it is compiled, the message is better
 
@@ -108,7 +108,7 @@ class Relation:
         if isinstance(tree, exp.Column):
             schema: pa.Schema = self.of.schema
             return schema.field(self.name(tree)).type
-        return compile_expression(self.sql(tree), self.of.schema, what=f"{shown(tree)}").type
+        return compile_expression(self.sql(tree), self.of.schema, what=f"{show_tree(tree)}").type
 
 
 class Steps:
@@ -167,7 +167,7 @@ class Steps:
                 names[each.logical] = fresh(each.name, made)
                 made[names[each.logical]] = rows.sql(each.tree)
                 solid |= set() if rows.nullable(each.tree) else {each.logical}
-        same = [quoted(name) for name in made] == list(made.values()) and list(made) == rows.of.schema.names
+        same = [quote_name(name) for name in made] == list(made.values()) and list(made) == rows.of.schema.names
         if same and (passes or not rows.of.grows):
             return Relation(rows.of, names, solid)
         return Relation(self._project(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid)
@@ -201,10 +201,10 @@ class Steps:
         keys, condition = list(keys), list(condition)
         read = names_of(*(each for pair in keys for each in pair), *condition)
         wanted = read | (set(left.names) | set(right.names) if used is None else used)
-        left = left if arranged(left, [one for one, _ in keys]) else self.narrowed(left, wanted)
+        left = left if is_arranged(left, [one for one, _ in keys]) else self.narrowed(left, wanted)
         if how in ("semi", "anti"):
             right = self.narrowed(right, read)
-        elif not arranged(right, [other for _, other in keys]):
+        elif not is_arranged(right, [other for _, other in keys]):
             right = self.narrowed(right, wanted)
         shared = set() if how == "full" else self._shared_keys(left, right, keys, how, used)
         left, right = self._apart(left, right, keys, shared, wanted)
@@ -250,7 +250,7 @@ class Steps:
         taken = {name for name in left.of.schema.names if name in right.of.schema.names} - shared
         if not taken:
             return left, right
-        if arranged(right, [other for _, other in keys]) and not arranged(left, [one for one, _ in keys]):
+        if is_arranged(right, [other for _, other in keys]) and not is_arranged(left, [one for one, _ in keys]):
             return self._rename_columns(left, taken, shared, right, wanted), right
         return left, self._rename_columns(right, taken, shared, left, wanted)
 
@@ -266,7 +266,7 @@ class Steps:
         for name in order:
             new = fresh(logical[name], {**columns, **dict.fromkeys(other.of.schema.names)})
             names[name] = new if name in renamed else name
-            columns[names[name]] = quoted(name)
+            columns[names[name]] = quote_name(name)
         known = {each: names[name] for each, name in kept.items()}
         return Relation(self._project(rows.of, columns, self._star_columns(known, columns)), known, rows.solid)
 
@@ -294,8 +294,8 @@ def _comparing(left: Relation, one: Tree, right: Relation, other: Tree) -> Pair:
         return one, other
     kind = meeting(kinds)
     if kind is None:
-        found = f"{shown(one)} = {shown(other)} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
-        raise refused(one, found, "cast one of them")
+        found = f"{show_tree(one)} = {show_tree(other)} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
+        raise query_error(one, found, "cast one of them")
     return as_type(one, kinds[0], kind), as_type(other, kinds[1], kind)
 
 
@@ -304,7 +304,7 @@ def as_type(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
     return tree if kind == wanted else cast(tree, sql_name(wanted))
 
 
-def arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
+def is_arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
     """Whether it is an input that is arranged by these keys."""
     spec = getattr(rows.of, "spec", None)
     if spec is None or not all(isinstance(each, exp.Column) for each in keys):
@@ -344,10 +344,10 @@ class Grouped(NamedTuple):
             none = _of_nothing(node) if empty else None
             return found.copy() if none is None else call("coalesce", found, none)
 
-        return replaced(tree, change)
+        return replace_nodes(tree, change)
 
 
-def grouped(
+def group_rows(
     steps: Steps, rows: Relation, query: SelectQuery, keys: Sequence[Made], found: Mapping[str, Tree]
 ) -> Grouped:
     """Group some rows.  ``keys``: further group columns.  ``found``: aggregates, by their text."""
@@ -370,7 +370,7 @@ def grouped(
         return Grouped(steps.distinct(steps.narrowed(rows, {each.logical for each in groups})), known)
     made, told = dict[str, str](), dict[str, str]()
     for key, each in found.items():
-        name = fresh(names.get(key, shown(each)), [*by, *told])
+        name = fresh(names.get(key, show_tree(each)), [*by, *told])
         logical = steps.number(key)
         made[logical], told[name], known[key] = name, rows.sql(each), column(logical)
     of = steps.then(
@@ -381,7 +381,7 @@ def grouped(
 
 
 def _column_name(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
-    return rows.name(tree) if isinstance(tree, exp.Column) else names.get(text(tree), shown(tree))
+    return rows.name(tree) if isinstance(tree, exp.Column) else names.get(text(tree), show_tree(tree))
 
 
 def _of_nothing(node: Tree) -> Tree | None:

@@ -35,18 +35,18 @@ from ddflow.plan.sql.query import (
     ReadQuery,
     SelectQuery,
     ValuesQuery,
+    add_brackets,
     all_of,
     any_of,
-    bracketed,
     call,
     cast,
     column,
     names_of,
     number,
-    quoted,
-    refused,
-    replaced,
-    shown,
+    query_error,
+    quote_name,
+    replace_nodes,
+    show_tree,
 )
 from ddflow.plan.sql.relation import Made, Pair, Relation, Steps, fresh
 from ddflow.plan.sql.tables import Tables
@@ -113,7 +113,7 @@ class Subqueries:
             else:
                 rows, value = self._lower_as_value(rows, each, asked)
             made[each.asked] = exp.Paren(this=value)
-        return rows, replaced(tree, lambda node: made[node.asked] if isinstance(node, Nested) else None)
+        return rows, replace_nodes(tree, lambda node: made[node.asked] if isinstance(node, Nested) else None)
 
     # Conditions: semi and anti joins.
 
@@ -126,7 +126,7 @@ class Subqueries:
         if not anti or asked.kind == "exists":
             return out
         if len(operands) > 1:
-            raise refused(asked.written, "NOT IN of several columns", "write NOT EXISTS, saying what null means")
+            raise query_error(asked.written, "NOT IN of several columns", "write NOT EXISTS, saying what null means")
         operand, value = operands[0], column("0")
         if met.rows.nullable(value):
             unknown = self.steps.filtered(met.rows, [_null(value)])
@@ -153,7 +153,7 @@ class Subqueries:
     def _match_constants(self, rows: Relation, operands: Sequence[Tree]) -> tuple[Relation, list[Pair]]:
         """Return the rows that IN may find, and its pairs.  A constant is no key: it filters the rows before."""
         pairs = [(each, column(str(index))) for index, each in enumerate(operands)]
-        fixed = [exp.EQ(this=bracketed(one.copy()), expression=other) for one, other in pairs if not names_of(one)]
+        fixed = [exp.EQ(this=add_brackets(one.copy()), expression=other) for one, other in pairs if not names_of(one)]
         return self.steps.filtered(rows, fixed), [pair for pair in pairs if names_of(pair[0])]
 
     # Elsewhere: marks.
@@ -166,7 +166,7 @@ class Subqueries:
             rows, found = self._mark(rows, met.rows, met.keys)
             return rows, found
         if len(operands) > 1:
-            raise refused(asked.written, "IN of several columns within an expression", "write EXISTS")
+            raise query_error(asked.written, "IN of several columns within an expression", "write EXISTS")
         operand, value = operands[0], column("0")
         other, pairs = self._match_constants(met.rows, operands)
         rows, found = self._mark(rows, other, [*met.keys, *pairs])
@@ -179,7 +179,7 @@ class Subqueries:
     def _mark(self, rows: Relation, other: Relation, keys: Sequence[Pair]) -> tuple[Relation, Tree]:
         """Join a mark to the rows; return them and a condition that is true if a row of the other side was met."""
         mark = self.steps.number("mark")
-        columns = [Made(self.steps.number("key"), shown(each), each) for _, each in keys]
+        columns = [Made(self.steps.number("key"), show_tree(each), each) for _, each in keys]
         made = self.steps.projected(other, [*columns, Made(mark, "met", exp.true())])
         pairs = [(one, column(each.logical)) for (one, _), each in zip(keys, columns, strict=True)]
         rows = self.steps.joined(rows, self.steps.distinct(made), pairs, "left", used={*rows.names, mark})
@@ -193,7 +193,7 @@ class Subqueries:
             return self._aggregate(rows, query, query.items[0], rejects)
         met = self._prepare_join(rows, asked)
         keys = [
-            Made(self.steps.number("key"), met.rows.names.get(each.name, shown(each)), each) for _, each in met.keys
+            Made(self.steps.number("key"), met.rows.names.get(each.name, show_tree(each)), each) for _, each in met.keys
         ]
         value = Made(self.steps.number("value"), asked.query.columns[0], column("0"))
         known = [exp.Not(this=_null(each.tree)) for each in keys if met.rows.nullable(each.tree)]
@@ -209,7 +209,7 @@ class Subqueries:
     def _count_rows(self, rows: Relation, by: list[str], value: Made, count: str) -> Relation:
         """Compute a value for each key, and how many rows the key has."""
         name, counts = rows.names[value.logical], fresh("rows", rows.of.schema.names)
-        told = {name: f"max({quoted(name)})", counts: "count(*)"}
+        told = {name: f"max({quote_name(name)})", counts: "count(*)"}
 
         def make() -> Any:
             return (rows.of.group_by(*by) if by else rows.of).agg(**told)
@@ -231,14 +231,14 @@ class Subqueries:
             rows, there = self._aggregate(rows, query, exp.true(), False)
             return rows, exp.Not(this=_null(there))
         if query.having or len(operands) > 1:
-            raise refused(asked.written, "IN of an aggregate under HAVING, or of several", "compare with = instead")
+            raise query_error(asked.written, "IN of an aggregate under HAVING, or of several", "compare with = instead")
         rows, value = self._aggregate(rows, query, query.items[0], False)
-        return rows, exp.EQ(this=bracketed(operands[0].copy()), expression=exp.Paren(this=value))
+        return rows, exp.EQ(this=add_brackets(operands[0].copy()), expression=exp.Paren(this=value))
 
     def _aggregate(self, rows: Relation, query: SelectQuery, item: Tree, rejects: bool) -> tuple[Relation, Tree]:
         """Compute a value of an aggregate without groups."""
         carry, outers = self._carry_columns(rows, query)
-        keys = [Made(self.steps.number("key"), shown(tree), tree) for _, tree in carry.columns]
+        keys = [Made(self.steps.number("key"), show_tree(tree), tree) for _, tree in carry.columns]
         found = self.lower.whole(query, carry, keys)
         pairs = [(outer, column(each.logical)) for outer, each in zip(outers, keys, strict=True)]
         pairs = self.null_safe(rows, pairs) if carry.domain is not None else pairs
@@ -352,7 +352,7 @@ def _some(kind: pa.DataType) -> Tree:
 
 
 def _null(tree: Tree) -> Tree:
-    return exp.Paren(this=exp.Is(this=bracketed(tree.copy()), expression=exp.null()))
+    return exp.Paren(this=exp.Is(this=add_brackets(tree.copy()), expression=exp.null()))
 
 
 def _case(branches: Sequence[tuple[Tree, Tree]], default: Tree) -> Tree:

@@ -21,7 +21,7 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions.parse import Tree
-from ddflow.plan.sql.query import Joining, Leaf, Nested, ReadQuery, SelectQuery, replaced, text
+from ddflow.plan.sql.query import Joining, Leaf, Nested, ReadQuery, SelectQuery, replace_nodes, text
 from ddflow.plan.sql.relation import Pair, Relation, Steps
 
 _FLIPPED = {exp.GTE: exp.LTE, exp.GT: exp.LT, exp.EQ: exp.EQ}
@@ -47,11 +47,11 @@ def _below(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
     return leaf.of, names.index(item.name)
 
 
-def ranked(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
+def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tree]]:
     """Find the smallest bound of a column, and the other conditions.  ``rank``: its name or text.
 
     >>> from ddflow.expressions.parse import parse
-    >>> ranked([parse("rn < 4").tree, parse("a = 1").tree], "rn")[0], ranked([parse("a = 1").tree], "rn")[0]
+    >>> split_rank_bound([parse("rn < 4").tree, parse("a = 1").tree], "rn")[0], split_rank_bound([parse("a = 1").tree], "rn")[0]
     (3, None)
     """
     most, left = None, list[Tree]()
@@ -157,7 +157,7 @@ class Tables:
         fields = [field for part in parts if read & part.logical() for field in self._fields(part)]
         every = [tree, *(operand for each in tree.find_all(Nested) for operand in each.operands)]
         rows = Relation(pa.schema(fields).empty_table(), {field.name: field.name for field in fields})
-        return any(rows.can_fail(replaced(each, _as_null)) for each in every)
+        return any(rows.can_fail(replace_nodes(each, _as_null)) for each in every)
 
     def _fields(self, part: Leaf | Joining) -> list[pa.Field]:
         """List the columns of tables, under their logical names."""
@@ -242,7 +242,7 @@ class Tables:
         for index, name in enumerate(query.columns):
             logical = leaf.names[name]
             if isinstance(query, SelectQuery) and ranks(query, index):
-                bound, own = ranked(own, logical)
+                bound, own = split_rank_bound(own, logical)
                 if bound is not None:
                     bounds[index] = bound, logical in used | self.lower.refs(*own)
         made = self.lower.query(query, bounds=bounds)

@@ -63,10 +63,10 @@ Figures = Mapping[Collection, Sequence[str]]
 
 def explain(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Explained:
     """Explain all outputs, or one output or input, as text.  O(nodes).  Raises `SpecError` for an unknown name."""
-    return explained(plan, named(plan, name), figures)
+    return explain_collections(plan, select_roots(plan, name), figures)
 
 
-def named(plan: Plan, name: str | None) -> Mapping[str, Collection]:
+def select_roots(plan: Plan, name: str | None) -> Mapping[str, Collection]:
     """Select the collections to explain: all outputs, or all inputs if there are none, or the one called `name`."""
     known: dict[str, Collection] = {**plan.inputs, **plan.outputs}
     if name is None:
@@ -76,7 +76,7 @@ def named(plan: Plan, name: str | None) -> Mapping[str, Collection]:
     return {name: known[name]}
 
 
-def explained(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> Explained:
+def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Figures | None = None) -> Explained:
     """Explain some collections, by name, as text.
 
     >>> import pyarrow as pa
@@ -85,7 +85,7 @@ def explained(plan: Plan, roots: Mapping[str, Collection], figures: Figures | No
     >>> plan = Plan()
     >>> people = plan.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id", null_key="drop"))
     >>> by_city = plan.output("by_city", people.filter("id > 0").count("city"))
-    >>> print(explained(plan, {"by_city": by_city}))
+    >>> print(explain_collections(plan, {"by_city": by_city}))
     output by_city: city string, count int64
     └─ count(by=['city'])    rows move to their [city]; kept by [city]
        └─ filter('id > 0')
@@ -107,7 +107,7 @@ def explained(plan: Plan, roots: Mapping[str, Collection], figures: Figures | No
             again = node in seen
             seen.add(node)
             entry = entries.get(node)
-            text, notes = written(node, names), notes_of(node, entry, standing, paired, root is node)
+            text, notes = write_operator(node, names), notes_of(node, entry, standing, paired, root is node)
             notes += (figures or {}).get(node, ())
             note = "as above" if again else "; ".join(notes)
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
@@ -124,7 +124,7 @@ def columns_text(schema: pa.Schema) -> str:
     return cut(", ".join(f"{field.name} {field.type}" for field in schema))
 
 
-def written(node: Collection, names: Mapping[Collection, str]) -> str:
+def write_operator(node: Collection, names: Mapping[Collection, str]) -> str:
     """Write an operator with its arguments."""
     if node in names:
         return f"input {names[node]}"
@@ -193,7 +193,7 @@ BESIDE, BELOW, LANE, SWEEPS = 24.0, 44.0, 16.0, 8
 class Size(NamedTuple):
     """The size of a box, in pixels.
 
-    >>> places = laid_out([Size(40, 10), Size(60, 10), Size(50, 10)], [(), (), (0, 1)])
+    >>> places = lay_out([Size(40, 10), Size(60, 10), Size(50, 10)], [(), (), (0, 1)])
     >>> [(place.x, place.y) for place in places.boxes], places.width, places.height
     ([(20.0, 5.0), (94.0, 5.0), (57.0, 59.0)], 124.0, 64.0)
     """
@@ -287,7 +287,7 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
     return sum(values) / len(values) if values else otherwise
 
 
-def laid_out(sizes: Sequence[Size], inputs: Sequence[Sequence[int]]) -> Drawing:
+def lay_out(sizes: Sequence[Size], inputs: Sequence[Sequence[int]]) -> Drawing:
     """Lay out boxes.  ``inputs``: for each box the numbers of the boxes before it.  Pure."""
     layers = _Layers(sizes, inputs)
     layers.order()
@@ -348,11 +348,11 @@ def picture(plan: Plan, name: str | None = None, figures: Figures | None = None)
     >>> drawn[:4], drawn.count("<rect"), "input people" in drawn, "output by_city" in drawn
     ('<svg', 3, True, True)
     """
-    boxes = _boxes(plan, named(plan, name), figures or {})
-    return Picture(_svg(boxes, laid_out([each.size for each in boxes], [each.of for each in boxes])))
+    boxes = _boxes(plan, select_roots(plan, name), figures or {})
+    return Picture(_svg(boxes, lay_out([each.size for each in boxes], [each.of for each in boxes])))
 
 
-def shown_as(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> Explained | Picture:
+def render_plan(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> Explained | Picture:
     """Explain a plan as text or as a picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
     if format not in ("text", "svg"):
         raise SpecError(Phrase("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'")
@@ -382,7 +382,9 @@ def _boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) -> lis
         at[node] = len(boxes)
         of = [at[each] for each in node.inputs]
         boxes.append(
-            Box(kind, _wrap_text(written(node, names)), [line for each in notes for line in _wrap_text(each)], of)
+            Box(
+                kind, _wrap_text(write_operator(node, names)), [line for each in notes for line in _wrap_text(each)], of
+            )
         )
     for name, node in roots.items():
         if names.get(node) != name:

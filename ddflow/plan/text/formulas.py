@@ -127,9 +127,9 @@ def changed_by(
     if not changed:
         return
     if expression.text is not None:
-        from ddflow.expressions.sql import carried  # with its parser, which takes long to import
+        from ddflow.expressions.sql import find_wider_type  # with its parser, which takes long to import
 
-        found = carried(expression.text, old, new)
+        found = find_wider_type(expression.text, old, new)
         if found is not None and (kind is None or expression.type == kind or widening(kind, expression.type)):
             return
     what = cut(repr(expression.text)) if expression.text is not None else "a function, or an expression of pyarrow's,"

@@ -55,15 +55,15 @@ def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
     return groups
 
 
-def aggregated(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
+def aggregate_rows(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
     """Aggregate the rows: see `ddflow.plan.verbs.groups.Grouping.agg`.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
     >>> orders = flow.upserts("orders", {"id": int, "city": str, "n": int}, dd.Upsert(key="id"))
-    >>> aggregated(orders, ["city"], {"least": "min(n)", "most": "max(n)"})
+    >>> aggregate_rows(orders, ["city"], {"least": "min(n)", "most": "max(n)"})
     OrderedAgg(city string, least int64, most int64)
-    >>> aggregated(orders, ["city"], {"least": "min(n)", "n": "sum(n)"}).schema.names
+    >>> aggregate_rows(orders, ["city"], {"least": "min(n)", "n": "sum(n)"}).schema.names
     ['city', 'least', 'n']
     """
     own = {name for name, given in texts.items() if isinstance(given, AppliedAggregate)}
@@ -268,7 +268,7 @@ class Grouping(NamesElsewhere, Generic[Made]):
             if not isinstance(text, AppliedAggregate) and written_aggregate(name, text).counts_rows:
                 counted: Made = self._of.count(self._by, name=name)
                 return counted
-        made: Made = aggregated(self._of, self._by, aggregates)
+        made: Made = aggregate_rows(self._of, self._by, aggregates)
         return made
 
 

@@ -18,7 +18,7 @@ Join(id int64, customer int64, city string)
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: join: both sides have the columns ['id'], which are not joined; rename them on one side: ...
->>> joined(orders, customers.project({"customer": "id", "city": "city"}), "customer", "left", None).schema.names
+>>> join_collections(orders, customers.project({"customer": "id", "city": "city"}), "customer", "left", None).schema.names
 ['id', 'customer', 'city']
 """
 
@@ -58,7 +58,7 @@ class Sides(NamedTuple):
         return [*left, *((name, 1, name) for name in self.shown[1] if name not in self.merged)]
 
 
-def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> Any:
+def join_collections(left: Any, right: Any, on: Any, how: str, condition: str | None) -> Any:
     """Join two collections: see `ddflow.plan.verbs.joins.JoinVerbs.join`."""
     if how not in KINDS:
         raise SpecError(
@@ -83,7 +83,7 @@ def joined(left: Any, right: Any, on: Any, how: str, condition: str | None) -> A
     return made
 
 
-def looked_up(left: Any, right: Any, on: Any, how: str) -> Any:
+def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     """Look rows up: see `ddflow.plan.verbs.joins.JoinVerbs.lookup`."""
     if how not in ("left", "inner"):
         raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
@@ -411,7 +411,7 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         >>> people.join(people.project({"boss": "id", "grand": "boss"}), on="boss")
         Join(id int64, boss int64, grand int64)
         """
-        made: Made = joined(self, right, on, how, condition)
+        made: Made = join_collections(self, right, on, how, condition)
         return made
 
     def lookup(
@@ -450,7 +450,7 @@ class JoinVerbs(VerbFamily[Made], Generic[Made]):
         `NegativeMultiplicity` where a row of the left is there less than zero times.  On a state that has had steps, a
         new one looks up as of now.
         """
-        made: Made = looked_up(self, right, on, how)
+        made: Made = look_up_rows(self, right, on, how)
         return made
 
     def arrange(self, by: str | Sequence[str]) -> Made:

@@ -12,7 +12,7 @@ a part that gets a column changes no id. A column that comes later is left out w
 >>> given, rests = with_rests(pairs, {"id": "id", "shop": "shop", "town": "city"}, [["id", "shop"]])
 >>> given, rests
 ({'town': 'city'}, (Rest(at=0, path=(0,), without=(), begin='', now=''),))
->>> list(expanded(pairs, given, rests))
+>>> list(expand_rests(pairs, given, rests))
 ['id', 'shop', 'town']
 """
 
@@ -99,7 +99,7 @@ def with_rests(
     return given, tuple(sorted(made, key=lambda each: each.at))
 
 
-def expanded(of: Any, given: Mapping[str, Any], rests: Sequence[Rest]) -> dict[str, Any]:
+def expand_rests(of: Any, given: Mapping[str, Any], rests: Sequence[Rest]) -> dict[str, Any]:
     """List all columns of a projection, in their order.  O(nodes x columns)."""
     ways, out, named = origins(of) if rests else {}, dict[str, Any](), [*given.items()]
     for at in range(len(named) + 1):
