@@ -342,7 +342,7 @@ def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[s
     own = given.empty_table().drop_columns(carried_only(given, bound.schema))
     declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])
     try:
-        conform(from_spark(own, declared, what), declared, repr(name), bound.required)
+        conform(from_spark(own, declared, what), declared, repr(name), bound.needed_columns)
     except SchemaMismatch as error:
         for field in declared:
             if error.asked == f"column {field.name!r} of {what}":

@@ -67,7 +67,7 @@ def open_log(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) ->
         kind = how.dialect.kind or (None if columnar else MESSAGES)
         return open_files(paths, how=replace(how, dialect=how.dialect._replace(kind=kind)))
     types = dict(zip(bound.schema.names, bound.schema.types, strict=True))
-    given = open_files(paths, types, bound.required, bound.schema, how)
+    given = open_files(paths, types, bound.needed_columns, bound.schema, how)
     if more := [name for name in given.schema.names if name not in types]:
         found = f"{given.changes.new[more[0]]} has a column {more[0]!r}, which the state has not"
         raise SchemaMismatch(f"the log of {bound.name!r}", found, did_you_mean(more[0], types))

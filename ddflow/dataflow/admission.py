@@ -108,7 +108,7 @@ class Admission:
         self.bound, self.arrived = bound, 0
         self.columns: list[str] = bound.schema.names
         """Those that the last rows had."""
-        self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.required
+        self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.needed_columns
         self.table: str | None = None
         """That messages are of, once one has said it; the engine sets it."""
         doubted = [at for at, field in enumerate(bound.schema) if bound.format is None and has_unsound(field.type)]
@@ -220,8 +220,10 @@ class Admission:
             if not batch.schema.equals(schema, check_metadata=True):
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         else:
-            batch = one_batch(conform(table, schema, self.what, self.required, self.bound.name, self.bound.fixed))
-        return self.bound.noted(batch, table.column_names) if self.notes else batch
+            batch = one_batch(
+                conform(table, schema, self.what, self.required, self.bound.name, self.bound.deciding_columns)
+            )
+        return self.bound.add_notes(batch, table.column_names) if self.notes else batch
 
     def admit(
         self,

@@ -119,7 +119,7 @@ class UpdateBuffer:
             order_by_rank(ranks - np.int32(begin), (diffs > 0).astype(np.int64), np.int64(end - begin), order)
             rows = pa.concat_tables([part.rows for part in parts]).combine_chunks()
             whole = Updates(rows, ranks, diffs, parts[0].times)
-            yield whole.picked(order).to_table(schema, time_type)
+            yield whole.pick(order).to_table(schema, time_type)
 
 
 def _slice_updates(updates: Updates, begin: int, end: int) -> Updates:

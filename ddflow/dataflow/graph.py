@@ -324,7 +324,7 @@ def _whole(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
 
 def pick_alike(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: Alike) -> Updates:
     """Return the updates that have the values of a row. ``names``: its columns, as the updates name them. O(n)."""
-    return updates.picked(np.flatnonzero(alike.which(updates.rows.select([*names]), given, names)))
+    return updates.pick(np.flatnonzero(alike.which(updates.rows.select([*names]), given, names)))
 
 
 def trace_names(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Container[Collection] = ()) -> Names:

@@ -65,7 +65,7 @@ class PendingRun:
     def own(cls, events: Events, final: bool = False) -> PendingRun:
         """Hold events in separate memory: copy them if they are a slice of a larger table. O(1), or O(n)."""
         run = cls.resident(events, final)
-        return cls.resident(events.copied(), final) if run.wasteful else run
+        return cls.resident(events.copy(), final) if run.wasteful else run
 
     @classmethod
     def spilled(cls, batch_store: BatchStore, events: Events) -> PendingRun:

@@ -112,7 +112,7 @@ class SideOutputs:
             rows = np.flatnonzero(stale)
             further = resolution.winner_orders(rows)
         events = resolution.events.rows.take(pa.array(rows))
-        columns = [events.column(n) for n in input.bound.told] + further
+        columns = [events.column(n) for n in input.bound.event_columns] + further
         times = time_column(resolution.events.times[rows], self.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
         return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.time_type))

@@ -256,4 +256,4 @@ class Computation:
         high, _ = identities(piece.rows.select(list(names)), self.graph.secret, piece.diffs.size)
         at = (high >> np.uint64(64 - bits)).astype(np.uint16)
         ends = np.concatenate([ints(0), np.cumsum(np.bincount(at, minlength=1 << bits))])
-        return self.buffer.keep(piece.picked(np.argsort(at, kind="stable"))), ends
+        return self.buffer.keep(piece.pick(np.argsort(at, kind="stable"))), ends

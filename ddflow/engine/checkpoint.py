@@ -220,7 +220,7 @@ def _rows(
     """Fill the arrangement of an input, and the horizon of its keys."""
     rows, keys = [(f"{what}, rows", each.rows) for what, each in found], upsert.identified
     upsert.arrangements = (
-        _restore_arrangement(dataflow, upsert.arranged, rows, batch_store, indexed, upsert.rehashed, sieved, keys),
+        _restore_arrangement(dataflow, upsert.arranged, rows, batch_store, indexed, upsert.hash_rows, sieved, keys),
     )
     if upsert.expiring is not None:
         known = [each.horizon for _, each in found if each.horizon is not None]
@@ -248,7 +248,7 @@ def _groups(
             [(f"{what}, arrangements[{n}]", each.arrangements[n]) for what, each in parts],
             batch_store,
             indexed,
-            running.rehashed,
+            running.hash_rows,
             sieved,
             running.identified,
         )

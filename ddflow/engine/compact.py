@@ -146,7 +146,7 @@ def rewrite(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows:
     """Copy the pending events out of runs that have released others. O(their bytes)."""
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:
-            new = Waiting.resident(run.waiting.copied(), run.final)
+            new = Waiting.resident(run.waiting.copy(), run.final)
         else:
             new = Waiting.spilled(home, run.waiting)
         look(len(run.waiting))

@@ -78,7 +78,7 @@ def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> N
         if name in change.columns or name in change.types:
             hashed = bool(set(added) & set(upsert.tracked or ()))
             if not rekeys(was.identified, upsert.identified):
-                regrown(was.arranged, upsert.arranged.schema, upsert.rehashed, hashed)
+                regrown(was.arranged, upsert.arranged.schema, upsert.hash_rows, hashed)
             _wait(dataflow, name, upsert.bound.event_schema)
         _keep(was, upsert, dataflow)
         upsert.unfed = not dataflow.admissions[name].arrived
@@ -111,9 +111,9 @@ def _keep(was: Readable, running: Readable, dataflow: Dataflow) -> None:
         if rekeys(was.identified, running.identified):
             below, home = bool(arranged.lower), dataflow.budget.home
             new.slots.lasting = arranged.slots.lasting
-            rekeyed(arranged, new, running.rehashed, not below, home if below else None)
+            rekeyed(arranged, new, running.hash_rows, not below, home if below else None)
         elif arranged.schema != new.schema:
-            regrown(arranged, new.schema, running.rehashed, False)
+            regrown(arranged, new.schema, running.hash_rows, False)
     if not rekeys(was.identified, running.identified):
         running.arrangements = was.arrangements
 

@@ -166,7 +166,7 @@ class Contents:
             columns |= {name: self.order.column(name).take(first) for name in self.ordered}
         same = {name for name, column in columns.items() if column.type == self.bound.schema.field(name).type}
         every = [columns[f.name] if f.name in same else pa.nulls(n, f.type) for f in self.bound.schema]
-        return self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+        return self.bound.add_notes(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
 
 
 def order_columns(spec: Spec | Differences) -> list[str]:

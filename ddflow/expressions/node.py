@@ -243,9 +243,9 @@ def on_arrays(compute: Compute) -> Compute:
     """Let ``compute``, written for arrays of one length, take scalars too; scalars alone give a scalar."""
 
     @wraps(compute)
-    def wrapped(*values: Datum) -> Datum:
+    def compute_arrays(*values: Datum) -> Datum:
         rows = [len(value) for value in values if not isinstance(value, pa.Scalar)]
         result: pa.Array = compute(*(broadcast(value, rows[0] if rows else 1) for value in values))
         return result if rows else result[0]
 
-    return wrapped
+    return compute_arrays

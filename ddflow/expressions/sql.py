@@ -1,8 +1,8 @@
 """SQL text compiled to a runner, and whether it means the same over wider columns.
 
 Guarantees: equal texts over equal columns have equal nodes, so those of short texts are kept; a refusal is not.
-`carried` gives a type only if the values over the wider columns are those over the narrower ones, for every row.
-Limits: text is never compared with numbers in `carried`, because a cast from text depends on the type that it meets.
+`find_wider_type` gives a type only if the values over the wider columns are the narrower ones, for every row.
+Limits: text is never compared with numbers there, because a cast from text depends on the type that it meets.
 
 >>> run, names = compile_sql("n + 1 > 2", pa.schema({"id": pa.string(), "n": pa.int64()}), True, "filter of 'a'")
 >>> run(pa.record_batch({"n": [1, 2, None]})).to_pylist(), names
@@ -114,8 +114,9 @@ def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | 
 
     >>> import pyarrow as pa
     >>> old, new = pa.schema({"n": pa.int32()}), pa.schema({"n": pa.float64()})
-    >>> find_wider_type("case when n > 5 then 'many' else 'few' end", old, new), find_wider_type("coalesce(n, 0)", old, new)
-    (DataType(string), DataType(double))
+    >>> texts = ["case when n > 5 then 'many' else 'few' end", "coalesce(n, 0)"]
+    >>> [find_wider_type(text, old, new) for text in texts]
+    [DataType(string), DataType(double)]
     >>> find_wider_type("n / 2", old, new) is None
     True
 

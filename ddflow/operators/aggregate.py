@@ -66,7 +66,7 @@ class Agg(GroupOperator):
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the groups and the aggregates as JSON."""
-        aggregates = [{"name": e.call.name, "sql": e.call.text} | e.told(formulas) for e in self.aggregates]
+        aggregates = [{"name": e.call.name, "sql": e.call.text} | e.describe(formulas) for e in self.aggregates]
         return {"by": self.by, "aggregates": aggregates}
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
@@ -286,8 +286,8 @@ class RunningAggregate(Running):
     def _hashes(self, states: Sequence[pa.Array]) -> Words:
         return self.values.values(states, len(states[0]))
 
-    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Running.rehashed`.  The hash is that of the states."""
+    def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Running.hash_rows`.  The hash is that of the states."""
         return *self.keys.of(rows), self._hashes(arrays(rows, self.state.names))
 
     def recast(self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
@@ -303,15 +303,15 @@ class RunningAggregate(Running):
             there, results, _ = narrow._compute_results(states)
             filled(pa.Table.from_arrays(results, schema=was).filter(pa.array(there)), shown)
         parts = zip(self.parts.values(), states, narrow.parts.values(), strict=True)
-        states = [part.widened(state, its) for part, state, its in parts]
+        states = [part.widen(state, its) for part, state, its in parts]
         groups = arrays(rows, self.groups.names)
         return filled(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
-    def held(self, arranged: pa.Table) -> Updates:
-        """See `Readable.held`: the results of groups that have rows."""
+    def output_rows(self, arranged: pa.Table) -> Updates:
+        """See `Readable.output_rows`: the results of groups that have rows."""
         there, results, _ = self._compute_results(arrays(arranged, self.state.names))
         columns = [*arrays(arranged, self.groups.names), *results]
-        return once_each(pa.Table.from_arrays(columns, schema=self.shown)).picked(np.flatnonzero(there))
+        return once_each(pa.Table.from_arrays(columns, schema=self.shown)).pick(np.flatnonzero(there))
 
     def _overflow(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
         """Build the error for a group's value that leaves its type after a cell."""

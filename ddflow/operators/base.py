@@ -86,9 +86,9 @@ class Readable:
 
     def pieces(self, as_of: int | None) -> Iterable[Updates]:
         """Yield the rows of its output as of a time, by default now, piece by piece.  O(rows)."""
-        return (self.held(table) for table in self.arranged.pieces(as_of))
+        return (self.output_rows(table) for table in self.arranged.pieces(as_of))
 
-    def held(self, arranged: pa.Table) -> Updates:
+    def output_rows(self, arranged: pa.Table) -> Updates:
         """Convert rows of its arrangement to rows of its output; more columns may come along.  O(rows)."""
         return once_each(arranged)
 
@@ -127,7 +127,7 @@ class Readable:
                 each.lapses(old.lapse.of)
         self.arrangements = tuple(fresh)
 
-    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+    def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """Compute the hashes that its arrangement keeps with these rows.  O(rows).
 
         For a live version all three are those it keeps; for a deletion, whose row may be filler, they may be any.

@@ -131,6 +131,6 @@ class RunningCount(SteppedRows):
         self.given.put(0, None)
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 
-    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Running.rehashed`.  The hash is the count itself."""
+    def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Running.hash_rows`.  The hash is the count itself."""
         return *self.keys.of(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)

@@ -80,4 +80,4 @@ def passing(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], r
         return updates
     shown = pa.RecordBatch.from_arrays(arrays(updates.rows, read.names), schema=read)
     places = np.flatnonzero(flags(predicate(shown)))
-    return updates if places.size == updates.diffs.size else updates.picked(places)
+    return updates if places.size == updates.diffs.size else updates.pick(places)

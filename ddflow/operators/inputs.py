@@ -70,7 +70,7 @@ class RunningDifferences(RunningThreshold):
     >>> from ddflow.plan.inputs.differences import Differences, bind_differences
     >>> bound = bind_differences("log", pa.schema({"v": pa.string(), "n": pa.int64()}), Differences("n", keep=True))
     >>> log, times = RunningDifferences(bound, Secret(1, 2)), np.array([7, 7])
-    >>> events = bound.noted(pa.record_batch({"v": ["a", "b"], "n": [3, 0]}), ["v", "n"])
+    >>> events = bound.add_notes(pa.record_batch({"v": ["a", "b"], "n": [3, 0]}), ["v", "n"])
     >>> outcome = log.resolve(Events(events, times, times, np.arange(2)), np.array([7]), since=7)
     >>> outcome.updates(bound.row_schema).to_table(bound.row_schema, pa.int64()).to_pylist(), len(outcome.changes)
     ([{'v': 'a', '_time': 7, '_diff': 3}], 1)
@@ -102,7 +102,7 @@ class RunningDifferences(RunningThreshold):
         rows = pa.Table.from_batches([events.rows]).select(self.bound.row_schema.names)
         made = Updates(rows, ranks, diffs, times)
         if not diffs.all():
-            made = made.picked(np.flatnonzero(diffs))
+            made = made.pick(np.flatnonzero(diffs))
         counts = np.zeros(8, np.int64)
         counts[APPLIED] = n
         taken = TakenIn(self.bound, events, np.arange(n), counts, made)

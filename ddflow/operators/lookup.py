@@ -186,8 +186,8 @@ class RunningLookup(OrderedRows):
             right = Updates(empty(right.rows.schema), few(), ints(), left.times)
         return super().filling([left, right], since)
 
-    def held(self, arranged: pa.Table) -> Updates:
-        """See `Readable.held`: each row with what it found."""
+    def output_rows(self, arranged: pa.Table) -> Updates:
+        """See `Readable.output_rows`: each row with what it found."""
         if self.node.how == "inner":
             arranged = arranged.filter(arranged.column(FOUND))
         (times,) = arrays(arranged, [TIMES])

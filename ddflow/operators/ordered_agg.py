@@ -224,7 +224,7 @@ class RunningOrderedAgg(OrderedGroups):
         pool = arranged.slots.pool
         high, low, order = identified(arranged, references)
         heads, tied = starts(high, low), starts(high, low, order[:, : self.ways.tied])
-        if (places := self.ways.settled(pool, references, (~tied).astype(np.uint8))) is not None:
+        if (places := self.ways.sort_ties(pool, references, (~tied).astype(np.uint8))) is not None:
             references = references[places]
         times = np.asarray(gather(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0))
         begins = np.append(np.flatnonzero(heads), references.size)

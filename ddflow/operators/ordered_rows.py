@@ -13,7 +13,7 @@ and extremes read them from the front.
 >>> folded = rows.fold(Updates(table, few(0, 0), ints(1, 2), ints(5)), since=5)
 >>> rows.apply([folded.change], upper=6, since=5)
 >>> found = rows.look(*rows.groups([pa.array(["Bern"])], 1))
->>> rows.gathered(found.references).to_pylist(), found.values.tolist()
+>>> rows.gather_rows(found.references).to_pylist(), found.values.tolist()
 ([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
 """
 
@@ -105,7 +105,7 @@ class OrderedRows(SteppedRows):
         """Look up the rows of groups by ascending words, at most ``most`` of each.  See `group_rows`."""
         return group_rows(self.arranged, high, low, most=most, tied=tied, words=words, back=back)
 
-    def gathered(self, references: Ints) -> pa.Table:
+    def gather_rows(self, references: Ints) -> pa.Table:
         """Gather the rows at some references.  O(n)."""
         return gather(self.arranged.slots.pool, references, self.row)
 
@@ -147,16 +147,16 @@ class OrderedRows(SteppedRows):
         held = prior.reference & (LIVE - 1) & ~OCCUPIED
         return Folded(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
-    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Readable.rehashed`: the words of groups, multiplicities, and, of whole rows, all other words."""
+    def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Readable.hash_rows`: the words of groups, multiplicities, and, of whole rows, all other words."""
         high, low = self.keys.of(rows)
         times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
         if not set(self.row.names) <= set(rows.schema.names):
             return high, low, times  # of a file that was written before there were more columns
         return high, low, times, self._words(rows, *self.whole.of(rows))
 
-    def held(self, arranged: pa.Table) -> Updates:
-        """See `Readable.held`: each row as often as it is there."""
+    def output_rows(self, arranged: pa.Table) -> Updates:
+        """See `Readable.output_rows`: each row as often as it is there."""
         (times,) = arrays(arranged, [TIMES])
         return once_each(arranged)._replace(diffs=times.to_numpy())
 

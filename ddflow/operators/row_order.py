@@ -109,7 +109,7 @@ class RowOrder:
         """Whether rows with equal words are equal."""
         return bool(self.words) and not self.values
 
-    def sorted(self, rows: pa.Table, classes: Ints) -> Ints:
+    def sort_rows(self, rows: pa.Table, classes: Ints) -> Ints:
         """Sort rows by values.  ``classes``: int64[n], ascending, equal for those that tie.  O(n log n)."""
         keys: list[Any] = [classes]
         for each in self.values:
@@ -126,7 +126,7 @@ class RowOrder:
                 keys.append(ranks)
         return np.lexsort([key for key in reversed(keys) if key.size])
 
-    def settled(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
+    def sort_ties(self, pool: RowPool, references: Ints, ties: Flags) -> Ints | None:
         """Sort rows by values if their words tie; return None if no words tie.  O(tied rows).
 
         ``ties``: uint8[n], 1 where the words of a row are those of the one before."""
@@ -137,7 +137,7 @@ class RowOrder:
         classes = np.cumsum(ties == 0)[tied]
         schema = pa.schema([self.row.field(each.name).with_nullable(True) for each in self.values])
         out = np.arange(references.size)
-        out[tied] = tied[self.sorted(gather(pool, references[tied], schema), classes)]
+        out[tied] = tied[self.sort_rows(gather(pool, references[tied], schema), classes)]
         return out
 
 
@@ -156,7 +156,7 @@ def in_order(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
     words = words[first]
     classes = np.zeros(first.size, np.int64)
     classes[1:] = np.cumsum((words[1:] != words[:-1]).any(axis=1))
-    return first[order.sorted(rows.take(pa.array(first)), classes)]
+    return first[order.sort_rows(rows.take(pa.array(first)), classes)]
 
 
 def find_reordered(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
@@ -240,10 +240,10 @@ def first_rows(
         many[few] = np.minimum(MORE * many[few] + mine[few], most + touched[few])
     n = merged.size
     if turned is None:
-        places = ways.settled(pool, merged, ties)
+        places = ways.sort_ties(pool, merged, ties)
     else:
         place = place.take(turned)
-        places = ways.settled(pool, merged[::-1], np.append(ties[1:], np.uint8(0))[::-1])
+        places = ways.sort_ties(pool, merged[::-1], np.append(ties[1:], np.uint8(0))[::-1])
         places = None if places is None else n - 1 - places[::-1]
     if places is not None:
         merged, held = merged[places], held[places]

@@ -147,13 +147,13 @@ class RunningThreshold(RunningCount):
         times = self._times(counted.rows)
         if (beyond := np.flatnonzero(times == LEAST)).size:  # which has no opposite
             raise overflow(counted.rows, int(beyond[0]))
-        there = counted._replace(diffs=counted.diffs * times).picked(np.flatnonzero(times))
+        there = counted._replace(diffs=counted.diffs * times).pick(np.flatnonzero(times))
         return consolidate(there._replace(rows=there.rows.select(self.groups.names)), self.secret), change
 
-    def held(self, arranged: pa.Table) -> Updates:
-        """See `Readable.held`: each row as often as the function says."""
+    def output_rows(self, arranged: pa.Table) -> Updates:
+        """See `Readable.output_rows`: each row as often as the function says."""
         times = self._times(arranged)
-        return super().held(arranged)._replace(diffs=times).picked(np.flatnonzero(times))
+        return super().output_rows(arranged)._replace(diffs=times).pick(np.flatnonzero(times))
 
     def _times(self, rows: pa.Table) -> Ints:
         """Apply the function to multiplicities."""

@@ -134,7 +134,7 @@ class RunningToUpserts(OrderedRows):
         high, low = self.groups(arrays(updates.rows, self.by), n)
         by = sort(high, low)
         found = self.look(by.high[by.starts[:-1]], by.low[by.starts[:-1]])
-        rows, told.held_rows = self.gathered(found.references), self._none()
+        rows, told.held_rows = self.gather_rows(found.references), self._none()
         if rows.num_rows:
             keys = sort(*identities(rows.select(self.by), self.secret))
             hashes = value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
@@ -149,7 +149,7 @@ class RunningToUpserts(OrderedRows):
 
     def pieces(self, as_of: int | None) -> Iterator[Updates]:
         """See `Readable.pieces`: what all keys show.  O(rows), in memory."""
-        every = [self.held(table) for table in self.arranged.pieces(as_of)]
+        every = [self.output_rows(table) for table in self.arranged.pieces(as_of)]
         if every:
             rows = pa.concat_tables([each.rows for each in every])
             whole = once_each(rows)._replace(diffs=np.concatenate([each.diffs for each in every]))

@@ -227,7 +227,7 @@ class RunningTop(OrderedGroups):
         # Those that tie with the first row of a class may stand where it does.
         kept = np.flatnonzero(_before(held, heads)[first][np.cumsum(first) - 1] < self.limit)
         references, held, heads = references[kept], held[kept], heads[kept]
-        if (places := self.ways.settled(pool, references, (~first[kept]).astype(np.uint8))) is not None:
+        if (places := self.ways.sort_ties(pool, references, (~first[kept]).astype(np.uint8))) is not None:
             references, held = references[places], held[places]
         before = _before(held, heads)
         begin = np.maximum(before, self.offset)

@@ -94,7 +94,7 @@ class Updates(NamedTuple):
         """Slice the updates [begin, end), without a copy.  They need not be in the order of times."""
         return Updates(self.rows.slice(begin, end - begin), self.ranks[begin:end], self.diffs[begin:end], self.times)
 
-    def picked(self, places: Ints) -> Updates:
+    def pick(self, places: Ints) -> Updates:
         """Take the updates at ``places``."""
         return Updates(self.rows.take(pa.array(places)), self.ranks.take(places), self.diffs.take(places), self.times)
 
@@ -156,7 +156,7 @@ def negate(updates: Updates) -> Updates:
     if least.size:
         raise overflow(updates.rows, int(least[0]))
     order = retracting_first(updates.ranks, -updates.diffs, updates.times.size)
-    return updates._replace(diffs=-updates.diffs).picked(order)
+    return updates._replace(diffs=-updates.diffs).pick(order)
 
 
 def concat(parts: Sequence[Updates]) -> Updates:
@@ -168,7 +168,7 @@ def concat(parts: Sequence[Updates]) -> Updates:
     tables = [pa.Table.from_arrays(p.rows.columns, schema=pa.schema(fields)) for p in parts]
     rows = pa.concat_tables(tables).combine_chunks()
     order_by_rank(ranks, np.empty(0, np.int64), np.int64(times.size), order)
-    return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).picked(order)
+    return Updates(rows, ranks, np.concatenate([p.diffs for p in parts]), times).pick(order)
 
 
 Made = TypeVar("Made")
@@ -203,7 +203,7 @@ def set_apart(
     """
     high, low = identities(updates.rows.select(list(by)), secret, updates.diffs.size)
     _, first, number = np.unique(np.stack([high, low]), axis=1, return_index=True, return_inverse=True)
-    one_each, fails = updates.picked(first), np.zeros(first.size, bool)
+    one_each, fails = updates.pick(first), np.zeros(first.size, bool)
     ahead = [(0, first.size)]
     while ahead:
         begin, end = ahead.pop()
@@ -216,4 +216,4 @@ def set_apart(
             else:
                 ahead += [(begin, middle), (middle, end)]
     failing = fails[number.ravel()]
-    return compute(updates.picked(np.flatnonzero(~failing))), np.flatnonzero(failing)
+    return compute(updates.pick(np.flatnonzero(~failing))), np.flatnonzero(failing)

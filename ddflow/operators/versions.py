@@ -365,7 +365,7 @@ class RunningVersions(OrderedGroups):
                 rank[np.asarray(column.is_null())] = 0
                 classes = classes * np.int64(tied.size + 1) + rank
             live = content[tied] != 0
-            sorting = self.ties.sorted(table, classes * 2 + live)
+            sorting = self.ties.sort_rows(table, classes * 2 + live)
             at[tied] = tied[sorting]
             if not self.exact:
                 classes = classes[sorting]

@@ -83,8 +83,8 @@ class Partitioner:
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
         self.input, self.number, self.several = input, list(flow.inputs).index(input), len(flow.inputs) > 1
         self.declared, self.schema = bound.schema, chunk_schema(bound.schema, columns)
-        self.keys, self.required = bound.key_schema, bound.required
-        self.fixed = bound.fixed
+        self.keys, self.required = bound.key_schema, bound.needed_columns
+        self.fixed = bound.deciding_columns
         self.partitions, self.secret, self.restore = partitions, secret, restore
         self.format, self.target = bound.format, bound.target if bound.format else None
         self.table = None if heard is None else heard.table
@@ -250,7 +250,7 @@ def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
                 did_you_mean(name, bound.schema.names),
                 column=name,
             )
-    for name in bound.required:
+    for name in bound.needed_columns:
         if name not in names:
             raise SchemaMismatch(
                 asked,

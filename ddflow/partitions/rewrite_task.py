@@ -190,7 +190,7 @@ class _Task:
             upsert = opened_input(bound, self.secret)
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = horizon
-            return upsert.arranged, upsert.rehashed, upsert.identified
+            return upsert.arranged, upsert.hash_rows, upsert.identified
 
         was = None if self.start.cast is None else self.start.cast.inputs[name].bound
         old = None if was is None else partial(open_rows, was)
@@ -269,7 +269,7 @@ class _Task:
 
         def open_groups(of: Collection, number: int) -> Opened:
             made: Running = of.open(self._context(of))
-            return made.arrangements[number], made.rehashed, made.identified
+            return made.arrangements[number], made.hash_rows, made.identified
 
         def split(number: int) -> dict[int, ArrangementRecord]:
             schema = empty.arrangements[number].schema

@@ -362,7 +362,7 @@ class StageComputation(Computation):
         running, by = self.of.running[node], [name for name in names if name in node.fallible] or names
         made, failing = set_apart(lambda part: running.compute([part], self.since)[0], net, by, self.of.secret)
         if failing.size:
-            self.suspects.setdefault(node, []).append(self.buffer.keep(net.picked(failing)))
+            self.suspects.setdefault(node, []).append(self.buffer.keep(net.pick(failing)))
         return made, None
 
     def _send(self, sums: Iterable[Exchange]) -> None:
@@ -405,7 +405,7 @@ def as_updates(table: pa.Table, schema: pa.Schema) -> Updates:
     diffs: Ints = table.column(DIFF).to_numpy()
     rows = table.select(schema.names).cast(schema).combine_chunks()
     updates = Updates(rows, ranks.astype(np.int32), diffs, times if times.size else ints())
-    return updates if times.size < 2 else updates.picked(np.argsort(ranks, kind="stable"))
+    return updates if times.size < 2 else updates.pick(np.argsort(ranks, kind="stable"))
 
 
 def _rank_times(updates: Updates, times: Ints) -> Updates:

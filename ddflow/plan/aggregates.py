@@ -73,7 +73,7 @@ class AggregateCall(NamedTuple):
         """Whether it is ``count(*)``."""
         return self.function == "count" and not (self.arguments or self.ignores_nulls)
 
-    def refused(self, found: str, remedy: str) -> ExpressionError:
+    def error(self, found: str, remedy: str) -> ExpressionError:
         """Build the error for an invalid call."""
         return ExpressionError(f"agg {self.name}={cut(self.text)!r}", found, remedy)
 
@@ -87,12 +87,12 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
 
     empty = AggregateCall(name, str(text), "", [], False, [], False, "")
     if not isinstance(text, str):
-        raise empty.refused(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
+        raise empty.error(f"it is {type(text).__name__}", "write SQL, as in total='sum(amount)'")
     try:
         parsed = parse(text)
         parsed.check_quoted(columns)
     except Refusal as refusal:
-        raise empty.refused(refusal.found, refusal.fix) from refusal
+        raise empty.error(refusal.found, refusal.fix) from refusal
     tree, where, ignores, respects = parsed.tree, None, False, False
     while isinstance(tree, (*CALL_SUFFIXES, exp.Paren)):
         ignores, respects = ignores or isinstance(tree, exp.IgnoreNulls), respects or isinstance(tree, exp.RespectNulls)
@@ -100,12 +100,12 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
         where, tree = where if clause is None else clause.this, tree.this
     if not isinstance(tree, exp.Anonymous):
         remedy = "write one aggregate a column, and project what is made of several"
-        raise empty.refused("it is no call of an aggregate", remedy)
+        raise empty.error("it is no call of an aggregate", remedy)
     function = CALLED.get(tree.name.lower(), tree.name.lower())
     if function not in NAMES:
         near = [f"did you mean {each}? " for each in get_close_matches(function, sorted(NAMES), 1, ALIKE)]
         remedy = f"{''.join(near)}there are {', '.join(sorted(NAMES))}"
-        raise empty.refused(f"there is no aggregate {tree.name!r}", remedy)
+        raise empty.error(f"there is no aggregate {tree.name!r}", remedy)
     given, order, distinct = list(tree.expressions), list[OrderedBy](), False
     if given and isinstance(given[-1], exp.Order):
         ordered = given.pop()
@@ -120,14 +120,14 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
         ignores, respects = isinstance(given[0], exp.IgnoreNulls), isinstance(given[0], exp.RespectNulls)
         given[0] = given[0].this
     if respects and function not in ("first", "last"):
-        raise empty.refused(f"{function} skips nulls", "leave RESPECT NULLS out")
+        raise empty.error(f"{function} skips nulls", "leave RESPECT NULLS out")
     if function in ("first", "last") and len(given) == 2 and isinstance(given[1], exp.Boolean):
         ignores = ignores or bool(given.pop().this)
     star = len(given) == 1 and isinstance(given[0], exp.Star)
     if star and (function != "count" or distinct):
-        raise empty.refused(f"{function} takes no *", "name a column, or write count(*)")
+        raise empty.error(f"{function} takes no *", "name a column, or write count(*)")
     if len(given) != 1 and not (function == "count" and given):
-        raise empty.refused(f"{function} of {len(given)} arguments", f"write {function}(column)")
+        raise empty.error(f"{function} of {len(given)} arguments", f"write {function}(column)")
     arguments = [] if star else [_sql(each) for each in given]
     condition = "" if where is None else _sql(where)
     if condition:

@@ -111,7 +111,8 @@ def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -
     >>> people = plan.upserts("people", {"id": pa.int64(), "n": pa.int32()}, Upsert(key="id"))
     >>> _ = plan.output("many", people.filter("n > 9"))
     >>> _ = plan.output("by_n", people.count("n"))
-    >>> wide, nodes = evolve_plan(plan, {"people": widen_schema(people.bound, {"n": pa.int64(), "city": pa.string()}, "people")})
+    >>> schema = widen_schema(people.bound, {"n": pa.int64(), "city": pa.string()}, "people")
+    >>> wide, nodes = evolve_plan(plan, {"people": schema})
     >>> wide.outputs
     {'many': Filter(id int64, n int64, city string), 'by_n': Count(n int64, count int64)}
     >>> list(unlike(plan, wide, nodes))

@@ -240,7 +240,7 @@ def _batches(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
 
 def _events(table: pa.Table, bound: Bound) -> pa.RecordBatch:
     """Convert a piece to the input's types, without the rows that have no key."""
-    events = one_batch(conform(table, bound.schema, "an estimate", bound.required))
+    events = one_batch(conform(table, bound.schema, "an estimate", bound.needed_columns))
     if bound.spec.null_key == "keep":
         return events
     keyless = bound.keyless(events)

@@ -116,7 +116,7 @@ class Examination:
                 continue
             at = stored.at("inputs", name)
             with self.guard():
-                self._arrangement(upsert.arranged, inputs[name].rows, f"{at}, rows", upsert.rehashed, True)
+                self._arrangement(upsert.arranged, inputs[name].rows, f"{at}, rows", upsert.hash_rows, True)
             with self.guard():
                 complete = False
                 arrived += inputs[name].arrived
@@ -129,7 +129,7 @@ class Examination:
                     for n, (arranged, part) in enumerate(zip(each.arrangements, kept[name].arrangements, strict=True)):
                         with self.guard():
                             at = f"{stored.at('operators', name)}, arrangements[{n}]"
-                            self._arrangement(arranged, part, at, each.rehashed, False, self._place(name))
+                            self._arrangement(arranged, part, at, each.hash_rows, False, self._place(name))
         with self.guard():
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
             if complete and arrived != (done := resolved(known)) + waiting:

@@ -440,7 +440,7 @@ class _Comparison:
         if present.size:
             later &= present != 0
         if self.bound.spec.null_key != "keep":
-            later &= self.bound.keyless(self.bound.noted(batch, batch.schema.names)) == 0
+            later &= self.bound.keyless(self.bound.add_notes(batch, batch.schema.names)) == 0
         self.out.later += int(later.sum())
         return batch.filter(pa.array(~later)) if later.any() else batch
 

@@ -70,7 +70,7 @@ def test_a_state_in_another_unit_is_the_one_that_the_wider_values_make(
     numbers, diffs = values(narrow, [n for n, _ in drawn]), [diff for _, diff in drawn]
     was = states(narrow, square, numbers, diffs)
     (wider,) = filled(pa.table({"n": numbers}), pa.schema({"n": wide})).columns
-    assert Exact(wide, square).widened(was, Exact(narrow, square)).equals(states(wide, square, wider, diffs))
+    assert Exact(wide, square).widen(was, Exact(narrow, square)).equals(states(wide, square, wider, diffs))
 
 
 def aggregates(narrow: pa.DataType, wide: pa.DataType) -> dict[str, str]:

@@ -253,7 +253,7 @@ def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         rows = admission.decode_whole(rows, read)
         given = fit_types(to_table(rows, what, bound.schema), bound.schema, what)
-        fit = conform(given, bound.schema, what, bound.required)
+        fit = conform(given, bound.schema, what, bound.needed_columns)
         if bound.merging is not None:  # a column that is not there is not null
             fit = fit.select([name for name in fit.column_names if name in given.column_names])
         yield from fit.to_batches()

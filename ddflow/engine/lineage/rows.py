@@ -125,7 +125,7 @@ def _make_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], 
 def _sort_rows(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
     """Rows of a collection by their columns from the first to the last.  O(n log n)."""
     order = RowOrder(node.schema, [], [], secret, 0)
-    return rows.take(pa.array(order.sorted(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
+    return rows.take(pa.array(order.sort_rows(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
 
 
 def above(dataflow: Dataflow, node: Collection) -> list[Collection]:

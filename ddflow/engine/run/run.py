@@ -178,7 +178,12 @@ class RunLoop:
             elif self.log is not None:
                 several = reader.bounds if len(self.dataflow.admissions) > 1 else ()
                 name = next((name for name in several if len(several) == 1 or repr(name) in error.asked), "")
-                fixed = {each for bound in reader.bounds.values() for each in bound.fixed if name in ("", bound.name)}
+                fixed = {
+                    each
+                    for bound in reader.bounds.values()
+                    for each in bound.deciding_columns
+                    if name in ("", bound.name)
+                }
                 name_state(name_input(error, name, bool(name)), self.log.manifest_log.store.where, fixed)
             raise
 

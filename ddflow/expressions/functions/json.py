@@ -126,7 +126,7 @@ def from_json(node: Node, shape: str) -> Node:
     timestamp timestamp_ntz``, ``array<...>`` of these, and ``struct<...>``. No text is read as a number, and no number
     as a text but by ``string``.
     """
-    kind = _Shape(shape).read()
+    kind = _Shape(shape).parse()
 
     def compute(values: pa.Array) -> pa.Array:
         given = [None if each is None else parse_json(each, strict=True) for each in values.to_pylist()]
@@ -243,7 +243,7 @@ class _Shape:
             self.words.append(found[1])
             at = found.end()
 
-    def read(self) -> pa.DataType:
+    def parse(self) -> pa.DataType:
         """Parse the shape.  Raises Refusal for an invalid shape and for a type that is not supported."""
         self.words.reverse()
         if [word.upper() for word in self.words[-2:]] == ["<", "STRUCT"]:

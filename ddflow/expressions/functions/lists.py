@@ -7,7 +7,7 @@ disagree.
 
 >>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
->>> parts = FUNCTIONS["split_text"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
+>>> parts = FUNCTIONS["split"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
 >>> parts.constant.as_py(), element(parts, constant(pa.scalar(1))).constant.as_py()
 (['a', 'b', '', 'c'], 'b')
 """

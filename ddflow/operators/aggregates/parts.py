@@ -71,7 +71,7 @@ class StatePart:
     def something(self, states: pa.Array) -> Any:
         """bool[n]: which states are not those of no rows."""
 
-    def widened(self, states: pa.Array, narrow: Any) -> pa.Array:
+    def widen(self, states: pa.Array, narrow: Any) -> pa.Array:
         """States of the same part of narrower values, ``narrow``, as its own.  O(bytes)."""
         return states
 
@@ -112,7 +112,7 @@ class Exact(StatePart):
     ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.  Of durations: what they count, of a second.
 
     >>> narrow, wide = Exact(pa.int32()), Exact(pa.decimal128(12, 2))
-    >>> whole(wide.widened(pa.array([encode_sum(-7), b""], BYTES), narrow))
+    >>> whole(wide.widen(pa.array([encode_sum(-7), b""], BYTES), narrow))
     [-700, 0]
     """
 
@@ -159,8 +159,8 @@ class Exact(StatePart):
         ends, _ = spelt(states)
         return ends[1:] != ends[:-1]
 
-    def widened(self, states: pa.Array, narrow: Any) -> pa.Array:
-        """See `StatePart.widened`: the same sums, in a unit that is a part of the narrower one."""
+    def widen(self, states: pa.Array, narrow: Any) -> pa.Array:
+        """See `StatePart.widen`: the same sums, in a unit that is a part of the narrower one."""
         times = 10 ** (self.scale - narrow.scale) << (narrow.unit - self.unit)
         if times == 1:
             return states

@@ -52,7 +52,7 @@ class FoldedAggregate:
         self.parts: dict[Key, StatePart] = {}
         if call.distinct or call.order or call.ignores_nulls:
             what = "DISTINCT" if call.distinct else "ORDER BY" if call.order else "IGNORE NULLS"
-            raise call.refused(f"{call.function} takes no {what}", "leave it out")
+            raise call.error(f"{call.function} takes no {what}", "leave it out")
 
     def argument(self, text: str) -> pa.DataType:
         """Compile an argument; its type.  Raises `ExpressionError`."""
@@ -60,12 +60,12 @@ class FoldedAggregate:
         self.arguments[text] = compile_expression(text, self.schema, what=what)
         return self.arguments[text].type
 
-    def tallied(self, text: str) -> Key:
+    def count_values(self, text: str) -> Key:
         """Keep how many values of an argument are not null."""
         self.parts["count", text] = Tally()
         return "count", text
 
-    def told(self, formulas: Any) -> dict[str, Any]:
+    def describe(self, formulas: Any) -> dict[str, Any]:
         """Return the entries that a plan writes next to its text.  ``formulas``: see `Collection.to_json`."""
         return {}
 
@@ -95,7 +95,7 @@ class CountOf(FoldedAggregate):
                 tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
                 text = f"CASE WHEN {tests} THEN true END"
             self.argument(text)
-            self.tallied(text)
+            self.count_values(text)
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`."""
@@ -112,11 +112,11 @@ class Truth(FoldedAggregate):
         text = call.arguments[0]
         if self.argument(text) != pa.bool_():
             kind = self.arguments[text].type
-            raise call.refused(f"its argument is {kind}, not boolean", "compare it with something")
+            raise call.error(f"its argument is {kind}, not boolean", "compare it with something")
         del self.arguments[text]
         for test in (f"CASE WHEN {text} THEN true END", f"CASE WHEN NOT ({text}) THEN true END"):
             self.argument(test)
-            self.tallied(test)
+            self.count_values(test)
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`.  A multiplicity below zero is none."""
@@ -137,10 +137,10 @@ class Numeric(FoldedAggregate):
         if pat.is_duration(self.of):
             if not self.of_time:
                 found = f"its argument is {self.of}, of which there are sum, avg, min and max"
-                raise call.refused(found, "take one of these, or bring the time in as a number")
+                raise call.error(found, "take one of these, or bring the time in as a number")
         elif not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
-            raise call.refused(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
-        self.tallied(self.text)
+            raise call.error(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
+        self.count_values(self.text)
         self.parts["sum", self.text] = part = Exact(self.of)
         self.unit, self.scale = part.unit, part.scale
 
@@ -380,16 +380,16 @@ class OwnAggregate(FoldedAggregate):
         self.given, self.type = given, given.of.type
         kind = self.argument(given.sql)
         if not (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)):
-            raise call.refused(f"its argument is {kind}, not a number", "cast it, as in cast(x as double)")
+            raise call.error(f"its argument is {kind}, not a number", "cast it, as in cast(x as double)")
         self.part = OwnPart(given.of, kind)
         value = 0.5 if self.part.double else 1
         kinds = tuple(isinstance(each, float) for each in given.of.zero)
         if found := find_aggregate_fault(given.of.functions, kinds, value, not pat.is_floating(self.type)):
-            raise call.refused(found, "see dd.Aggregate for what the functions take and give")
-        self.tallied(given.sql)
+            raise call.error(found, "see dd.Aggregate for what the functions take and give")
+        self.count_values(given.sql)
         self.parts[f"own {id(given.of)}", given.sql] = self.part
 
-    def told(self, formulas: Any) -> dict[str, Any]:
+    def describe(self, formulas: Any) -> dict[str, Any]:
         """Write the functions by name, then the type and the text of ``zero``."""
         of = self.given.of
         return {**formulas.functions(of.functions), "type": str(of.type), "zero": repr(of.zero)}

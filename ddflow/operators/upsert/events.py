@@ -54,7 +54,7 @@ class Events(NamedTuple):
         original = times if self.original is self.times else self.original[begin:end]
         return Events(self.rows.slice(begin, end - begin), times, original, self.arrival[begin:end])
 
-    def copied(self) -> Events:
+    def copy(self) -> Events:
         """Copy the events, so that they refer to no other memory.  O(n)."""
         times = self.times.copy()
         original = times if self.original is self.times else self.original.copy()

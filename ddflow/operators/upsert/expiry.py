@@ -70,19 +70,19 @@ class Horizons:
     @property
     def rows(self) -> int | None:
         """The word below which the orders of live keys are forgotten, or None."""
-        return None if self.ttl is None or self.greatest is None else self.moved(self.greatest, -self.ttl)
+        return None if self.ttl is None or self.greatest is None else self.move_word(self.greatest, -self.ttl)
 
     @property
     def tombstones(self) -> int | None:
         """The word below which those of deleted keys are forgotten, and events come too late; or None."""
-        return None if self.greatest is None else self.moved(self.greatest, -self.shorter)
+        return None if self.greatest is None else self.move_word(self.greatest, -self.shorter)
 
     def ahead(self, horizon: int, ttl: int | float) -> int:
         """Where a horizon will be after a part of its time to live."""
         share = ttl / AHEAD if self.floats else max(int(ttl) // AHEAD, 1)
-        return max(self.moved(horizon, share), LEAST + 1)
+        return max(self.move_word(horizon, share), LEAST + 1)
 
-    def moved(self, word: int, by: int | float) -> int:
+    def move_word(self, word: int, by: int | float) -> int:
         """Return the word of an order that is greater by ``by``, within the range of words."""
         if not self.floats:
             return min(max(word + int(by), LEAST), GREATEST)
@@ -121,7 +121,7 @@ class Horizons:
         """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
         return self.below(order, self.tombstones)
 
-    def lapsed(self, prior: Prior) -> Bools:
+    def find_expired(self, prior: Prior) -> Bools:
         """bool[g]: which keys hold what is forgotten.  O(g)."""
         live = prior.reference & LIVE != 0
         out: Bools = self.below(prior.order, self.rows) & live
@@ -179,7 +179,7 @@ class Expiring:
 
     def among(self, high: Words, low: Words) -> Bools:
         """bool[n]: which of some keys, ascending, hold what is forgotten.  O(n) expected."""
-        return self.horizons.lapsed(self.arranged.seek(high, low, np.arange(high.size, dtype=np.int32)))
+        return self.horizons.find_expired(self.arranged.seek(high, low, np.arange(high.size, dtype=np.int32)))
 
     def due(self) -> tuple[Words, Words]:
         """Find the identities of live keys that expire now, ascending.  O(those), amortised; nothing changes."""
@@ -194,7 +194,7 @@ class Expiring:
         by = sort(self._high[:n], self._low[:n])
         starts = by.starts[:-1]
         prior = self.arranged.seek(by.high, by.low, starts)
-        now = starts[self.horizons.lapsed(prior) & (prior.reference & LIVE != 0)]
+        now = starts[self.horizons.find_expired(prior) & (prior.reference & LIVE != 0)]
         return by.high[now], by.low[now] if by.low.size else NONE
 
     def _worth(self) -> bool:
@@ -286,7 +286,7 @@ class Expiring:
         columns = dict(zip(names, gathered(self.arranged.pool(), prior.reference, schema), strict=True))
         columns[self.horizons.field.name] = self.horizons.values(prior.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
-        rows = self.bound.noted(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+        rows = self.bound.add_notes(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
         times = np.full(n, time)
         return Events(rows, times, times, NOBODY + np.arange(n))
 
@@ -305,7 +305,7 @@ class Expiring:
         if self.horizons.greatest is None:
             return keyed._replace(seen=Seen(most))
         prior, permutation, starts = keyed.prior, keyed.by.permutation, keyed.by.starts
-        lapsed = self.horizons.lapsed(prior)
+        lapsed = self.horizons.find_expired(prior)
         prior.reference[lapsed] |= LAPSED
         late = np.zeros(given.size, np.bool_)
         if self.refuses and full is None:

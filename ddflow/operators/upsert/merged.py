@@ -75,7 +75,7 @@ class MergedRows(Walking):
                 for name, each in user_functions.machine_columns(self).items()
             }
         for column in merging.columns:
-            made = self.folded(column) if folded is None else folded[column.name]
+            made = self.fold_column(column) if folded is None else folded[column.name]
             columns[column.name] = self._cell(made, column.field)
         row = self.upsert.bound.row_schema
         for field, _ in merging.derived:
@@ -153,7 +153,7 @@ class MergedRows(Walking):
         """Orders of cells, by reference; those of events as they were inherited."""
         ours = (made >= 0) & (made < 1 << SLOT)
         mine = user_functions.inherit_orders(self, given).take(pa.array(np.where(ours, made, 0)))
-        return pc.if_else(pa.array(ours), mine, self.gathered(np.where(ours, NOTHING, made), kept))
+        return pc.if_else(pa.array(ours), mine, self.gather_cells(np.where(ours, NOTHING, made), kept))
 
     def _set_by(self, group: int, part: int, name: str) -> Ints:
         """Find the rows that set a group's order, or its part's under versions of cells.  ``name``: the column's."""
@@ -188,7 +188,7 @@ class MergedRows(Walking):
     def _cell(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
         """Gather a column of the made rows, in the order of times."""
         if isinstance(made, np.ndarray):
-            return self.gathered(made[self.places], field)
+            return self.gather_cells(made[self.places], field)
         return made if self.times.size < 2 else made.take(pa.array(self.places))
 
     def _stand_in(self) -> None:

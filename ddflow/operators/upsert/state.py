@@ -42,7 +42,7 @@ class UpsertState(Readable):
     >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
     >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
     >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
-    >>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+    >>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
     >>> keyed.by.starts.tolist(), keyed.prior.reference.tolist()  # two keys, of which nothing is held
     ([0, 2, 3], [0, 0])
     """
@@ -84,11 +84,11 @@ class UpsertState(Readable):
         kinds = [row.field(name).type for name in names]
         return names[0] if [is_word(k) and width(k) == 8 and not pat.is_floating(k) for k in kinds] == [True] else None
 
-    def rehashed(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
-        """See `Readable.rehashed`."""
+    def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
+        """See `Readable.hash_rows`."""
         return *self.keys.of(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
 
-    def keyed(self, events: Events, times: Ints, since: int) -> Keyed:
+    def sort_by_key(self, events: Events, times: Ints, since: int) -> Keyed:
         """Sort events by key, and look up what their keys hold.  O(n) expected.
 
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.

@@ -34,7 +34,7 @@ class FullRows:
     >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
     >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
     >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
-    >>> keyed = state.keyed(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+    >>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
     >>> full = FullRows(state, keyed, since=0)
     >>> full.value[0] == full.value[1], full.rows.num_rows
     (np.False_, 3)
@@ -164,7 +164,7 @@ class RunningUpsert(UpsertState):
         whether anybody asks for `Resolution.winner_orders`.  O(n) expected.  Raises `TieRefused` under ``tie="error"``.
         """
         self.arena.reset()
-        keyed = self.keyed(events, times, since)
+        keyed = self.sort_by_key(events, times, since)
         weigh = FullRows if self.bound.merging is None else MergedRows
         return Resolution(self, keyed, weigh(self, keyed, since), winners)
 

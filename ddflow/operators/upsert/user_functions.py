@@ -91,7 +91,7 @@ def _fixed_columns(of: Walking) -> list[str]:
 def _gather_held_rows(of: Walking, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
     """Gather the rows that some keys hold; null for keys that hold none."""
     derived = {field.name for field, _ in of.merging.derived}
-    found = [pa.nulls(keys.size, f.type) if f.name in derived else of.gathered(of.cells[keys], f) for f in schema]
+    found = [pa.nulls(keys.size, f.type) if f.name in derived else of.gather_cells(of.cells[keys], f) for f in schema]
     return pa.RecordBatch.from_arrays(found, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
@@ -142,12 +142,12 @@ def inherit_orders(of: Walking, field: pa.Field) -> pa.Array:
 
 def first_order(of: Walking, field: pa.Field) -> pa.Array:
     """Return an order column of rows that the first event made: its order, or the inherited one.  O(events)."""
-    made = of.folded(Column(field.name, first(), field, 0))
+    made = of.fold_column(Column(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
     at = made[of.places]
     ours = (at >= 0) & (at < 1 << SLOT)
     mine = inherit_orders(of, field).take(pa.array(np.where(ours, at, 0)))
-    return pc.if_else(pa.array(ours), mine, of.gathered(at, field))
+    return pc.if_else(pa.array(ours), mine, of.gather_cells(at, field))
 
 
 def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
@@ -230,7 +230,7 @@ def machine_columns(of: Walking) -> dict[str, pa.Array]:
     assert machined is not None
     field, action = machined.column, of.taken.action[0]
     rows = of.events.rows.select(machined.schema.names)
-    held = of.gathered(of.cells, field)
+    held = of.gather_cells(of.cells, field)
 
     def key(row: int) -> str:
         return str(shown_row(rows.select(list(of.upsert.bound.spec.key)), row))

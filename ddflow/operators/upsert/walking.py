@@ -203,9 +203,9 @@ class Walking:
 
     def cells_of(self, column: Column) -> Cells:
         """Return the cells that keys hold of a column when the step begins."""
-        return Cells(self.cells, lambda: self.gathered(self.cells, column.field))
+        return Cells(self.cells, lambda: self.gather_cells(self.cells, column.field))
 
-    def folded(self, column: Column) -> Ints | pa.Array:
+    def fold_column(self, column: Column) -> Ints | pa.Array:
         """One merged column by key and time: references, or the cells."""
         rows, action = self.events.rows, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
@@ -234,7 +234,7 @@ class Walking:
         if not self.order.hidden:
             return None
         references = np.where(self.status != NONE, self.held_references(), NOTHING)
-        return pa.table({f.name: self.gathered(references, f) for f in self.order.hidden})
+        return pa.table({f.name: self.gather_cells(references, f) for f in self.order.hidden})
 
     @cached_property
     def _from(self) -> tuple[RowPool, int]:
@@ -251,7 +251,7 @@ class Walking:
         pool.put(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
         return pool, none
 
-    def gathered(self, references: Ints, field: pa.Field) -> pa.Array:
+    def gather_cells(self, references: Ints, field: pa.Field) -> pa.Array:
         """Cells by reference, NOTHING for null."""
         pool, none = self._from
         return gather_column(pool, np.where(references == NOTHING, none << 40, references), field)

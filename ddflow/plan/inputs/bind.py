@@ -89,7 +89,7 @@ class BoundInput:
         return {"time": [self.spec.time]}
 
     @property
-    def fixed(self) -> frozenset[str]:
+    def deciding_columns(self) -> frozenset[str]:
         """The columns that decide."""
         return frozenset(name for names in self.decides.values() for name in names if name is not None)
 
@@ -158,7 +158,7 @@ class Bound(BoundInput):
         }
 
     @property
-    def told(self) -> list[str]:
+    def event_columns(self) -> list[str]:
         """The columns of an event in outputs of ``stale=``: those of the row; a machine has its own."""
         machine = self.merging.machine if self.merging is not None else None
         return self.row_schema.names if machine is None else machine.told
@@ -166,7 +166,7 @@ class Bound(BoundInput):
     @property
     def side(self) -> tuple[str, pa.Schema] | None:
         """The output that ``stale=`` adds: its name and its rows' columns, in the types of events."""
-        given = [self.schema.field(name) for name in self.told]
+        given = [self.schema.field(name) for name in self.event_columns]
         if self.spec.stale == "mark":
             return f"{self.name}.events", pa.schema([*given, pa.field("_stale", pa.bool_(), nullable=False)])
         if self.spec.stale == "side":
@@ -179,15 +179,15 @@ class Bound(BoundInput):
         """The columns of admitted events."""
         return event_schema(self.schema, self.merging)
 
-    def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    def add_notes(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
         """Bring events into the columns of `event_schema`; ``names``: the columns of their batch.  O(n)."""
         if self.merging is None:
             return events
         lacks = self.format is not None and self.format.leaves_out
-        return self.merging.noted(events, names, events.column(ABSENT) if lacks else None)
+        return self.merging.add_notes(events, names, events.column(ABSENT) if lacks else None)
 
     @property
-    def required(self) -> list[str]:
+    def needed_columns(self) -> list[str]:
         """The columns that no batch may lack."""
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
 

@@ -11,7 +11,7 @@ here, so that who asks need not know which of the two it is.
 >>> bound.row_schema.names
 ['city']
 >>> rows = pa.record_batch({"city": ["Bern"] * 2, "_change_type": ["insert", "delete"], "_commit_version": [1, 2]})
->>> bound.noted(rows, rows.schema.names).to_pydict()
+>>> bound.add_notes(rows, rows.schema.names).to_pydict()
 {'city': ['Bern', 'Bern'], '_diff': [1, -1]}
 """
 
@@ -179,7 +179,7 @@ class BoundDifferences(BoundInput):
         return self.row_schema
 
     @property
-    def told(self) -> list[str]:
+    def event_columns(self) -> list[str]:
         """The columns of the row."""
         return self.row_schema.names
 
@@ -189,7 +189,7 @@ class BoundDifferences(BoundInput):
         there = {*self.row_schema.names, self.spec.time, BAD}
         return pa.schema([*(field for field in self.schema if field.name in there), NONE])
 
-    def noted(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    def add_notes(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
         """Bring events into the columns of `event_schema`.  O(n).  Raises `SchemaMismatch` for a diff beyond int64."""
         if self.diff is None:
             diffs = pa.array(np.ones(events.num_rows, np.int64))
@@ -205,7 +205,7 @@ class BoundDifferences(BoundInput):
         return pa.RecordBatch.from_arrays([*columns, diffs], schema=self.event_schema)
 
     @property
-    def required(self) -> list[str]:
+    def needed_columns(self) -> list[str]:
         """The columns that no batch may lack: the time, and those that the diff reads."""
         read = () if self.diff is None else self.diff.columns or ()
         return list(dict.fromkeys([*([self.spec.time] if self.spec.time else []), *read]))

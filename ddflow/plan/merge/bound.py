@@ -75,7 +75,7 @@ class Merging:
     machine: Machined | None = None
     """Makes what keys hold, instead of all that."""
 
-    def noted(self, events: pa.RecordBatch, names: list[str], absent: pa.Array | None = None) -> pa.RecordBatch:
+    def add_notes(self, events: pa.RecordBatch, names: list[str], absent: pa.Array | None = None) -> pa.RecordBatch:
         """Add a flag to events for each column of ``given``: whether their batch had it.
 
         ``names``: the columns of the batch.  ``absent``: for each event, a list of missing columns.  O(n).
@@ -108,7 +108,7 @@ class Merging:
 
 
 def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
-    """Return the columns of kept events: the input's, and those that `Merging.noted` adds."""
+    """Return the columns of kept events: the input's, and those that `Merging.add_notes` adds."""
     for name in merging.given if merging is not None else ():
         schema = schema.append(pa.field(GIVEN + name, pa.bool_(), nullable=False))
     return schema

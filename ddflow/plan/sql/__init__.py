@@ -194,7 +194,7 @@ class QueryReader(ClauseReader):
         if tree.args.get("from_") is not None:
             source, found = self._from(tree.args["from_"].this, tree.args.get("joins") or (), withs)
             names.visible, names.aliases = found.visible, found.aliases
-        return self.selected(tree, source, names, withs)
+        return self.read_select(tree, source, names, withs)
 
     def _from(self, tree: Tree, joins: Sequence[Tree], withs: Withs) -> tuple[Leaf | Joining, Names]:
         """Read FROM, and collect the names that it gives."""
@@ -256,7 +256,7 @@ class QueryReader(ClauseReader):
         clash = [each for each in other.aliases if find(each, names.aliases)]
         if clash:
             raise query_error(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
-        both, using = names.joined(other), [each.name for each in tree.args.get("using") or ()]
+        both, using = names.combine(other), [each.name for each in tree.args.get("using") or ()]
         if tree.args.get("using") == []:
             raise query_error(tree, "USING names no column", "name one at least, or write CROSS JOIN")
         if tree.method:
@@ -319,7 +319,7 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
         def constant(columns: list[str], rows: list[list[str]]) -> Any:
             return flow.known(operator("constant")(_inputs(flow, reader.used), columns, rows))
 
-        return Answer(QueryLowering(reader.nested, constant).named(query), by, columns)
+        return Answer(QueryLowering(reader.nested, constant).build_collection(query), by, columns)
 
     nodes = list(flow.nodes)
     try:

@@ -261,7 +261,7 @@ class ClauseReader:
             found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
             raise query_error(tree, found, "select as many")
         self.nested.append(AskedQuery(kind, query, tree))
-        return Nested.numbered(len(self.nested) - 1, operands)
+        return Nested.of_number(len(self.nested) - 1, operands)
 
     def _check(self, node: Tree) -> None:
         """Refuse an unknown function, or one that cannot be maintained; put its name in lower case."""
@@ -288,7 +288,7 @@ class ClauseReader:
             raise query_error(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
         return conjuncts(read)
 
-    def selected(self, tree: Tree, source: Leaf | Joining | None, names: Names, withs: Any) -> SelectQuery:
+    def read_select(self, tree: Tree, source: Leaf | Joining | None, names: Names, withs: Any) -> SelectQuery:
         """Read a SELECT, except its FROM."""
         if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
             raise query_error(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")

@@ -6,7 +6,7 @@ of each part, in some order.
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
 >>> leaf = Leaf(people, {"id": "p.id", "n": "p.n"})
->>> QueryLowering([], None).named(SelectQuery(["m"], set(), [column("p.n")], leaf))
+>>> QueryLowering([], None).build_collection(SelectQuery(["m"], set(), [column("p.n")], leaf))
 Project(m int64)
 """
 
@@ -122,7 +122,7 @@ class RankedRows:
         def swap(tree: Tree) -> Tree:
             return replace_nodes(tree, lambda node: column("rank") if text(node) == told else None)
 
-        return self.steps.filtered(rows, [swap(each) for each in left]), swap
+        return self.steps.filter_rows(rows, [swap(each) for each in left]), swap
 
     def _first(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
         """Keep the first k rows of each partition; ``asked``: with their rank."""
@@ -141,9 +141,10 @@ class RankedRows:
         kept = [Made(each, rows.name(column(each)), column(each)) for each in others]
         order = [each.tree.name for each in listed]
         kept.sort(key=lambda each: order.index(each.logical) if each.logical in order else len(order))
-        known = {text(each.tree): each for each in reversed([*kept, *parts, *orders])}
-        made = self.steps.projected(rows, [each for each in [*kept, *parts, *orders] if known[text(each.tree)] is each])
-        names = {each.logical: made.names[known[text(each.tree)].logical] for each in [*kept, *parts, *orders]}
+        every = [*kept, *parts, *orders]
+        known = {text(each.tree): each for each in reversed(every)}
+        made = self.steps.project_rows(rows, [each for each in every if known[text(each.tree)] is each])
+        names = {each.logical: made.names[known[text(each.tree)].logical] for each in every}
         made = Relation(made.of, names, made.solid)
         rank = fresh("row_number", made.of.schema.names) if asked else None
         by = [(each.logical, way(order)) for each, order in zip(orders, given.expressions, strict=True)]
@@ -169,28 +170,28 @@ class QueryLowering:
         self._subqueries = Subqueries(self, self.steps, self._tables)
         self._lowered: dict[Any, Relation] = {}
 
-    def named(self, query: ReadQuery) -> Any:
+    def build_collection(self, query: ReadQuery) -> Any:
         """Build the collection of a query, under the names of its columns."""
         twice = sorted({each for each in query.columns if query.columns.count(each) > 1})
         if twice:
             raise ExpressionError(ASKED, f"several columns are called {twice}", "give each an alias of its own")
         rows = self.query(query)
         made = [Made(name, name, column(str(index))) for index, name in enumerate(query.columns)]
-        return self.steps.projected(rows, made, passes=True).of
+        return self.steps.project_rows(rows, made, passes=True).of
 
-    def asked(self, nested: Tree) -> AskedQuery:
+    def find_subquery(self, nested: Tree) -> AskedQuery:
         """Return the subquery of a `Nested` node."""
         place: int = nested.asked
         return self._nested[place]
 
     def refs(self, *trees: Tree) -> set[str]:
         """List the logical names that trees ask for, also in their subqueries."""
-        nested = (self.asked(each).query.outer for tree in trees for each in tree.find_all(Nested))
+        nested = (self.find_subquery(each).query.outer for tree in trees for each in tree.find_all(Nested))
         return names_of(*trees).union(*nested)
 
     def where(self, rows: Relation, tree: Tree) -> Relation:
         """Keep the rows for which a condition is true."""
-        return self._subqueries.where(rows, tree) if tree.find(Nested) else self.steps.filtered(rows, [tree])
+        return self._subqueries.where(rows, tree) if tree.find(Nested) else self.steps.filter_rows(rows, [tree])
 
     def unit(self) -> Relation:
         """Build a relation of one row."""
@@ -214,7 +215,7 @@ class QueryLowering:
             return self._combine_sides(query, carry)
         assert isinstance(query, ValuesQuery)
         rows = self._values(query)
-        return rows if carry.domain is None else self.steps.joined(carry.domain, rows, [], "inner")
+        return rows if carry.domain is None else self.steps.join_rows(carry.domain, rows, [], "inner")
 
     # A SELECT.
 
@@ -234,17 +235,17 @@ class QueryLowering:
                 rows = self.where(rows, over(each))
         extra = [each._replace(tree=over(each.tree)) for each in extra]
         if exists and query.simple:
-            return self.steps.projected(rows, extra or [Made("any", "any", number(1))])
+            return self.steps.project_rows(rows, extra or [Made("any", "any", number(1))])
         columns = list[Made]()
         for index, (name, item) in enumerate(zip(query.columns, query.items, strict=True)):
-            rows, tree = self._subqueries.attached(rows, over(item))
+            rows, tree = self._subqueries.attach_columns(rows, over(item))
             columns.append(Made(str(index), name, tree))
         qualify, orders = list[Tree](), list[tuple[Tree, str]]()
         for each in query.qualify:
-            rows, tree = self._subqueries.attached(rows, over(each))
+            rows, tree = self._subqueries.attach_columns(rows, over(each))
             qualify.append(tree)
         for ordering in query.order:
-            rows, tree = self._subqueries.attached(rows, over(ordering.tree))
+            rows, tree = self._subqueries.attach_columns(rows, over(ordering.tree))
             orders.append((tree, ordering.way))
         rows, swap = RankedRows(self.steps, query, columns, extra, qualify, orders).rows(rows, bounds)
         columns = [each._replace(tree=swap(each.tree)) for each in columns]
@@ -280,12 +281,12 @@ class QueryLowering:
                 found = hidden[-1].logical
             by.append((found, direction))
         stars = [[str(place) for place in star] for star in query.stars] if query.open else []
-        rows = self.steps.projected(rows, [*columns, *extra, *hidden], stars, len(query.starred) == len(columns))
+        rows = self.steps.project_rows(rows, [*columns, *extra, *hidden], stars, len(query.starred) == len(columns))
         if query.distinct:
             rows = self.steps.distinct(rows)
         if query.limit is not None:
             rows = top(self.steps, rows, query.limit, by, [rows.names[each.logical] for each in extra], query.offset)
-        return self.steps.narrowed(rows, {each.logical for each in [*columns, *extra]}) if hidden else rows
+        return self.steps.drop_unused(rows, {each.logical for each in [*columns, *extra]}) if hidden else rows
 
     # Groups.
 
@@ -303,7 +304,7 @@ class QueryLowering:
         """Group the rows, after computing the subqueries within aggregates."""
         found = {text(each): each for tree in query.late() for each in aggregates(tree)}
         for told, each in found.items():
-            rows, found[told] = self._subqueries.attached(rows, each)
+            rows, found[told] = self._subqueries.attach_columns(rows, each)
         return group_rows(self.steps, rows, query, keys, found)
 
     def _of_one_row(
@@ -314,7 +315,7 @@ class QueryLowering:
         keys = [each._replace(logical=f"own {each.logical}") for each in extra]
         found = self.whole(query, carry, keys)
         pairs = [(one.tree, column(each.logical)) for one, each in zip(extra, keys, strict=True)]
-        rows = self.steps.joined(outer, found.rows, self._subqueries.null_safe(outer, pairs), "left")
+        rows = self.steps.join_rows(outer, found.rows, self._subqueries.null_safe(outer, pairs), "left")
 
         def over(tree: Tree) -> Tree:
             return tree if tree in [each.tree for each in extra] else found.over(tree, empty=True)
@@ -338,7 +339,7 @@ class QueryLowering:
                 raise ExpressionError(ASKED, found, "cast one of them")
             for columns, given in zip(made, kinds, strict=True):
                 columns.append(Made(each, sides[0].names[each], as_type(column(each), given, kind)))
-        left, right = (self.steps.projected(*each, passes=True) for each in zip(sides, made, strict=True))
+        left, right = (self.steps.project_rows(*each, passes=True) for each in zip(sides, made, strict=True))
         verb = {"union": "union", "except": "except_", "intersect": "intersect"}[query.op]
         of = self.steps.then(
             left.of, (verb, id(right.of), query.all), lambda: getattr(left.of, verb)(right.of, all=query.all)

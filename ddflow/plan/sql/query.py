@@ -33,7 +33,7 @@ class Nested(exp.Anonymous):
     key = "anonymous"
 
     @classmethod
-    def numbered(cls, index: int, operands: Iterable[Tree]) -> Nested:
+    def of_number(cls, index: int, operands: Iterable[Tree]) -> Nested:
         """Build the node of a subquery by its number."""
         return cls(this="subquery", expressions=[number(index), *operands])
 
@@ -336,7 +336,7 @@ class Names:
             self.aliases[alias] = names
         self.visible += [Visible(alias, name, column(logical)) for name, logical in names.items()]
 
-    def joined(self, other: Names) -> Names:
+    def combine(self, other: Names) -> Names:
         """Combine these names with those of another table."""
         made = Names(self.around, self.hidden)
         made.visible = [*self.visible, *other.visible]

@@ -58,7 +58,7 @@ class Relation:
     ('n + id', 'int64')
     >>> from ddflow.plan.sql.query import number
     >>> steps = Steps()
-    >>> one, other = (steps.filtered(rows, [exp.GT(this=column("o.n"), expression=number(1))]) for _ in range(2))
+    >>> one, other = (steps.filter_rows(rows, [exp.GT(this=column("o.n"), expression=number(1))]) for _ in range(2))
     >>> one.of is other.of
     True
     """
@@ -136,7 +136,7 @@ class Steps:
             self._made[key] = of, make()  # with what it is of, whose id must stay its own
         return self._made[key][1]
 
-    def filtered(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
+    def filter_rows(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
         """Keep the rows for which all conditions are true."""
         if not trees:
             return rows
@@ -154,7 +154,7 @@ class Steps:
         whole = [{names[each] for each in star} for star in self.stars if star <= names.keys()]
         return [[name for name in order if name in star] for star in whole]
 
-    def projected(
+    def project_rows(
         self, rows: Relation, columns: Sequence[Made], stars: Sequence[Sequence[str]] = (), passes: bool = False
     ) -> Relation:
         """Project to other columns, in this order.  ``stars``: logical names of all columns of a table.
@@ -172,7 +172,7 @@ class Steps:
             return Relation(rows.of, names, solid)
         return Relation(self._project(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid)
 
-    def narrowed(self, rows: Relation, used: Iterable[str]) -> Relation:
+    def drop_unused(self, rows: Relation, used: Iterable[str]) -> Relation:
         """Drop the columns that no later step reads, also those that the rows get later."""
         wanted = set(used)
         kept = {logical: name for logical, name in rows.names.items() if logical in wanted}
@@ -188,7 +188,7 @@ class Steps:
         """Keep each row once."""
         return Relation(self.then(rows.of, ("distinct",), rows.of.distinct), rows.names, rows.solid)
 
-    def joined(
+    def join_rows(
         self,
         left: Relation,
         right: Relation,
@@ -201,11 +201,11 @@ class Steps:
         keys, condition = list(keys), list(condition)
         read = names_of(*(each for pair in keys for each in pair), *condition)
         wanted = read | (set(left.names) | set(right.names) if used is None else used)
-        left = left if is_arranged(left, [one for one, _ in keys]) else self.narrowed(left, wanted)
+        left = left if is_arranged(left, [one for one, _ in keys]) else self.drop_unused(left, wanted)
         if how in ("semi", "anti"):
-            right = self.narrowed(right, read)
+            right = self.drop_unused(right, read)
         elif not is_arranged(right, [other for _, other in keys]):
-            right = self.narrowed(right, wanted)
+            right = self.drop_unused(right, wanted)
         shared = set() if how == "full" else self._shared_keys(left, right, keys, how, used)
         left, right = self._apart(left, right, keys, shared, wanted)
         keys.sort(key=lambda pair: _key(left, pair[0]) not in shared or _key(left, pair[0]) != _key(right, pair[1]))
@@ -362,12 +362,12 @@ def group_rows(
     if not all(isinstance(each.tree, exp.Column) for each in groups) or keys:
         read = names_of(*found.values())
         rest = [Made(each, rows.names[each], column(each)) for each in sorted(read) if each in rows.names]
-        rows = steps.projected(rows, [*groups, *rest])
+        rows = steps.project_rows(rows, [*groups, *rest])
     by = [rows.names[each.logical] for each in groups]
     if not groups and not found:  # HAVING over constants
-        rows = steps.projected(rows, [Made("any", "any", number(1))])
+        rows = steps.project_rows(rows, [Made("any", "any", number(1))])
     if not found:
-        return Grouped(steps.distinct(steps.narrowed(rows, {each.logical for each in groups})), known)
+        return Grouped(steps.distinct(steps.drop_unused(rows, {each.logical for each in groups})), known)
     made, told = dict[str, str](), dict[str, str]()
     for key, each in found.items():
         name = fresh(names.get(key, show_tree(each)), [*by, *told])

@@ -90,22 +90,22 @@ class Subqueries:
         tree = tree.unnest()
         inner = tree.this.unnest() if isinstance(tree, exp.Not) else tree
         if isinstance(inner, Nested):
-            asked = self.lower.asked(inner)
+            asked = self.lower.find_subquery(inner)
             if asked.kind != "scalar" and not _single(asked.query):
                 anti = isinstance(tree, exp.Not)
                 return self._filtering(rows, inner, asked, anti)
-        rows, tree = self.attached(rows, tree, rejects=self._rejects(tree))
-        return self.steps.filtered(rows, [tree])
+        rows, tree = self.attach_columns(rows, tree, rejects=self._rejects(tree))
+        return self.steps.filter_rows(rows, [tree])
 
     def _rejects(self, tree: Tree) -> bool:
         """Whether a condition is never true where one of its subqueries is null."""
         return isinstance(tree, _REJECTS) and _passes(tree)
 
-    def attached(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
+    def attach_columns(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
         """Join columns for the subqueries of a tree to the rows, and rewrite the tree over them."""
         made: dict[int, Tree] = {}
         for each in list(tree.find_all(Nested)):
-            asked = self.lower.asked(each)
+            asked = self.lower.find_subquery(each)
             if asked.kind == "scalar":
                 rows, value = self._scalar(rows, asked, rejects)
             elif _single(asked.query):
@@ -122,31 +122,31 @@ class Subqueries:
         rows, operands = self._operands(rows, nested)
         met = self._prepare_join(rows, asked, plain=True)
         other, pairs = self._match_constants(met.rows, operands)
-        out = self.steps.joined(rows, other, [*met.keys, *pairs], "anti" if anti else "semi", met.condition)
+        out = self.steps.join_rows(rows, other, [*met.keys, *pairs], "anti" if anti else "semi", met.condition)
         if not anti or asked.kind == "exists":
             return out
         if len(operands) > 1:
             raise query_error(asked.written, "NOT IN of several columns", "write NOT EXISTS, saying what null means")
         operand, value = operands[0], column("0")
         if met.rows.nullable(value):
-            unknown = self.steps.filtered(met.rows, [_null(value)])
-            out = self.steps.joined(out, self._few(unknown, met), met.keys, "anti", met.condition)
+            unknown = self.steps.filter_rows(met.rows, [_null(value)])
+            out = self.steps.join_rows(out, self._few(unknown, met), met.keys, "anti", met.condition)
         if rows.nullable(operand):
             condition = [*met.condition, _null(operand)]
-            out = self.steps.joined(out, self._few(met.rows, met), met.keys, "anti", condition)
+            out = self.steps.join_rows(out, self._few(met.rows, met), met.keys, "anti", condition)
         return out
 
     def _few(self, rows: Relation, met: Met) -> Relation:
         """Keep one of many rows that the join meets alike."""
         read = names_of(*(other for _, other in met.keys), *met.condition) & set(rows.names)
         if not read:
-            return self.steps.distinct(self.steps.projected(rows, [Made("any", "any", number(1))]))
-        return self.steps.distinct(self.steps.narrowed(rows, read))
+            return self.steps.distinct(self.steps.project_rows(rows, [Made("any", "any", number(1))]))
+        return self.steps.distinct(self.steps.drop_unused(rows, read))
 
     def _operands(self, rows: Relation, nested: Tree) -> tuple[Relation, list[Tree]]:
         operands = list[Tree]()
         for each in nested.operands:
-            rows, made = self.attached(rows, each)
+            rows, made = self.attach_columns(rows, each)
             operands.append(made.unnest())
         return rows, operands
 
@@ -154,7 +154,7 @@ class Subqueries:
         """Return the rows that IN may find, and its pairs.  A constant is no key: it filters the rows before."""
         pairs = [(each, column(str(index))) for index, each in enumerate(operands)]
         fixed = [exp.EQ(this=add_brackets(one.copy()), expression=other) for one, other in pairs if not names_of(one)]
-        return self.steps.filtered(rows, fixed), [pair for pair in pairs if names_of(pair[0])]
+        return self.steps.filter_rows(rows, fixed), [pair for pair in pairs if names_of(pair[0])]
 
     # Elsewhere: marks.
 
@@ -171,7 +171,7 @@ class Subqueries:
         other, pairs = self._match_constants(met.rows, operands)
         rows, found = self._mark(rows, other, [*met.keys, *pairs])
         rows, some = self._mark(rows, met.rows, met.keys)
-        unknown = self.steps.filtered(met.rows, [_null(value)])
+        unknown = self.steps.filter_rows(met.rows, [_null(value)])
         rows, nulls = self._mark(rows, unknown, met.keys)
         either = any_of([nulls, all_of([some, _null(operand)])])
         return rows, _case([(found, exp.true()), (either, exp.null())], exp.false())
@@ -180,9 +180,9 @@ class Subqueries:
         """Join a mark to the rows; return them and a condition that is true if a row of the other side was met."""
         mark = self.steps.number("mark")
         columns = [Made(self.steps.number("key"), show_tree(each), each) for _, each in keys]
-        made = self.steps.projected(other, [*columns, Made(mark, "met", exp.true())])
+        made = self.steps.project_rows(other, [*columns, Made(mark, "met", exp.true())])
         pairs = [(one, column(each.logical)) for (one, _), each in zip(keys, columns, strict=True)]
-        rows = self.steps.joined(rows, self.steps.distinct(made), pairs, "left", used={*rows.names, mark})
+        rows = self.steps.join_rows(rows, self.steps.distinct(made), pairs, "left", used={*rows.names, mark})
         return rows, exp.Paren(this=exp.Not(this=_null(column(mark))))
 
     # Values.
@@ -197,13 +197,13 @@ class Subqueries:
         ]
         value = Made(self.steps.number("value"), asked.query.columns[0], column("0"))
         known = [exp.Not(this=_null(each.tree)) for each in keys if met.rows.nullable(each.tree)]
-        one = self.steps.projected(self.steps.filtered(met.rows, known), [*keys, value])
+        one = self.steps.project_rows(self.steps.filter_rows(met.rows, known), [*keys, value])
         count = self.steps.number("rows")
         counted = self._count_rows(one, [one.names[each.logical] for each in keys], value, count)
         pairs = [(outer, column(each.logical)) for (outer, _), each in zip(met.keys, keys, strict=True)]
         told = [one.name if isinstance(one, exp.Column) else other.name for one, other in pairs]
         used = {*rows.names, *told, value.logical, count}
-        made = self.steps.joined(rows, counted, pairs, "inner" if rejects else "left", used=used)
+        made = self.steps.join_rows(rows, counted, pairs, "inner" if rejects else "left", used=used)
         return self._refuse_several(made, count, [made.names[each] for each in told]), column(value.logical)
 
     def _count_rows(self, rows: Relation, by: list[str], value: Made, count: str) -> Relation:
@@ -247,8 +247,8 @@ class Subqueries:
         null = found.over(item) == value and _passes(value) and value.find(exp.Column) is not None
         inner = rejects and null and not having
         used = {*rows.names, *names_of(value, *having)}
-        rows = self.steps.joined(rows, found.rows, pairs, "inner" if inner else "left", used=used)
-        rows, value = self.attached(rows, _case([(all_of(having), value)], exp.null()) if having else value)
+        rows = self.steps.join_rows(rows, found.rows, pairs, "inner" if inner else "left", used=used)
+        rows, value = self.attach_columns(rows, _case([(all_of(having), value)], exp.null()) if having else value)
         return rows, value
 
     # What is asked of the outer query, as keys.
@@ -312,7 +312,7 @@ class Subqueries:
         if isinstance(query, ValuesQuery):
             raise AssertionError("VALUES asks for nothing")
         outer = sorted(query.outer)
-        made = self.steps.projected(rows, [Made(each, each, column(each)) for each in outer])
+        made = self.steps.project_rows(rows, [Made(each, each, column(each)) for each in outer])
         domain = self.steps.distinct(made)
         return Carry([(each, column(each)) for each in outer], None, domain), [column(each) for each in outer]
 

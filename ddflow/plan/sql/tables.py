@@ -51,7 +51,8 @@ def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tre
     """Find the smallest bound of a column, and the other conditions.  ``rank``: its name or text.
 
     >>> from ddflow.expressions.parse import parse
-    >>> split_rank_bound([parse("rn < 4").tree, parse("a = 1").tree], "rn")[0], split_rank_bound([parse("a = 1").tree], "rn")[0]
+    >>> below, other = parse("rn < 4").tree, parse("a = 1").tree
+    >>> split_rank_bound([below, other], "rn")[0], split_rank_bound([other], "rn")[0]
     (3, None)
     """
     most, left = None, list[Tree]()
@@ -117,14 +118,14 @@ class Tables:
         pool = [each for each in pool if each not in late]
         made = self._assemble_parts(parts, pool, used | self.lower.refs(*late)) if parts else self.lower.unit()
         if not parts:
-            made = self.steps.filtered(made, pool)
+            made = self.steps.filter_rows(made, pool)
         for each in late:
             made = self.lower.where(made, each)
         return made
 
     def _late(self, tree: Tree) -> bool:
         """Whether it has a subquery that knows the query around it."""
-        return any(self.lower.asked(each).query.outer for each in tree.find_all(Nested))
+        return any(self.lower.find_subquery(each).query.outer for each in tree.find_all(Nested))
 
     def _assemble_parts(self, parts: Sequence[Leaf | Joining], pool: list[Tree], used: set[str]) -> Relation:
         last, ahead = list[Tree](), list[Relation]()
@@ -145,11 +146,11 @@ class Tables:
             last = [each for each in last if not any(each is found for _, found in keys)]
             pool = [each for each in pool if not any(each is found for _, found in keys)]
             needed = used | self.lower.refs(*pool)
-            made = self.steps.joined(made, other, [pair for pair, _ in keys], "inner", used=needed)
+            made = self.steps.join_rows(made, other, [pair for pair, _ in keys], "inner", used=needed)
             ready = [each for each in pool if self.lower.refs(each) <= set(made.names)]
             pool = [each for each in pool if each not in ready]
             made = self._filter_rows(made, ready)
-        return self.steps.narrowed(self._filter_rows(made, [*pool, *last]), used)
+        return self.steps.drop_unused(self._filter_rows(made, [*pool, *last]), used)
 
     def can_fail(self, tree: Tree, parts: Sequence[Leaf | Joining]) -> bool:
         """Whether a condition on some tables may fail for a row."""
@@ -184,7 +185,7 @@ class Tables:
             *trees[:nested],
             *(each for each in trees[nested:] if not each.find(Nested) and not rows.can_fail(each)),
         ]
-        rows = self.steps.filtered(rows, ahead)
+        rows = self.steps.filter_rows(rows, ahead)
         for each in trees[nested:]:
             if each not in ahead:
                 rows = self.lower.where(rows, each)
@@ -227,7 +228,7 @@ class Tables:
         first = low if keeps == "left" else inside
         second = inside if keeps == "left" else low
         left, right = self._side(part.left, first, below), self._side(part.right, second, below)
-        return self._filter_rows(self.steps.joined(left, right, keys, part.how, rest, needed), high)
+        return self._filter_rows(self.steps.join_rows(left, right, keys, part.how, rest, needed), high)
 
     def _side(self, part: Leaf | Joining, own: list[Tree], used: set[str]) -> Relation:
         parts, on = _flat(part)

@@ -220,7 +220,7 @@ def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Sch
 
     O(description).  Raises `CorruptState` for a description that `describe` did not write.
     """
-    given = Record(description, f"the plan of {where}").named("inputs")
+    given = Record(description, f"the plan of {where}").records_by_name("inputs")
     return {
         name: (_schema(record, "schema", record.list("columns")), _spec_of(record)) for name, record in given.items()
     }
@@ -228,7 +228,7 @@ def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Sch
 
 def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
     """Bind the inputs, even without the code of their functions.  Costs and errors are those of `inputs`."""
-    given = Record(description, f"the plan of {where}").named("inputs")
+    given = Record(description, f"the plan of {where}").records_by_name("inputs")
     out, times = dict[str, Binding](), step_times(description, where)
     for name, (schema, spec) in inputs(description, where).items():
         out[name] = bound_to(name, schema, spec, _machine(given[name]), _format(given[name]), times)
@@ -309,7 +309,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
     (Count(city string, count int64), True)
     """
     whole = Record(description, f"the plan of {where}")
-    nodes = whole.named("collections")
+    nodes = whole.records_by_name("collections")
     for each, node in nodes.items():
         if _foreign(node.given):
             raise _absent(where, f"{show_collection(description, each, where)} has a formula that is not SQL")

@@ -92,7 +92,7 @@ class Record:
         """Read a list of records."""
         return [Record(each, f"{self.what}, {name}[{i}]") for i, each in enumerate(self.list(name))]
 
-    def named(self, name: str) -> Mapping[str, Record]:
+    def records_by_name(self, name: str) -> Mapping[str, Record]:
         """Read records by name."""
         within = self.record(name)
         return {each: within.record(each) for each in within.names()}

@@ -95,11 +95,11 @@ def _ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[
     """Build the columns and the order of an ordered aggregate, and name its value column.  Raises `ExpressionError`."""
     by_value = call.function in ("min", "max")
     if call.distinct and not by_value:
-        raise call.refused(f"{call.function} takes no DISTINCT", "leave it out")
+        raise call.error(f"{call.function} takes no DISTINCT", "leave it out")
     if call.order and by_value:
-        raise call.refused(f"{call.function} takes no ORDER BY", "leave it out")
+        raise call.error(f"{call.function} takes no ORDER BY", "leave it out")
     if call.function in ("first", "last") and not call.order:
-        raise call.refused("it does not say which row is first", f"write {call.function}(x order by y)")
+        raise call.error("it does not say which row is first", f"write {call.function}(x order by y)")
     (argument,) = call.arguments
     value, among = (_fresh(name, groups) for name in ("value", "among"))
     columns = {value: argument}
@@ -120,7 +120,7 @@ def _ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[
     for name, text in columns.items():
         kind = compile_expression(text, of.schema, what=f"{call.function} of {call.name!r}").type
         if any(way.startswith(f"`{name}`") for way in ways) and not is_flat(normal_type(kind)):
-            raise call.refused(f"{text} is {kind}, which has no order", "use numbers, text, binary, dates, decimals")
+            raise call.error(f"{text} is {kind}, which has no order", "use numbers, text, binary, dates, decimals")
     rest = [pair for pair in columns.items() if pair[0] != value]
     return PartColumns((*rest, (value, argument)), tuple(ways), skips), value
 
@@ -132,7 +132,7 @@ def _way(name: str, descending: bool, nulls_first: bool) -> str:
 def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCall) -> Any:
     """Count the distinct values, leaving out nulls."""
     if call.order or call.ignores_nulls:
-        raise call.refused(f"count takes no {'ORDER BY' if call.order else 'IGNORE NULLS'}", "leave it out")
+        raise call.error(f"count takes no {'ORDER BY' if call.order else 'IGNORE NULLS'}", "leave it out")
     columns = list[tuple[str, str]]()
     tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
     for i, each in enumerate(dict.fromkeys(call.arguments)):

@@ -18,7 +18,8 @@ Join(id int64, customer int64, city string)
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: join: both sides have the columns ['id'], which are not joined; rename them on one side: ...
->>> join_collections(orders, customers.project({"customer": "id", "city": "city"}), "customer", "left", None).schema.names
+>>> cities = customers.project({"customer": "id", "city": "city"})
+>>> join_collections(orders, cities, "customer", "left", None).schema.names
 ['id', 'customer', 'city']
 """
 

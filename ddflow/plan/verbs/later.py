@@ -42,7 +42,7 @@ class Rest(NamedTuple):
         """Write it as JSON; `read_rests` reads it."""
         return self._asdict() | {"path": [*self.path], "without": [*self.without]}
 
-    def shown(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
+    def passed_columns(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
         """Map the names here to the columns that it passes on.  ``ways``: see `origins`."""
         mine = [name for name in ways if _of(self.path, ways[name]) and name not in self.without]
         return {self.now + name[len(self.begin) :]: name for name in mine if name.startswith(self.begin)}
@@ -105,7 +105,7 @@ def expand_rests(of: Any, given: Mapping[str, Any], rests: Sequence[Rest]) -> di
     for at in range(len(named) + 1):
         for rest in rests:
             if rest.at == at:
-                shown = rest.shown(ways).items()
+                shown = rest.passed_columns(ways).items()
                 out |= {name: source for name, source in shown if name not in out and name not in given}
         out |= dict(named[at : at + 1])
     return out
