@@ -246,7 +246,7 @@ def test_pushes_are_merged_so_that_few_runs_wait_and_each_event_is_copied_few_ti
         copied += sum(part.times.size for part in parts)
         return join_events(parts)
 
-    monkeypatch.setattr(pending_runs, "joined", counting)
+    monkeypatch.setattr(pending_runs, "join_events", counting)
     waiting = Batcher()
     for i in range(3000):
         waiting.add(plain(order[i * size : (i + 1) * size], i * size))
@@ -270,7 +270,7 @@ def test_a_seal_looks_only_at_runs_that_release_something_and_joins_them_once(mo
         pending_runs.PendingRun, "place", lambda self, upper: looked.append(self.least) or place(self, upper)
     )
     calls: list[int] = []
-    monkeypatch.setattr(batcher, "joined", lambda parts: calls.append(len(parts)) or join_events(parts))
+    monkeypatch.setattr(batcher, "join_events", lambda parts: calls.append(len(parts)) or join_events(parts))
     peeked = waiting.peek(600_000)
     assert peeked is not None and (waiting.seal(600_000) is peeked) and len(calls) == 1
     assert looked and max(looked) < 600_000 and len(waiting.runs.by_least) > 3 * len(looked) / 2
