@@ -28,12 +28,12 @@ PACKAGES = ("ddflow", "spark_bridge")
 
 ONLY_IN = {"numba": "ddflow/kernels/", "llvmlite": "ddflow/kernels/", "pyspark": "spark_bridge/", "pandas": "nowhere"}
 RATCHETS = {
-    "files with one importer": 43,
-    "crowded folders": 5,
-    "functions named by a lone participle": 526,
-    "one-word function names in more than five files": 121,
-    "functions with more than nine parameters": 13,
-    "imports, per cent of statements": 12,
+    "files with one importer": 37,
+    "crowded folders": 0,
+    "functions named by a lone participle": 231,
+    "one-word function names in more than five files": 102,
+    "functions with more than nine parameters": 10,
+    "imports, per cent of statements": 11,
     "errors whose English a test matches": 60,
 }
 """Figures of the packages that may only fall: lower a limit when its figure falls."""
