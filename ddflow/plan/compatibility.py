@@ -40,7 +40,7 @@ from ddflow.plan.inputs.input import Input, Spec
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.plan.merge.user_function import same_function
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import apart, describe, inputs, rebuild, show_collection, step_times
+from ddflow.plan.text.codec import apart, describe, inputs, rebuild, show_node, step_times
 from ddflow.plan.text.formulas import Record
 
 FREE: Final = ("lateness",)
@@ -336,10 +336,10 @@ def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change:
     for name in before.names():
         was = before.text(name)
         if name not in now:
-            yield f"output {name!r} is not in it, and was {show_collection(old, was, where)}"
+            yield f"output {name!r} is not in it, and was {show_node(old, was, where)}"
         elif now[name] != was:
             first, second = apart(old, was, new, now[name], where)
-            a, b = show_collection(new, second, "this plan"), show_collection(old, first, where)
+            a, b = show_node(new, second, "this plan"), show_node(old, first, where)
             a, b = (a, b) if a != b else (f"{a} ({second})", f"{b} ({first})")
             made = " made of" * ((first, second) != (was, now[name]))
             yield f"output {name!r} is{made} {a}, and was{made} {b}"

@@ -25,7 +25,7 @@ from ddflow.dataflow.result import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import DdflowError
-from ddflow.plan.text.codec import columns, inputs, show_collection, time_type
+from ddflow.plan.text.codec import columns, inputs, show_node, time_type
 from ddflow.plan.text.formulas import Record
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import Attached
@@ -94,9 +94,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
         outputs = Record(manifest.plan, f"the plan of {store.where}").record("outputs")
-        out["outputs"] = {
-            name: show_collection(manifest.plan, outputs.text(name), store.where) for name in outputs.names()
-        }
+        out["outputs"] = {name: show_node(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
         waiting = Backlog(store).files(manifest.backlog)
         named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.inventories, *waiting)}
         for place, part in enumerate(manifest.inventories):
@@ -188,7 +186,7 @@ def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: 
     for name, operator in inventory.operators.items():
         for arranged in operator.arrangements:
             figures = _describe_arrangement(arranged)
-            add(out["operators"].setdefault(show_collection(manifest.plan, name, where), {}), figures)
+            add(out["operators"].setdefault(show_node(manifest.plan, name, where), {}), figures)
             keys += figures["keys"]
     add(out["verdicts"], {name: n for name, n in inventory.totals.items() if name in NAMES})
     return {"keys": keys, "pending": pending}

@@ -30,7 +30,7 @@ from ddflow.operators.updates import ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, node_ids, show_collection
+from ddflow.plan.text.codec import describe, node_ids, show_node
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
@@ -161,7 +161,7 @@ def recount(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
         secret = snapshot.dataflow.graph.secret
         stored, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
         wrong = max(np.setdiff1d(stored, made).size, np.setdiff1d(made, stored).size)
-        yield show_collection(description, ids[node], "this state"), wrong
+        yield show_node(description, ids[node], "this state"), wrong
 
 
 def _recompute_state(snapshot: Snapshot, node: Collection) -> Running:

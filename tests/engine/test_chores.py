@@ -26,7 +26,7 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe, node_ids, show_collection
+from ddflow.plan.text.codec import describe, node_ids, show_node
 from ddflow.plan.verbs.family import operators
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
@@ -220,7 +220,7 @@ def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> No
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(running, "apply", missed)
                 fed(engine, 4, 4)
-            said = show_collection(describe(engine.flow), node_ids(engine.flow)[node], "this state")
+            said = show_node(describe(engine.flow), node_ids(engine.flow)[node], "this state")
         assert dd.verify(store, {}).operators[said] > 0, (number, said)
         named.add(node.verb)
     assert named >= {"agg", "arrange", "count", "distinct", "ordered_agg", "threshold", "to_upserts", "top", "versions"}

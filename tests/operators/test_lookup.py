@@ -24,7 +24,7 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, NotUnique
-from ddflow.plan.text.codec import describe, node_id, rebuild, show_collection
+from ddflow.plan.text.codec import describe, node_id, rebuild, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recount
 
@@ -366,7 +366,7 @@ def test_its_json_makes_it_again() -> None:
     again = rebuild(describe(flow))
     assert describe(again) == describe(flow) and again.outputs["out"].schema == out.schema
     (node,) = [node for node in flow.nodes if node.verb == "lookup"]
-    said = show_collection(describe(flow), node_id(node), "this plan")
+    said = show_node(describe(flow), node_id(node), "this plan")
     assert said == "bids.lookup(names, on={'auction': 'auction'}, how='inner')"
     assert out.unique is False and out.positive
     broken = describe(flow)

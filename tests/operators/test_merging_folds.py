@@ -385,14 +385,13 @@ def refusal(
     with pytest.raises(error) as caught:
         fold(
             strategy,
-            column.type,
+            pa.field("visits", column.type),
             *one(*[TAKE] * len(column), keys=keys),
             column,
             EVERY,
             cells,
             SECRET,
             lambda group: str({"id": group + 3}),
-            "visits",
         )
     return str(caught.value).split("; ")[0]
 
@@ -413,13 +412,15 @@ def test_a_sum_that_comes_back_into_bounds_is_refused_and_one_that_is_cleared_to
     assert "127 + 1" in refusal(sum(), pa.array([1, -1], pa.int8()), [127])
     column = pa.array([100, 100, None], pa.int8())
     with pytest.raises(MergeOverflow):
-        fold(sum(), pa.int8(), *one(TAKE, TAKE, CLEAR), column, EVERY, of_nothing(), SECRET, str, "n")
+        fold(sum(), pa.field("n", pa.int8()), *one(TAKE, TAKE, CLEAR), column, EVERY, of_nothing(), SECRET, str)
 
 
 def test_an_overflow_inside_a_struct_names_the_field() -> None:
     column = pa.array([{"n": 100}, {"n": 100}], pa.struct([("n", pa.int8())]))
     with raises(MergeOverflow):
-        fold(fields({"n": sum()}), column.type, *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str, "c")
+        fold(
+            fields({"n": sum()}), pa.field("c", column.type), *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str
+        )
 
 
 def test_a_list_that_outgrows_its_limit_is_named() -> None:
@@ -434,23 +435,23 @@ def test_a_list_that_was_held_too_long_stays_until_it_grows() -> None:
     held = pa.array([[1, 2, 3]])
     cells = Cells(np.zeros(1, np.int64), lambda: held)
     column = pa.array([None], held.type)
-    out = fold(append(2), held.type, *one(TAKE), column, EVERY, cells, SECRET, str, "l")
+    out = fold(append(2), pa.field("l", held.type), *one(TAKE), column, EVERY, cells, SECRET, str)
     assert out.to_pylist() == [[1, 2, 3]]
 
 
 def test_a_list_that_is_too_long_is_refused_though_it_is_cleared() -> None:
     column = pa.array([[1], [2], None], pa.list_(pa.int64()))
     with pytest.raises(ListTooLong):
-        fold(union(1), column.type, *one(TAKE, TAKE, CLEAR), column, EVERY, of_nothing(), SECRET, str, "l")
+        fold(union(1), pa.field("l", column.type), *one(TAKE, TAKE, CLEAR), column, EVERY, of_nothing(), SECRET, str)
 
 
 def test_long_lists_are_not_quadratic() -> None:
     n = 300_000
     column = pa.ListArray.from_arrays(pa.array(np.arange(0, n + 1, 3), pa.int32()), pa.array(np.arange(n) % (n // 2)))
     action = [TAKE] * len(column)
-    out = fold(union(), column.type, *one(*action), column, EVERY, of_nothing(), SECRET, str, "l")
+    out = fold(union(), pa.field("l", column.type), *one(*action), column, EVERY, of_nothing(), SECRET, str)
     assert out.to_pylist() == [list(range(n // 2))]
-    out = fold(append(), column.type, *one(*action), column, EVERY, of_nothing(), SECRET, str, "l")
+    out = fold(append(), pa.field("l", column.type), *one(*action), column, EVERY, of_nothing(), SECRET, str)
     assert out.to_pylist() == [column.values.to_pylist()]
 
 
@@ -458,20 +459,27 @@ def test_what_passes_two_gibibytes_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(folds, "MOST", 5)
     walk, texts = one(TAKE, TAKE), pa.array(["abc", "de"])
     with raises(TooLarge):
-        fold(join_text(), pa.string(), *walk, texts, EVERY, of_nothing(), SECRET, str, "c")
+        fold(join_text(), pa.field("c", pa.string()), *walk, texts, EVERY, of_nothing(), SECRET, str)
     wide = fold(
-        join_text(), pa.large_string(), *walk, texts.cast(pa.large_string()), EVERY, of_nothing(), SECRET, str, "c"
+        join_text(),
+        pa.field("c", pa.large_string()),
+        *walk,
+        texts.cast(pa.large_string()),
+        EVERY,
+        of_nothing(),
+        SECRET,
+        str,
     )
     assert wide.to_pylist() == ["abc,de"]
     lists = pa.array([[1, 2, 3], [4, 5, 6]])
     with raises(TooLarge):
-        fold(append(), lists.type, *walk, lists, EVERY, of_nothing(), SECRET, str, "c")
+        fold(append(), pa.field("c", lists.type), *walk, lists, EVERY, of_nothing(), SECRET, str)
 
 
 def test_a_first_event_that_was_blank_stays_null_and_a_cleared_one_does_not() -> None:
     column = pa.array([1, 2])
     for action, shown in ((BLANK, NOTHING), (CLEAR, 1)):
-        out = fold(first(), column.type, *one(action, TAKE), column, EVERY, of_nothing(), SECRET, str, "c")
+        out = fold(first(), pa.field("c", column.type), *one(action, TAKE), column, EVERY, of_nothing(), SECRET, str)
         assert out.tolist() == [shown]
 
 
@@ -484,10 +492,10 @@ def test_held_values_are_gathered_once_and_only_where_they_matter() -> None:
 
     held, column = Cells(np.zeros(1, np.int64), gather), pa.array([7])
     for strategy in (last(), last_non_null(), first()):
-        fold(strategy, column.type, *one(TAKE), column, EVERY, held, SECRET, str, "c")
+        fold(strategy, pa.field("c", column.type), *one(TAKE), column, EVERY, held, SECRET, str)
     assert asked == []
     for strategy in (max(), sum()):
-        fold(strategy, column.type, *one(TAKE), column, EVERY, held, SECRET, str, "c")
+        fold(strategy, pa.field("c", column.type), *one(TAKE), column, EVERY, held, SECRET, str)
     assert asked == [1]
 
 
@@ -511,12 +519,12 @@ def test_ranks_are_ordered_as_values_are(data: st.DataObject, name: str) -> None
 
 def test_durations_are_summed_in_their_unit() -> None:
     column = pa.array([timedelta(seconds=1), timedelta(seconds=2)], pa.duration("ms"))
-    out = fold(sum(), column.type, *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str, "c")
+    out = fold(sum(), pa.field("c", column.type), *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str)
     assert out.to_pylist() == [timedelta(seconds=3)]
 
 
 def test_decimals_of_either_sign_are_summed_in_every_width() -> None:
     for kind in (pa.decimal32(5, 1), pa.decimal64(18, 1), pa.decimal128(5, 1), pa.decimal128(30, 1)):
         column = pa.array([Decimal("1.5"), Decimal("-4.0")], kind)
-        out = fold(sum(), kind, *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str, "c")
+        out = fold(sum(), pa.field("c", kind), *one(TAKE, TAKE), column, EVERY, of_nothing(), SECRET, str)
         assert out.to_pylist() == [Decimal("-2.5")]

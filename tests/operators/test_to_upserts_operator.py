@@ -40,7 +40,7 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
 )
-from ddflow.plan.text.codec import describe, node_id, rebuild, show_collection
+from ddflow.plan.text.codec import describe, node_id, rebuild, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import open_contents
 
@@ -430,7 +430,7 @@ def test_its_plan_is_written_and_read_back() -> None:
     node = flow.output("out", orders(flow).filter("paid").to_upserts(["city", "id"], "all"))
     description = describe(flow)
     assert describe(rebuild(description)) == description
-    assert show_collection(description, node_id(node), "it").endswith(".to_upserts(['city', 'id'], on_conflict='all')")
+    assert show_node(description, node_id(node), "it").endswith(".to_upserts(['city', 'id'], on_conflict='all')")
     ident = description["outputs"]["out"]
     for wrong in ({"on_conflict": "most"}, {"on_conflict": 3}, {"key": "id"}, {"key": ["other"]}, {"of": []}):
         nodes = description["collections"] | {ident: description["collections"][ident] | wrong}

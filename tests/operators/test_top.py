@@ -29,7 +29,7 @@ from tight import MEMORY, tighten, tiny
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, PlanChanged
 from ddflow.operators.row_order import RowOrder, find_reordered, order_texts, ordered_by
-from ddflow.plan.text.codec import describe, node_id, rebuild, show_collection
+from ddflow.plan.text.codec import describe, node_id, rebuild, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.ordered_index import OrderedIndex
 
@@ -328,7 +328,7 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     flow.output("ranked", rows.top(3, by=["x"], offset=4, rank_name="place"))
     again = rebuild(describe(flow))
     assert describe(again) == describe(flow)
-    said = show_collection(describe(flow), node_id(top), "this plan")
+    said = show_node(describe(flow), node_id(top), "this plan")
     assert said == "rows.top(2, by=['`n` desc nulls last', '`note` asc nulls first'], partition_by=['city'])"
     assert "offset=4, rank_name='place'" in flow.explain()
     broken = describe(flow)

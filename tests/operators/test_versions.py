@@ -30,7 +30,7 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, PlanChanged
-from ddflow.plan.text.codec import describe, node_id, rebuild, show_collection
+from ddflow.plan.text.codec import describe, node_id, rebuild, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recount
 from ddflow.trace.ordered_index import OrderedIndex
@@ -390,7 +390,7 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     again = rebuild(describe(flow))
     assert describe(again) == describe(flow)
     assert node.schema.names == ["id", "at", "price", "start", "stop"] and node.unique and node.positive
-    said = show_collection(describe(flow), node_id(node), "this plan")
+    said = show_node(describe(flow), node_id(node), "this plan")
     delete = "dd.tombstone('note', \"it's \\\\ gone\")"
     assert (
         said == f"prices.versions(['id'], 'at', delete={delete}, ignore=['price'], valid_from='start', valid_to='stop')"

@@ -27,7 +27,7 @@ from strategies import events, scenarios
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, SpecError
-from ddflow.plan.text.codec import describe, fingerprint, node_id, node_ids, rebuild, show_collection
+from ddflow.plan.text.codec import describe, fingerprint, node_id, node_ids, rebuild, show_node
 from ddflow.plan.text.formulas import digest_of
 
 COLUMNS = {"id": pa.int64(), "n": pa.int64(), "s": pa.string()}
@@ -172,7 +172,7 @@ def test_a_graph_whose_tree_would_be_too_large_is_written_once_a_node() -> None:
     description = describe(flow)
     assert len(description["collections"]) == 3001
     assert describe(rebuild(description)) == description
-    assert len(show_collection(description, description["outputs"]["out"], "it")) < 400
+    assert len(show_node(description, description["outputs"]["out"], "it")) < 400
 
 
 SCRIPT = """
@@ -319,7 +319,7 @@ def test_a_collection_is_shown_as_it_would_be_written() -> None:
         .count("m", name="k"),
     )
     description = describe(flow)
-    assert show_collection(description, description["outputs"]["out"], "it") == (
+    assert show_node(description, description["outputs"]["out"], "it") == (
         "people.filter('n > 1').project({'m': 'n + 1', 's': 's'}).concat(others.negate().project({'m': 'n', 's': 's'}),"
         " others.project({'m': 'n', 's': 's'})).count(by=['m'], name='k')"
     )

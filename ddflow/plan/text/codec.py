@@ -55,7 +55,7 @@ def describe(flow: Plan) -> dict[str, Any]:
     >>> description = describe(flow)
     >>> description["outputs"] == {"by_city": node_id(by_city)}
     True
-    >>> show_collection(description, node_id(by_city), "this plan")
+    >>> show_node(description, node_id(by_city), "this plan")
     "people.filter('id > 0').project(['city']).count(by=['city'])"
     """
     made = PlanRecord([*flow.outputs.values()])
@@ -143,7 +143,7 @@ class PlanRecord:
         self.nodes[self.ids[node]] = made if proven is None else made | {"proven": proven}
 
 
-def show_collection(description: Mapping[str, Any], collection: str, where: str) -> str:
+def show_node(description: Mapping[str, Any], collection: str, where: str) -> str:
     """Write a collection as calls of verbs, cut if it is long or deep.  ``where``: for messages.  O(description).
 
     Raises `CorruptState` for an unknown id, and for a description that `describe` did not write.
@@ -312,7 +312,7 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
     nodes = whole.records_by_name("collections")
     for each, node in nodes.items():
         if _foreign(node.given):
-            raise _absent(where, f"{show_collection(description, each, where)} has a formula that is not SQL")
+            raise _absent(where, f"{show_node(description, each, where)} has a formula that is not SQL")
     try:
         flow = Plan()
         for name, (schema, spec) in inputs(description, where).items():
