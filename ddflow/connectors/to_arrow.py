@@ -1,18 +1,14 @@
-"""Rows as people have them, as Arrow: frames, queries, files by their path, and Python's own lists and dicts.
+"""Convert what users give to Arrow: frames, queries, paths of files, and Python's lists and dicts.
 
-Invariant: no value changes on the way. Frames and queries speak Arrow themselves; Python's values are taken in the type
-that Arrow infers from all of them, and in the declared one where it infers none, so that `conform` judges each by its
-value. Where Arrow would lose something silently (a time of day among dates, a zone among naive times), the column is
-refused. No library is imported: what is given is known by what it can do.
+Invariant: no value changes. Python's values get the type that Arrow infers from all of them, and the declared type if
+it infers none. A column in which Arrow would lose something silently (a time of day among dates) is refused. No library
+is imported: a value is recognised by its methods. An index of pandas without a name is no column.
 
-    a path          files of any kind that `ddflow.connectors.files` reads, folders, patterns, s3://..., streamed
-    a dataset       pyarrow's, streamed
-    a LazyFrame     collected
+    a path          files that `ddflow.connectors.files` reads, folders, patterns, s3://..., streamed
+    a dataset       pyarrow's, streamed; a LazyFrame is collected
     {name: list}    a column each, all of one length
-    [{name: value}] a row each; a name that a row lacks is null there
-    the rest        tables, batches, readers, and what has ``__arrow_c_stream__`` (pandas, Polars, DuckDB)
-
-An index of pandas that has no name is no column.
+    [{name: value}] a row each; a missing name is null
+    the rest        tables, batches, readers, and objects with ``__arrow_c_stream__`` (pandas, Polars, DuckDB)
 
 >>> schema = pa.schema({"id": pa.int64(), "city": pa.string()})
 >>> to_table([{"id": 1, "city": "Bern"}, {"id": 2}], "'people'", schema).to_pylist()

@@ -1,7 +1,7 @@
-"""Share between data sources how options are checked, and how the batches of a stream are limited.
+"""Check the options of data sources, and limit the batches of their streams.
 
-`StreamReader` works on every PySpark from 4.1 on. From 4.2 on Spark says where a batch begins and how large it may be,
-and asks where a query ends that takes what is available; 4.1 takes all there is, so a limit is an error there.
+`StreamReader` works with PySpark 4.1 and later. From 4.2 on, Spark gives the start and the limit of each batch, and
+asks for the end of a query that takes what is available. 4.1 takes everything at once, so a limit is an error there.
 
 >>> check_options({"path": "a", "outptu": "b"}, ("path", "output"), (), "read a state", "")
 Traceback (most recent call last):

@@ -1,17 +1,14 @@
 """Delta Lake as a source: the rows of a table at one version, then what each later version changed.
 
-Invariant: a row is in the copy or in the feed of a later version, never in both, and a version's changes are in one
-epoch. The copy may take several epochs: its files are read in the order of their names, and the position says how many
-rows were taken. Within a version what left comes before what came, so an input of upserts ends with the right rows. The
-position names the table by its id at that version, so one that was made anew is not taken for the one before.
+Invariant: a row is in the copy or in the feed of a later version, never in both, and the changes of a version are in
+one epoch. The copy may take several epochs. Within a version, deletes come before inserts, so upserts end right.
 
-Rows have the feed's columns: ``_change_type`` (``insert`` in the copy), ``_commit_version``, ``_commit_timestamp``. A
-table without ``delta.enableChangeDataFeed`` is read as well, since its feed follows from the files that came and went:
-right, but of whole files. So is a version that took columns away, or changed a type, because the rows that left had the
-columns before it. Rows have the declared columns that their version has, and the others are told `beside` them; a
-column that came and went between two looks was never there. The library's feed does not read deletion vectors and
-mapped columns, so tables with them are refused. The position: ``{"table": id, "version": n, "rows": None or how many of
-the copy}``.
+Rows have the columns of the feed: ``_change_type`` (``insert`` in the copy), ``_commit_version`` and
+``_commit_timestamp``. For a table without ``delta.enableChangeDataFeed``, and for a version that dropped a column or
+changed a type, the feed is made of the files that came and went. The position is ``{"table": id, "version": n, "rows":
+None or rows copied}``; a table that was created again has another id.
+
+Limits: tables with deletion vectors or mapped columns are refused.
 
 >>> FollowedTable("s3://lake/orders", None, True, {"secret": "hush"})
 FollowedTable(path='s3://lake/orders', start=None, follow=True)

@@ -1,4 +1,4 @@
-"""Messages of several tables, given to the inputs of their tables: for a source that brings them mixed.
+"""Route the messages of a source with several tables to the inputs of these tables.
 
 Invariant: a message goes to one input or to none, in the order in which it came, and says itself which table it is of:
 in Debezium's ``source``, or as Maxwell, Canal and wal2json name theirs. One that cannot be read goes to the first
