@@ -37,9 +37,9 @@ NOTHING: Final = 5
 _seen: list[list[str]] = []
 HEAD: Final = "Texts of errors by test file.  make messages records them.\n"
 _VARYING: Final = (
+    (re.compile(re.escape(str(ROOT))), "ROOT"),  # first: the checkout may be in a temporary folder
     (re.compile(r"(?:/dev/shm|/tmp)/pytest-of-[^/]+/pytest-\d+/(?:popen-gw\d+/)?[^/\s'\"),;:\]]+"), "TMP"),
     (re.compile(r"(?:/dev/shm|/tmp|/var/folders)/[^\s'\"),;:\]]+"), "TMP"),
-    (re.compile(re.escape(str(ROOT))), "ROOT"),
     (re.compile(r"\b(?:127\.0\.0\.1|localhost|\[::1\])(?::\d+)?"), "HOST"),
     (re.compile(r"\bport \d+"), "port PORT"),
     (re.compile(r"\b0x[0-9a-f]+"), "ADDRESS"),
