@@ -19,6 +19,7 @@ import pytest
 from messages import raises
 from simdisk import KINDS, Faulty, SimDisk
 from test_store_power import PATH, Writer, blobs, check
+from watched import open_below
 
 from ddflow.errors import OutcomeUnknown, StorageFailed, StorageFull
 from ddflow.storage.folder.disk import Disk
@@ -116,13 +117,13 @@ def test_on_a_real_disk_nothing_stays_open_or_half_written(tmp_path: Path, kind:
 
     for at in range(1000):
         begun(make, Disk(), lambda _: None)
-        files, before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0, held(make(Disk()))
+        files, before = open_below(tmp_path), held(make(Disk()))
         faulty = Faulty(Disk(), at, kind)
         won, error = troubled(make, faulty, lambda _: None)
         if not faulty.failed:
             break
         where = f"call {at}, {faulty.failed[0]}: {error!r}"
-        assert not files or len(os.listdir("/proc/self/fd")) == files, where
+        assert open_below(tmp_path) == files, where
         store = make(Disk())
         after = held(store)
         assert max(after) == won or (max(after) == 2 and isinstance(error, OutcomeUnknown)), where

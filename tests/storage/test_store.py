@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinds import ENCODED, PLAIN
 from messages import raises
+from watched import open_below
 
 from ddflow.errors import CorruptState, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch
@@ -421,12 +422,11 @@ def test_a_folder_on_a_full_disk_is_left_without_a_lock(tmp_path: Path, monkeypa
     def full(file: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with raises(SpillFull):
             ScratchStore(tmp_path)
-    assert os.listdir(tmp_path) == [] and len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir(tmp_path) == [] and open_below(tmp_path) == []
     ScratchStore(tmp_path).close()
 
 

@@ -1,4 +1,4 @@
-"""A program's memory, watched from outside while it does what it was told.
+"""A program's memory, watched from outside while it does what it was told; and the files that this process has open.
 
 The program writes a line when it is ready, waits for one, writes another when it is done, waits again, and ends with
 its answer as JSON.  What counts is memory of its own: pages of mapped files are not.
@@ -7,10 +7,12 @@ its answer as JSON.  What counts is memory of its own: pages of mapped files are
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,3 +55,16 @@ def private(pid: int) -> int:
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def open_below(folder: Path) -> list[str]:
+    """List the paths below a folder that this process has open; none where the system does not say (no ``/proc``).
+
+    Descriptors of other folders may close at any time, when an object of an earlier test is collected.
+    """
+    found = list[str]()
+    with suppress(FileNotFoundError):
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):
+                found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(path for path in found if path == str(folder) or path.startswith(f"{folder}{os.sep}"))
