@@ -1,9 +1,8 @@
 """Sinks of `ddflow.Engine.run`: ``dd.sinks``.
 
-Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. What each is
-stands in its own file (``sqlite``, ``duckdb``, ``postgres``, ``kafka_sink``, ``delta``, ``iceberg``,
-``parquet.fragments``); what is asked of all, in ``attached``; how rows are written in each mode, in ``modes``. A
-library that one needs is imported when it is opened.
+Invariant: what is made here is a declaration. It opens nothing, can be copied, and shows no credentials. Each is
+implemented in ``sink`` of its folder, or in a file of its name; their protocol is in ``api``, and ``modes`` converts
+rows for each mode. A library that one needs is imported when it is opened.
 
 >>> sqlite("shop.db", "by_city").mode
 'upsert'

@@ -126,7 +126,7 @@ def test_changes_beside_a_copy_that_is_added_are_in_one_of_both(server: Server) 
     dies.acknowledge(reached)  # what there was before is an epoch of its own
     ask(server, "insert into fa values (3)", "insert into fb values (3)")
     assert dies.poll(1 << 20).position is None
-    for each in (dies._holder, dies.connection):
+    for each in (dies._state.snapshot, dies.connection):
         each.close()  # as if the process had died
     again = opened(server, reached, "fa", "fb")
     assert polled(again)[0] == [("I fa", 3)]

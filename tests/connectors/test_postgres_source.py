@@ -413,12 +413,12 @@ def test_a_copy_that_dies_begins_again(server: Server) -> None:
     opened = source(server).open(schemas, None)
     assert opened.poll(1 << 20).position is None
     assert ask(server, "select slot_name from pg_replication_slots") == [("shop_copying",)]
-    for each in (opened._holder, opened.connection):
+    for each in (opened._state.snapshot, opened.connection):
         each.close()  # as if the process had died
     again = source(server).open(schemas, None)
     assert again.poll(1 << 20).rows["orders"][0].num_rows == 1
     position = again.poll(1 << 20).position
-    for each in (again._holder, again.connection):
+    for each in (again._state.snapshot, again.connection):
         each.close()  # its epoch was committed, and the slot has not got its name
     ask(server, "insert into orders values (2, 1, 1, '')")
     later = source(server).open(schemas, position)
@@ -463,7 +463,7 @@ def test_a_copy_that_waits_for_open_transactions_says_for_which(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is made again; a transaction that only reads is none."""
-    monkeypatch.setattr("ddflow.connectors.postgres.slot.PATIENCE", 0.2)
+    monkeypatch.setattr("ddflow.connectors.postgres.source.PATIENCE", 0.2)
     ask(server, ORDERS, "insert into orders values (1, 1, 1)", "create table other (id int)")
 
     def end(*open_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Changes of a replication slot: complete transactions, as messages of wal2json for the inputs of their tables.
+"""Copies and changes of tables as messages of wal2json: rows of a snapshot, and complete transactions of a slot.
 
 Guarantees: a peek takes nothing from the slot, which gives the same changes until it is advanced. Numbers come as text
 from wal2json 2.6 on, so NaN and infinities keep their value.
@@ -13,7 +13,7 @@ some rows are looked up, and ddflow warns once a column. A value that was NaN on
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import reduce
 from typing import Any, Final, NamedTuple
@@ -22,13 +22,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import quoted
+from ddflow.connectors.api import Beside, Polled
+from ddflow.connectors.formats.base import OWN
+from ddflow.connectors.formats.messages import POSITION, ROW
 from ddflow.connectors.formats.parse import TEXT, parse_objects
+from ddflow.connectors.formats.row_columns import parse_sql_type
 from ddflow.connectors.postgres.catalog import (
     NEWER,
     Looked,
     SourceTable,
+    cell,
+    columns_of,
     literal,
     messages,
+    parse_lsn,
+    refuse_filtered,
     stream_rows,
     with_null,
     without,
@@ -322,3 +330,60 @@ def _split_by_table(
             some = text.filter(pc.and_(pc.equal(schemas, table.schema), pc.equal(names, table.name)))
             if len(some):
                 yield table, some
+
+
+class Begun(NamedTuple):
+    """Where a slot begins, the name of the snapshot of then, and a place in the log that no change of it is before."""
+
+    lsn: str
+    snapshot: str
+    since: str
+
+
+def copy_rows(
+    connection: Any,
+    tables: Sequence[SourceTable],
+    inputs: Mapping[str, pa.Schema],
+    begins: Begun,
+    beside: dict[str, dict[str, Beside]],
+    held: Callable[[SourceTable], Callable[[pa.Array], pa.Array]],
+    whole: Collection[str] = (),
+) -> Iterator[Polled]:
+    """Read all rows of tables, in a transaction.  O(bytes).
+
+    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's `Numbers.replace_unholdable`.
+    ``whole``: inputs that get their rows at once, as their full contents.
+    """
+    run = connection.execute
+    run("begin isolation level repeatable read read only")
+    run(f"set transaction snapshot '{begins.snapshot}'")
+    for table in tables:
+        own = [name for name in inputs[table.input].names if name not in OWN]
+        found = columns_of(connection, table)
+        refuse_filtered(f"copy the table {table.full} for {table.input!r}", found)
+        kinds = {row.name: row.kind for row in found}
+        others = {name: Beside(parse_sql_type(kind), table.quoted) for name, kind in kinds.items() if name not in own}
+        beside[table.input] = {**beside.get(table.input, {}), **others}
+        precise = {row.name: row.precise for row in found}
+        cells = ", ".join(cell(name, kinds.get(name), precise.get(name, "")) for name in own)
+        text = f"{literal(head(table, begins.since))} || array_to_string(array[{cells}], ',') || ']}}'"
+        made = held(table)
+        rows = stream_rows(connection, f"select '', {text} from only {table.quoted}")
+        batches = (pa.record_batch({"value": made(messages(some.column("data")).column(0))}) for some in rows)
+        if table.input in whole:
+            every = [messages(pa.chunked_array([pa.array([], pa.string())])), *batches]
+            orders = {table.input: {POSITION: parse_lsn(begins.since), ROW: 0}}
+            yield Polled({table.input: every}, None, frozenset([table.input]), dict(beside), orders=orders)
+        for batch in batches:
+            yield Polled({table.input: [batch]}, None, beside=dict(beside))
+    run("commit")
+
+
+def head(table: SourceTable, lsn: str) -> str:
+    """Return how each message of a copy begins.
+
+    >>> head(SourceTable("public", "orders", "orders"), "0/16B3700")
+    '{"action":"I","lsn":"0/16B3700","schema":"public","table":"orders","columns":['
+    """
+    said = {"action": "I", "lsn": lsn, "schema": table.schema, "table": table.name, "columns": []}
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":")).removesuffix("]}")

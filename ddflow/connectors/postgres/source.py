@@ -1,13 +1,11 @@
-"""Postgres as a source: a first copy of tables, then what a logical slot has of them, as messages of wal2json.
+"""Read tables of Postgres: a first copy, then the changes in a logical slot, as messages of wal2json.
 
-Invariant: the copy is read in the snapshot that the slot begins with, so a row is in one of the two and in no other. A
-poll gives whole transactions, of all tables together; the slot is moved on behind a commit of ours, never ahead of it,
-and until then nothing more is read. The position is the end of the last transaction's commit in Postgres' log.
-
-A table that the position does not know is copied when all else was read, in the snapshot of a slot for the while; what
-the others have up to there is of the same epoch. So is one of which the log does not have all: its copy is then all
-that its input holds. Postgres decodes, and a library carries the bytes: copies and changes come by COPY. No password is
-in what is shown of a declaration, in a message, or in a manifest.
+A `Slot` reads changes, copies, waits for a commit, or is broken; `next_action` decides what a poll does in each state.
+Guarantees: a copy is read in the snapshot with which a slot begins, so a row is in the copy or in the changes, never in
+both. A poll gives complete transactions of all tables. The slot advances to committed positions only. A table that the
+position lacks, or whose changes are not all in the log, is copied in the snapshot of a temporary slot, in one epoch
+with the changes of the others up to there. During the first copy the slot is called `<slot>_copying`, so a copy that
+died is recognised. No declaration, message or manifest shows a password.
 
 >>> of = PostgresTables("postgresql://me:secret@db/shop", {"public.orders": "orders"}, "shop", False)
 >>> of.target, of.inputs("shop")
@@ -15,19 +13,19 @@ in what is shown of a declaration, in a message, or in a manifest.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from threading import Event, Thread
 from time import time
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 import pyarrow as pa
 
-from ddflow.connectors.api import Beside, OpenSource, Polled, Source
+from ddflow.connectors.api import OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import import_duckdb
 from ddflow.connectors.postgres.catalog import (
-    Looked,
-    SourceTable,
+    LOG,
     columns_of,
     commit_time,
     find_unique_indexes,
@@ -35,37 +33,47 @@ from ddflow.connectors.postgres.catalog import (
     has_columns,
     look_up_table,
     parse_lsn,
-    refuse_children,
     refuse_filtered,
     table_of,
     translate_errors,
 )
-from ddflow.connectors.postgres.changes import Numbers, Peeked, peek_slot
-from ddflow.connectors.postgres.position import (
-    Copied,
+from ddflow.connectors.postgres.changes import Begun
+from ddflow.connectors.postgres.sink import READS, connect, driver, public_address
+from ddflow.connectors.postgres.tables import (
+    ANEW,
     SlotPosition,
+    SlotTables,
     build_position,
-    describe_copies,
-    find_alterations,
-    find_filled_columns,
-    lost_changes,
-    same_server,
-    same_slot,
-    same_tables,
+    check_position,
     system_of,
-    warn_of_altered,
     warn_of_gone,
 )
-from ddflow.connectors.postgres.sink import READS, connect, driver, public_address
-from ddflow.connectors.postgres.slot import COPYING, LEFT, LONGEST, Begun, OwnSlot, begin_slot, copies, warn_of_copies
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
 from ddflow.storage.closing import on_failure
 
 ADDING: Final = "_adding"
+COPYING: Final = "_copying"
+LONGEST: Final = 63 - len(COPYING)
+"""Characters that a name may have."""
+_SLOTS: Final = """
+    select slot_name, active, confirmed_flush_lsn::text, coalesce(to_jsonb(s) ->> 'wal_status', '') = 'lost'
+    from pg_replication_slots s where slot_name = any(%s)"""
+LOST: Final = "the server removed the log that the slot had unread"
+RAISE: Final = "raise max_slot_wal_keep_size on the server, or -1 for no limit"
 MESSAGE: Final = (150, 1024)
 """Bytes that a message of wal2json has at least, and that one is taken to have until some have come."""
 STILL: Final = 16 << 20
 """Bytes of a log without changes of ours, behind which the slot is moved on all the same."""
+PATIENCE: Final = 5.0
+"""Seconds until a warning says why a slot waits."""
+_NOW: Final = (
+    "select pg_current_wal_insert_lsn()::text, (txid_snapshot_xmax(txid_current_snapshot()) % (1::bigint << 32))::text"
+)
+_OPEN: Final = """
+    select distinct coalesce('PID ' || l.pid, 'prepared transaction ' || quote_literal(p.gid))
+    from pg_locks l left join pg_prepared_xacts p on p.transaction = l.transactionid
+    where l.locktype = 'transactionid' and l.granted and age(l.transactionid) >= age(%s::xid)"""
+"""Transactions that had begun before another one, of all databases."""
 _NAME: Final = re.compile(r"[a-z0-9_]+")
 
 
@@ -123,266 +131,336 @@ class PostgresTables(Source):
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, look at the tables, and begin behind the position, or with a copy."""
         (only,) = inputs if len(inputs) == 1 else (None,)
-        tables = [table_of(name, str(input or only)) for name, input in self.tables.items()]
+        every = [table_of(name, str(input or only)) for name, input in self.tables.items()]
         with translate_errors(f"connect to {public_address(self.url)}"):
             connection = connect(self.url, f"the source {self.slot!r}", READS)
         with on_failure(connection.close):
             known = {} if position is None else position["tables"]
             looked = {
                 each: look_up_table(connection, each, inputs[each.input], first=each.full not in known)
-                for each in tables
+                for each in every
             }
-            return Slot(self, connection, looked, inputs, position)
+            tables = SlotTables(connection, looked, inputs, position, self.recopy)
+            return Slot(self, connection, tables, position)
+
+
+StateName = Literal["reading", "copying", "waiting", "broken"]
+"""Changes are read from the slot; rows of tables are copied; what was read is to be committed; the slot could not be
+moved on."""
+Action = Literal["read changes", "begin a copy", "continue the copy", "wait", "fail"]
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """``snapshot``: the connection that holds the snapshot of a copy until the commit.  ``rows``: the rest of the copy.
+
+    ``why``: it is broken.
+    """
+
+    name: StateName = "reading"
+    snapshot: Any = None
+    rows: Iterator[Polled] = field(default_factory=lambda: iter(()))
+    why: str = ""
+
+
+def next_action(state: StateName, *, has_new_tables: bool, is_behind: bool) -> Action:
+    """Decide what a poll does.  ``is_behind``: whether read tables have changes from before the opening.
+
+    >>> next_action("reading", has_new_tables=True, is_behind=True)
+    'read changes'
+    >>> next_action("reading", has_new_tables=True, is_behind=False)
+    'begin a copy'
+    """
+    match state:
+        case "reading":
+            return "begin a copy" if has_new_tables and not is_behind else "read changes"
+        case "copying":
+            return "continue the copy"
+        case "waiting":
+            return "wait"
+        case "broken":
+            return "fail"
 
 
 class Slot(OpenSource):
     """A slot that is read, or made and copied to."""
 
-    def __init__(
-        self,
-        of: PostgresTables,
-        connection: Any,
-        looked: Mapping[SourceTable, Looked],
-        inputs: Mapping[str, pa.Schema],
-        position: Any,
-    ) -> None:
-        self.of, self.connection, self.inputs = of, connection, inputs
-        known: Mapping[str, Copied] = {} if position is None else position["tables"]
-        fresh = (t for t in looked if t.full not in known or known[t.full].get("again"))
-        self.added = () if position is None else tuple(fresh)
-        """Tables that are to be copied to those that are read."""
-        self.tables = tuple(table for table in looked if table not in self.added)
-        self.copied = describe_copies({table: looked[table] for table in self.tables}, {}, {}) | {
-            table.full: known[table.full] for table in looked if table.full in known
-        }
-        """The tables as they were copied."""
-        self._named = {table.full for table in looked}
+    def __init__(self, of: PostgresTables, connection: Any, tables: SlotTables, position: SlotPosition | None) -> None:
+        self.of, self.connection, self.tables = of, connection, tables
         self.asked = f"read the slot {of.slot!r} of {public_address(of.url)}"
-        self._holder: Any = None
-        """The connection that holds the snapshot while rows are copied."""
-        self._own, self._keys = OwnSlot(connection, of.slot, self.asked), dict[str, Sequence[str]]()
-        self._why = dict[str, str]()
-        """Of tables that are to be copied again."""
-        self._whole = frozenset[str]()
-        """Inputs that take all that they hold at once."""
-        self._committed: SlotPosition | None = position
-        self._waits, self._broken, self._message = False, "", MESSAGE[1]
-        self._copy: Iterator[Polled] | None = None
-        self._beside: dict[str, dict[str, Beside]] = {}
-        self._numbers = Numbers()
+        self._own = OwnSlot(connection, of.slot, self.asked)
+        self._state, self._committed, self._message_size = SlotState(), position, MESSAGE[1]
         with on_failure(self.close), translate_errors(self.asked):
-            refuse_children(looked, self._named)
             self._system = system_of(connection)
             if position is None:
                 self._begin()
             else:
-                same_slot(self.asked, position, of.slot)
-                same_server(self.asked, position, self._system, self._now())
-                same_tables(position["tables"], looked)
-                for table in [each for each in self.added if each.full in known]:
-                    self._allow_copy(table, LEFT)
+                check_position(self.asked, position, of.slot, self._system, self._find_end())
+                tables.resume(position)
                 self.at = parse_lsn(position["lsn"])
                 self._own.resume(self.at)
-            self._until = self._now()
+            self._until = self._find_end()
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:
         """See `OpenSource.declared`."""
-        has_columns(self.connection, self.tables, self.inputs, new)
+        has_columns(self.connection, self.tables.active, self.tables.inputs, new)
 
     def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
         """See `OpenSource.keyed`.  Looked at again with each poll, because a table may be altered."""
-        self._keys, self._whole = dict(keys), frozenset(whole)
+        self.tables.keys, self.tables.whole = dict(keys), frozenset(whole)
         with translate_errors(self.asked):
-            self._look_up_tables()
-
-    def _compare(self, table: SourceTable, was: Copied, now: Copied) -> None:
-        """Let a table be copied again if no change has all of its rows' values, else warn."""
-        if was["oid"] != now["oid"]:
-            found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
-            self._again(table, found)
-            return
-        new, why = (
-            find_filled_columns(self.connection, table, was, now),
-            find_alterations(self.connection, table, was, now),
-        )
-        if table.input not in self._whole:
-            warn_of_altered(table, new, why)
-        elif new or why:
-            self._again(table, "; ".join([*(f"{name!r} {how}" for name, how in new.items()), *why]))
-
-    def _again(self, table: SourceTable, why: str) -> None:
-        """Let a table be copied again.  Raises `SourceChanged` if its input cannot be, or that is not wanted."""
-        if table.input not in self._whole:
-            raise lost_changes(table, why)
-        self._allow_copy(table, why)
-        self._why[table.full] = why
-        self.added = (*self.added, table)
-        self.tables = tuple(each for each in self.tables if each != table)
-        self.copied[table.full] = {**self.copied[table.full], "again": True}
-
-    def _allow_copy(self, table: SourceTable, why: str) -> None:
-        """Raise `SourceChanged` if tables are not to be copied again."""
-        if not self.of.recopy:
-            remedy = "run once without recopy=False, which copies the table again; or begin a new state"
-            raise SourceChanged(f"read the table {table.full} for {table.input!r}", why, remedy)
+            self.tables.look_up()
 
     @property
     def ended(self) -> bool:
         """Whether all was read that was committed when it was opened."""
-        done = not (self._waits or self._broken or self.added) and self._copy is None
+        done = self._state.name == "reading" and not self.tables.to_copy
         return done and not self.of.follow and self.at >= self._until
 
     @property
     def waits(self) -> bool:
         """Whether what it gave is to be committed; what follows a log gathers changes meanwhile."""
-        return self._waits and not self.of.follow
+        return self._state.name == "waiting" and not self.of.follow
 
     def lag(self) -> int | None:
         """Return the bytes of the log after the position; None during a copy."""
         with suppress(SourceFailed, UnreadableInput), translate_errors(self.asked):
-            return max(self._now() - self.at, 0) if self._copy is None else None
+            return max(self._find_end() - self.at, 0) if self._state.name != "copying" else None
         return None
 
     def poll(self, room: int) -> Polled | None:
         """Return part of the copy, or whole transactions; nothing until the last ones are committed."""
-        if self._broken:
-            raise SourceFailed(self.asked, f"it could not be moved on: {self._broken}", "see to the server")
+        is_behind = bool(self.tables.active) and self.at < self._until
         with translate_errors(self.asked):
-            if self._copy is None and not self._waits:
-                reads = self.tables and (not self.added or self.at < self._until)
-                found = self._changes(room) if reads else None
-                if found is not None or not self.added:
-                    return found
-                self._add()
-            return self._next_copied() if self._copy is not None else None
+            match next_action(self._state.name, has_new_tables=bool(self.tables.to_copy), is_behind=is_behind):
+                case "read changes":
+                    found = self._read_changes(room)
+                    return found if found is not None or not self.tables.to_copy else self._begin_addition()
+                case "begin a copy":
+                    return self._begin_addition()
+                case "continue the copy":
+                    return self._copy_next()
+                case "wait":
+                    return None
+                case "fail":
+                    raise SourceFailed(self.asked, f"it could not be moved on: {self._state.why}", "see to the server")
 
     def acknowledge(self, position: Any) -> None:
         """Move the slot on; it gets its name behind the first commit."""
         try:
             with translate_errors(self.asked):
-                if self._holder is not None:
-                    self._holder.close()
-                    self._holder = None
+                self._release_snapshot()
                 self._own.move_on(parse_lsn(position["lsn"]))
+            self._state = SlotState()
         except (SourceFailed, UnreadableInput) as error:
-            self._broken = error.found
-        self._waits = False
-        warn_of_gone(self.tables, self._committed, position)
+            self._state = SlotState("broken", why=error.found)
+        warn_of_gone(self.tables.active, self._committed, position)
         self._committed = position
 
     def close(self) -> None:
         """Let go of the connections.  A copy that was not committed leaves nothing."""
-        copying = self._holder is not None and self._committed is None
-        for each in (self._holder, self.connection):
-            if each is not None and not each.closed:
-                each.close()
-        self._holder = None
+        copying = self._state.snapshot is not None and self._committed is None
+        self._release_snapshot()
+        self.connection.close()
         if copying:
             with suppress(Exception), connect(self.of.url, self.asked, READS, connect_timeout=3) as again:
                 again.execute("select pg_drop_replication_slot(%s)", [self.of.slot + COPYING])
 
-    def _now(self) -> int:
+    def _release_snapshot(self) -> None:
+        if self._state.snapshot is not None:
+            self._state.snapshot.close()
+            self._state = replace(self._state, snapshot=None)
+
+    def _find_end(self) -> int:
         """Return the flushed end of the log: later bytes are in no slot yet, and may be lost."""
         return parse_lsn(self.connection.execute("select pg_current_wal_flush_lsn()::text").fetchone()[0])
 
     def _position(self) -> SlotPosition:
-        return build_position(self.at, self.of.slot, self._system, self.copied)
+        return build_position(self.at, self.of.slot, self._system, self.tables.copied)
+
+    def _connect_snapshot(self) -> Any:
+        """Open the connection that will hold a snapshot, and begin to copy."""
+        holder = connect(self.of.url, self.asked, READS, replication="database")
+        self._state = SlotState("copying", holder)
+        return holder
 
     def _begin(self) -> None:
         """Make a slot, and begin to copy in its snapshot."""
         began = time()
         self._own.make_way()
-        self._holder = connect(self.of.url, self.asked, READS, replication="database")
-        begins = begin_slot(self.connection, self._holder, self._own.copying, self.asked)
-        self.at, self._copy = parse_lsn(begins.lsn), self._copies(begins, began)
+        begins = begin_slot(self.connection, self._connect_snapshot(), self._own.copying, self.asked)
+        self.at, self._state = parse_lsn(begins.lsn), replace(self._state, rows=self._copy_all(begins, began))
 
-    def _copies(self, begins: Begun, began: float) -> Iterator[Polled]:
-        yield from copies(self.connection, self.tables, self.inputs, begins, self._beside, self._null_replacer)
+    def _copy_all(self, begins: Begun, began: float) -> Iterator[Polled]:
+        yield from self.tables.copy(self.tables.every, begins)
         self.reached = began
 
-    def _add(self) -> None:
+    def _begin_addition(self) -> Polled:
         """Begin to copy tables to those that are read."""
-        self._holder = connect(self.of.url, self.asked, READS, replication="database")
-        new = {each: self._look(each) for each in self.added}
+        holder = self._connect_snapshot()
+        self._state = replace(self._state, rows=self._copy_additions(holder))
+        return self._copy_next()
+
+    def _copy_additions(self, holder: Any) -> Iterator[Polled]:
+        """Read the rest up to a new snapshot, then all rows of new tables in it."""
+        tables, began = self.tables, time()
+        new = {table: tables.look(table) for table in tables.to_copy}
         for table in new:
             refuse_filtered(f"copy the table {table.full} for {table.input!r}", columns_of(self.connection, table))
-        unique = find_unique_indexes(self.connection, new, self._keys)
-        began, why = time(), {each.full: self._why.get(each.full, LEFT) for each in new if each.full in self.copied}
-        with warn_of_copies(self.asked, why):
-            begins = begin_slot(self.connection, self._holder, self.of.slot + ADDING, self.asked, lasting=False)
-        self._copy = self._additions(begins, new, unique, began)
+        unique = find_unique_indexes(self.connection, new, tables.keys)
+        with warn_of_copies(self.asked, {table.full: why for table, why in tables.to_copy.items() if why}):
+            begins = begin_slot(self.connection, holder, self.of.slot + ADDING, self.asked, lasting=False)
+        if tables.active:
+            found = tables.peek(self._own.called, upto=begins.lsn)
+            yield Polled({each.input: found.rows.get(each.input, ()) for each in tables.active}, None)
+        yield from tables.copy(tuple(new), begins)
+        self.at, self.reached = parse_lsn(begins.lsn), began
+        tables.note_copied(new, unique)
 
-    def _additions(
-        self, begins: Begun, new: Mapping[SourceTable, Looked], unique: Mapping[str, list[int]], began: float
-    ) -> Iterator[Polled]:
-        """Read the rest up to the snapshot, then all rows of new tables in it."""
-        if self.tables:
-            found = self._peek_slot(self._look_up_tables(), upto=begins.lsn)
-            yield Polled({each.input: found.rows.get(each.input, ()) for each in self.tables}, None)
-        whole = {table.input for table in new if table.full in self.copied}
-        yield from copies(self.connection, tuple(new), self.inputs, begins, self._beside, self._null_replacer, whole)
-        self.at, self.reached, self.tables = parse_lsn(begins.lsn), began, (*self.tables, *new)
-        self.added = tuple(each for each in self.added if each not in new)
-        self.copied |= describe_copies(new, {}, unique)
-
-    def _null_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
-        looked, key = self._look(table), self._keys.get(table.input, ())
-        return lambda text: self._numbers.replace_unholdable(text, table, looked, key)
-
-    def _next_copied(self) -> Polled:
-        assert self._copy is not None
-        if (found := next(self._copy, None)) is not None:
+    def _copy_next(self) -> Polled:
+        if (found := next(self._state.rows, None)) is not None:
             return found
-        self._copy, self._waits = None, True
-        return Polled({}, self._position(), beside=self._beside)
+        self._state = replace(self._state, name="waiting")
+        return Polled({}, self._position(), beside=self.tables.beside)
 
-    def _look(self, table: SourceTable) -> Looked:
-        return look_up_table(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
-
-    def _look_up_tables(self) -> dict[SourceTable, Looked]:
-        """Look up the current tables, and check that they are the copied ones."""
-        looked = {each: self._look(each) for each in self.tables}
-        same_tables(self.copied, looked)
-        refuse_children(looked, self._named)
-        now = describe_copies(
-            looked, self.copied, find_unique_indexes(self.connection, (*self.tables, *self.added), self._keys)
-        )
-        for table in looked:
-            self._compare(table, self.copied[table.full], now[table.full])
-        looked = {table: each for table, each in looked.items() if table in self.tables}
-        self.copied |= {table.full: now[table.full] for table in looked}
-        return looked
-
-    def _peek_slot(self, looked: Mapping[SourceTable, Looked], **how: Any) -> Peeked:
-        """Read from the slot, and mark the tables with incomplete changes for another copy."""
-        try:
-            found = peek_slot(self.connection, self._own.called, looked, self._keys, self._numbers, **how)
-        except driver().errors.InvalidParameterValue as error:
-            if not self._numbers.note_refusal(error):
-                raise
-            return self._peek_slot(looked, **how)
-        for table, why in {**found.untold, **found.lost}.items():
-            if table in found.lost or table.input in self._whole:
-                self._again(table, why)
-        return found
-
-    def _changes(self, room: int) -> Polled | None:
+    def _read_changes(self, room: int) -> Polled | None:
         """Read whole transactions of about ``room`` bytes."""
-        looked_at, now, most = time(), self._now(), max(room // self._message, 1)
-        if now <= self.at:
-            self.reached = looked_at
+        began, end, most = time(), self._find_end(), max(room // self._message_size, 1)
+        if end <= self.at:
+            self.reached = began
             return None
-        timed, added = now - self.at > room, self.added  # else all is read, and the time need not be in each message
-        found = self._peek_slot(self._look_up_tables(), most=most, timed=timed)
-        if self.added != added:
-            return self._changes(room) if self.tables else None
-        self._message = max(found.size // found.messages, MESSAGE[0]) if found.messages else self._message
-        self.reached = looked_at if found.messages < most else (commit_time(found.commit) or self.reached)
-        if found.lsn:
-            self.at = parse_lsn(found.lsn)
-        elif self.of.follow and now - self.at <= STILL:
+        to_copy = len(self.tables.to_copy)
+        # If not all is read, messages have the time of their commit.
+        found = self.tables.peek(self._own.called, most=most, timed=end - self.at > room)
+        if len(self.tables.to_copy) != to_copy:
+            return self._read_changes(room) if self.tables.active else None
+        if found.messages:
+            self._message_size = max(found.size // found.messages, MESSAGE[0])
+        self.reached = began if found.messages < most else (commit_time(found.commit) or self.reached)
+        if not found.lsn and self.of.follow and end - self.at <= STILL:
             return None
-        else:
-            self.at = now
-        self._waits = True
+        self.at = parse_lsn(found.lsn) if found.lsn else end
+        self._state = replace(self._state, name="waiting")
         return Polled(found.rows, self._position())
+
+
+class OwnSlot:
+    """The slot that is to be called ``name``.  ``called``: its name now.  ``asked``: for messages.
+
+    >>> OwnSlot(None, "shop", "read the slot 'shop'").copying
+    'shop_copying'
+    """
+
+    def __init__(self, connection: Any, name: str, asked: str) -> None:
+        self.connection, self.name, self.asked, self.called = connection, name, asked, name
+
+    @property
+    def copying(self) -> str:
+        """Its name while rows are copied."""
+        return self.name + COPYING
+
+    def there(self) -> dict[str, tuple[bool, int, bool]]:
+        """Return, by name, the existing slots: whether it is in use, its position, and whether its log is lost."""
+        found = self.connection.execute(_SLOTS, [[self.name, self.copying]]).fetchall()
+        return {name: (used, parse_lsn(at), lost) for name, used, at, lost in found}
+
+    def make_way(self) -> None:
+        """Drop the slot of a dead copy.  Raises `UnreadableInput` if a slot has the name."""
+        slots = self.there()
+        if self.name in slots:
+            drop = f"select pg_drop_replication_slot('{self.name}')"
+            remedy = f"name another with slot=; or, where nobody needs what it has unread, drop it: {drop}"
+            raise UnreadableInput(self.asked, "it is there, and this state has no position of it", remedy)
+        if self.copying in slots:
+            self.connection.execute("select pg_drop_replication_slot(%s)", [self.copying])
+
+    def resume(self, at: int) -> None:
+        """Continue after a place.  Raises `SourceChanged` if the slot is missing, lost its log, or was moved."""
+        slots = self.there()
+        found = slots.get(self.name) or slots.get(self.copying)
+        remedy = f"what changed since then is lost here: {ANEW}"
+        if found is None:
+            raise SourceChanged(self.asked, "there is no such slot any more", remedy)
+        if found[2]:
+            drop = f"select pg_drop_replication_slot('{self.name}')"
+            raise SourceChanged(self.asked, LOST, f"{remedy}, and drop this slot: {drop}; {RAISE}")
+        if found[1] > at:
+            said = f"it was moved on to {format_lsn(found[1])}, and the state has what came before {format_lsn(at)}"
+            raise SourceChanged(self.asked, said, remedy)
+        self.move_on(at)
+
+    def move_on(self, to: int) -> None:
+        """Give the slot its name, if it lacks it and there is room for a copy, and move it on."""
+        slots, run = self.there(), self.connection.execute
+        try:
+            if self.name not in slots:
+                run("select pg_copy_logical_replication_slot(%s, %s)", [self.copying, self.name])
+            if self.copying in slots:
+                run("select pg_drop_replication_slot(%s)", [self.copying])
+            self.called = self.name
+        except driver().errors.ConfigurationLimitExceeded:
+            if self.called != self.copying:
+                remedy = "raise max_replication_slots, or drop a slot; it goes on under that name until then"
+                LOG.warning("%s: no slot is free to rename %s: %s", self.asked, self.copying, remedy)
+            self.called = self.copying
+        if self.called not in slots or slots[self.called][1] < to:
+            run("select pg_replication_slot_advance(%s, %s)", [self.called, format_lsn(to)])
+
+
+def begin_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool = True) -> Begun:
+    """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises.
+
+    ``asked``: for messages.  ``lasting``: whether it stays when that connection ends.
+    """
+    psycopg = driver()
+    since, now = connection.execute(_NOW).fetchone()
+    how = "LOGICAL" if lasting else "TEMPORARY LOGICAL"
+    holder.pgconn.send_query(f'CREATE_REPLICATION_SLOT "{slot}" {how} wal2json EXPORT_SNAPSHOT'.encode())
+    with _warn_of_waits(connection, asked, now):
+        (made,) = holder.wait(psycopg.generators.execute(holder.pgconn))  # in Python, where signals are heard
+    if made.status != psycopg.pq.ExecStatus.TUPLES_OK:
+        raise psycopg.errors.lookup(made.error_field(psycopg.pq.DiagnosticField.SQLSTATE).decode())(
+            made.error_message.decode()
+        )
+    lsn, snapshot = (made.get_value(0, n).decode() for n in (1, 2))
+    return Begun(lsn, snapshot, since)
+
+
+@contextmanager
+def _warn_of_waits(connection: Any, asked: str, now: str) -> Iterator[None]:
+    """Warn of open transactions, begun before ``now``, that delay a slot: after 5 s, then once a minute."""
+    done = Event()
+
+    def warn() -> None:
+        pause = PATIENCE
+        while not done.wait(pause):
+            pause = 60.0
+            with suppress(driver().Error):  # whatever it is, the slot meets it, too
+                open_ = ", ".join(each for (each,) in connection.execute(_OPEN, [now]).fetchall())
+                remedy = "a copy begins when they end: see pg_stat_activity, or select pg_terminate_backend(PID)"
+                LOG.warning("%s: the slot waits for open transactions: %s; %s", asked, open_ or "new ones", remedy)
+
+    thread = Thread(target=warn, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def warn_of_copies(asked: str, why: Mapping[str, str]) -> Iterator[None]:
+    """Log why tables are copied again, once the copy has a slot.
+
+    Raises `SourceFailed` while no slot is free, because the user did not ask for the copy.
+    """
+    try:
+        yield
+    except driver().errors.ConfigurationLimitExceeded as error:
+        if not why:
+            raise
+        found = f"{str(error).strip().splitlines()[0]}, and {', '.join(why)} is to be copied again, which takes one"
+        raise SourceFailed(asked, found, "raise max_replication_slots, or drop a slot") from None
+    for table, reason in why.items():
+        LOG.warning("%s: %s is copied again: %s", asked, table, reason)

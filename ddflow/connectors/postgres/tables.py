@@ -1,4 +1,6 @@
-"""The position of a state in a slot, and what changed in its tables since: columns, types, keys and files.
+"""The tables of a slot, their position, and what changed in them since: columns, types, keys and files.
+
+`SlotTables` has the tables of a source: those that are read, and those that are copied first, with the reason.
 
 Guarantees: a position names the slot, the server and each table by name, oid and input. If one of them is another now,
 opening fails before anything is read. Columns are known by number, which survives a rename. `find_alterations` finds
@@ -8,16 +10,30 @@ back and forth between two polls is not noticed.
 """
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NotRequired, TypedDict
 
+import pyarrow as pa
+
 from ddflow.columns.names import quoted
-from ddflow.connectors.postgres.catalog import Looked, SourceTable, format_lsn, parse_lsn
+from ddflow.connectors.api import Beside, Polled
+from ddflow.connectors.postgres.catalog import (
+    Looked,
+    SourceTable,
+    find_unique_indexes,
+    format_lsn,
+    look_up_table,
+    parse_lsn,
+    refuse_children,
+)
+from ddflow.connectors.postgres.changes import Begun, Numbers, Peeked, copy_rows, peek_slot
 from ddflow.connectors.postgres.sink import driver
 from ddflow.errors import SourceChanged, SpecError
 
 ANEW: Final = "begin a new state, with a new copy"
+LEFT: Final = "a run before this one was to do so"
+"""Why a table is copied again of which a position says that."""
 _SYSTEM: Final = "select system_identifier::text from pg_control_system()"
 
 
@@ -31,7 +47,7 @@ class Copied(TypedDict):
     >>> position = build_position(23803720, "shop", "77", {"public.orders": orders})
     >>> position["lsn"], position["tables"]["public.orders"]["oid"]
     ('0/16B3748', 16384)
-    >>> same_slot("read the slot 'shp'", position, "shp")
+    >>> check_position("read the slot 'shp'", position, "shp", "77", 23803720)
     Traceback (most recent call last):
         ...
     ddflow.errors.SpecError: read the slot 'shp': this state reads the slot 'shop'; write slot=shop
@@ -94,14 +110,13 @@ def system_of(connection: Any) -> str:
         return ""
 
 
-def same_slot(asked: str, position: SlotPosition, slot: str) -> None:
-    """Raise `SpecError` if a position is of another slot."""
+def check_position(asked: str, position: SlotPosition, slot: str, system: str, ends: int) -> None:
+    """Raise `SpecError` for a position of another slot, `SourceChanged` for a server that never had it.
+
+    ``ends``: the end of the server's log.
+    """
     if position["slot"] != slot:
         raise SpecError(asked, f"this state reads the slot {position['slot']!r}", f"write slot={position['slot']}")
-
-
-def same_server(asked: str, position: SlotPosition, system: str, ends: int) -> None:
-    """Raise `SourceChanged` for a server that never had a position.  ``ends``: the end of its log."""
     remedy = f"the state has changes that the server has not: {ANEW}"
     if position["system"] != system and position["system"] and system:
         said = f"it is another server: its system identifier is {system}, and was {position['system']}"
@@ -111,26 +126,20 @@ def same_server(asked: str, position: SlotPosition, system: str, ends: int) -> N
         raise SourceChanged(asked, f"{said}it was set back, as by restoring a copy", remedy)
 
 
-def same_tables(known: Mapping[str, Copied], looked: Mapping[SourceTable, Looked]) -> None:
+def same_tables(known: Mapping[str, Copied], tables: Iterable[SourceTable]) -> None:
     """Raise `SpecError` for a table that was left out, or feeds another input.  O(tables)."""
-    by_input = {table.input: table.full for table in looked}
+    by_input = {table.input: table.full for table in tables}
     for name, each in known.items():
         if name not in by_input.values() and each["input"] in by_input:
             found = f"this state reads it from {name}, of which unread changes would be passed over"
             asked = f"read {each['input']!r} from {by_input[each['input']]}"
             raise SpecError(asked, found, f"name {name}; or {ANEW}")
-    for table in looked:
+    for table in tables:
         was = known.get(table.full)
         if was is not None and was["input"] != table.input:
             found = f"this state reads it for {was['input']!r}, and has no copy of it for {table.input!r}"
             asked = f"read the table {table.full} for {table.input!r}"
             raise SpecError(asked, found, f"let it feed {was['input']!r}; or {ANEW}")
-
-
-def lost_changes(table: SourceTable, found: str) -> SourceChanged:
-    """Return the error for a table that lost changes and cannot be copied again."""
-    asked = f"read the table {table.full} for {table.input!r}"
-    return SourceChanged(asked, found, f"what it held is lost here, as its rows are folded: {ANEW}")
 
 
 _FILLED: Final = """
@@ -229,3 +238,127 @@ def new_in(table: SourceTable, name: str, how: str) -> str:
     text = f"{table.full}.{name} {how}: rows that were there may have a value in Postgres that no "
     text += f"change has, and have null here until Postgres writes them: update {table.quoted} set {quoted(name)} = "
     return text + quoted(name)
+
+
+class SlotTables:
+    """``looked``: the tables of a source at its opening.  ``recopy``: whether a table may be copied again.
+
+    >>> table = SourceTable("public", "orders", "orders")
+    >>> tables = SlotTables(None, {table: Looked([], [], [], 9, {"id": 1}, 1)}, {}, None, recopy=False)
+    >>> tables.active, tables.to_copy
+    ((SourceTable(schema='public', name='orders', input='orders'),), {})
+    >>> tables.whole = frozenset(["orders"])
+    >>> tables.copy_again(table, "it is another table")
+    Traceback (most recent call last):
+        ...
+    ddflow.errors.SourceChanged: read the table public.orders for 'orders': it is another table; run once ...
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        looked: Mapping[SourceTable, Looked],
+        inputs: Mapping[str, pa.Schema],
+        position: SlotPosition | None,
+        recopy: bool,
+    ) -> None:
+        self.connection, self.inputs, self.recopy, self.every = connection, inputs, recopy, tuple(looked)
+        refuse_children(looked, {table.full for table in looked})
+        known = describe_copies(looked, {}, {}) if position is None else position["tables"]
+        self.copied = {table.full: known[table.full] for table in looked if table.full in known}
+        """The tables as they were copied."""
+        self.to_copy = {
+            table: LEFT if table.full in known else ""
+            for table in looked
+            if table.full not in known or known[table.full].get("again")
+        }
+        """Tables that are to be copied to those that are read, and why again; "" for new ones."""
+        self.keys: Mapping[str, Sequence[str]] = {}
+        self.whole = frozenset[str]()
+        """Inputs that take all that they hold at once."""
+        self.beside = dict[str, dict[str, Beside]]()
+        """By input, the columns that are not read."""
+        self.numbers = Numbers()
+
+    @property
+    def active(self) -> tuple[SourceTable, ...]:
+        """Tables of which changes are read."""
+        return tuple(table for table in self.every if table not in self.to_copy)
+
+    def resume(self, position: SlotPosition) -> None:
+        """Continue with the tables of a position.  Raises `SpecError`, `SourceChanged`."""
+        same_tables(position["tables"], self.every)
+        for table, why in self.to_copy.items():
+            if why:
+                self._allow_copy(table, why)
+
+    def look(self, table: SourceTable) -> Looked:
+        """Look up one table."""
+        return look_up_table(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
+
+    def look_up(self) -> dict[SourceTable, Looked]:
+        """Look up the tables that are read, and let those be copied again whose changes are not all in the log."""
+        looked = {table: self.look(table) for table in self.active}
+        refuse_children(looked, {table.full for table in self.every})
+        now = describe_copies(looked, self.copied, find_unique_indexes(self.connection, self.every, self.keys))
+        for table in looked:
+            self._compare(table, self.copied[table.full], now[table.full])
+        looked = {table: each for table, each in looked.items() if table not in self.to_copy}
+        self.copied |= {table.full: now[table.full] for table in looked}
+        return looked
+
+    def _compare(self, table: SourceTable, was: Copied, now: Copied) -> None:
+        """Let a table be copied again if no change has all of its rows' values, else warn."""
+        if was["oid"] != now["oid"]:
+            found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
+            self.copy_again(table, found)
+            return
+        new = find_filled_columns(self.connection, table, was, now)
+        why = find_alterations(self.connection, table, was, now)
+        if table.input not in self.whole:
+            warn_of_altered(table, new, why)
+        elif new or why:
+            self.copy_again(table, "; ".join([*(f"{name!r} {how}" for name, how in new.items()), *why]))
+
+    def copy_again(self, table: SourceTable, why: str) -> None:
+        """Let a table be copied again.  Raises `SourceChanged` if its input cannot be, or that is not wanted."""
+        if table.input not in self.whole:
+            asked = f"read the table {table.full} for {table.input!r}"
+            raise SourceChanged(asked, why, f"what it held is lost here, as its rows are folded: {ANEW}")
+        self._allow_copy(table, why)
+        self.to_copy[table] = why
+        self.copied[table.full] = {**self.copied[table.full], "again": True}
+
+    def _allow_copy(self, table: SourceTable, why: str) -> None:
+        """Raise `SourceChanged` if tables are not to be copied again."""
+        if not self.recopy:
+            remedy = "run once without recopy=False, which copies the table again; or begin a new state"
+            raise SourceChanged(f"read the table {table.full} for {table.input!r}", why, remedy)
+
+    def peek(self, slot: str, **how: Any) -> Peeked:
+        """Read changes from a slot as `peek_slot`, and let tables with incomplete changes be copied again."""
+        try:
+            found = peek_slot(self.connection, slot, self.look_up(), self.keys, self.numbers, **how)
+        except driver().errors.InvalidParameterValue as error:
+            if not self.numbers.note_refusal(error):
+                raise
+            return self.peek(slot, **how)
+        for table, why in {**found.untold, **found.lost}.items():
+            if table in found.lost or table.input in self.whole:
+                self.copy_again(table, why)
+        return found
+
+    def copy(self, tables: Sequence[SourceTable], begins: Begun) -> Iterator[Polled]:
+        """Read all rows of tables in a snapshot."""
+        whole = {table.input for table in tables if self.to_copy.get(table)}
+        yield from copy_rows(self.connection, tables, self.inputs, begins, self.beside, self._null_replacer, whole)
+
+    def _null_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
+        looked, key = self.look(table), self.keys.get(table.input, ())
+        return lambda text: self.numbers.replace_unholdable(text, table, looked, key)
+
+    def note_copied(self, new: Mapping[SourceTable, Looked], unique: Mapping[str, list[int]]) -> None:
+        """Read tables from now on.  ``unique``: as in `describe_copies`."""
+        self.copied |= describe_copies(new, {}, unique)
+        for table in new:
+            del self.to_copy[table]
