@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
+from programs import PIPE, ddflow
 from terminals import on_a_terminal, until_closed, without_colours
 from typer.testing import CliRunner, Result
 
@@ -531,16 +532,14 @@ STOPS = [(signal.SIGINT, 130, "ddflow: interrupted\n"), (signal.SIGTERM, 143, ""
 @pytest.mark.parametrize(("number", "code", "said"), STOPS)
 def test_a_run_that_is_stopped_leaves_nothing(number: signal.Signals, code: int, said: str, folder: Path) -> None:
     with open_output("many.csv", pa.schema({"id": pa.int64()})) as out:
-        for _ in range(5):
-            out.write(pa.table({"id": range(100_000)}))
-    words = [DDFLOW, "diff", *["many.csv"] * 20, "--key", "id", "-o", "out.csv"]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        out.write(pa.table({"id": range(100_000)}))
+    process = ddflow("diff", *["many.csv"] * 100, "--key", "id", "-o", "out.csv", stderr=PIPE)
     for _ in range(1_200):
         if list(folder.glob(".out.csv.*.part")):
             break
         time.sleep(0.1)
     process.send_signal(number)
-    assert process.communicate(timeout=120)[1] == said
+    assert process.communicate()[1] == said
     assert process.returncode == code
     assert sorted(path.name for path in folder.iterdir()) == ["many.csv", "monday.csv", "tuesday.csv"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from test_cli import DDFLOW, folder, read, refused, rows, run
+from programs import run_ddflow
+from test_cli import folder, read, refused, rows, run
 
 import ddflow as dd
 from ddflow.connectors.files import open_output
@@ -65,11 +66,12 @@ def test_a_wrong_delimiter_is_recognised_and_options_of_text_hold_for_every_verb
 
 
 def test_rows_come_from_standard_input() -> None:
-    line = f"cat 1.csv | {DDFLOW} diff - --key id -o - 2>err"
-    shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout
+    with subprocess.Popen(["cat", "1.csv"], stdout=subprocess.PIPE) as cat:
+        shown = run_ddflow("diff", "-", "--key", "id", "-o", "-", stdin=cat.stdout).stdout
     assert [json.loads(row)["city"] for row in shown.splitlines()] == ["Bern", "Basel", "Chur", "Olten"]
-    line = f"gzip -c 1.csv | {DDFLOW} diff 2.csv - --key city --time id --types id=bigint -o - 2>err"
-    shown = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True).stdout
+    words = ("diff", "2.csv", "-", "--key", "city", "--time", "id", "--types", "id=bigint", "-o", "-")
+    with subprocess.Popen(["gzip", "-c", "1.csv"], stdout=subprocess.PIPE) as zipped:
+        shown = run_ddflow(*words, stdin=zipped.stdout).stdout
     assert len(shown.splitlines()) == 5
 
 

@@ -6,11 +6,7 @@ What a run over all files at once writes, without a state, is what runs over som
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from typing import Any
 import pyarrow.feather as feather
 import pytest
 from chance import SOAK, seeded
+from programs import ddflow
 from test_cli import run
 
 import ddflow as dd
@@ -156,16 +153,16 @@ def test_a_state_that_is_none_is_refused() -> None:
 def test_a_run_that_is_killed_is_run_again_and_nothing_is_lost_or_twice(tmp_path: Path) -> None:
     names = [f"{i}.jsonl" for i in range(6)]
     for i, name in enumerate(names):
-        lines = (json.dumps({"id": n % 997, "v": n * 7 + i}) for n in range(20_000))
+        lines = (json.dumps({"id": n % 997, "v": n * 7 + i}) for n in range(10_000))
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     words = ["diff", *names, "--key", "id", "--state", "killed", "--epoch", "1", "-o", "killed.arrow"]
-    program, draw = Path(sys.executable).parent / "ddflow", seeded(__name__)
+    draw = seeded(__name__)
     for _ in range(3 if SOAK else 1):
-        child = subprocess.Popen([program, *words], stderr=subprocess.DEVNULL, env=os.environ)
+        child = ddflow(*words)
         deadline, before = time.monotonic() + 120, _manifests() + draw.randrange(4)
         while _manifests() <= before and child.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
-        child.send_signal(signal.SIGKILL)
+        child.kill()
         child.wait()
         if Path("killed.arrow").exists():
             break

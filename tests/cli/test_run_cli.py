@@ -9,7 +9,6 @@ import runpy
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -18,8 +17,9 @@ from urllib.request import urlopen
 
 import pytest
 from ports import listening_ports
-from terminals import on_a_terminal
-from test_cli import DDFLOW, refused, run
+from programs import PIPE, ddflow, run_ddflow
+from terminals import begun, on_a_terminal
+from test_cli import refused, run
 from typer.testing import CliRunner
 
 from ddflow.cli import app
@@ -180,13 +180,13 @@ def test_a_warning_is_one_line_without_its_place_in_python() -> None:
     connection.execute("insert into orders values (1)")
     connection.commit()
     connection.close()
-    told = subprocess.run([DDFLOW, *words], capture_output=True, text=True, check=True).stderr.splitlines()
+    told = run_ddflow(*words).stderr.splitlines()
     assert told[0].startswith("ddflow: replace of 'orders' at time 2: it lacks the columns ['city']"), told
     assert len(told) == 2
 
 
 def test_a_second_run_on_a_state_is_refused_at_its_start(tmp_path: Path) -> None:
-    process = subprocess.Popen([DDFLOW, *WORDS, "--follow", "--verbose"], stderr=subprocess.PIPE, text=True)
+    process = ddflow(*WORDS, "--follow", "--verbose", stderr=PIPE)
     assert process.stderr is not None
     try:
         said = next((line for line in process.stderr if "epoch 1:" in line or "Error" in line), "")
@@ -265,7 +265,7 @@ def test_what_is_refused() -> None:
 
 def test_a_signal_ends_it_behind_its_epoch() -> None:
     words = [*WORDS, "--follow", "--interval", "50ms", "--to", "by_city=sqlite:out.db"]
-    process = subprocess.Popen([DDFLOW, *words], stderr=subprocess.PIPE, text=True)
+    process = ddflow(*words, stderr=PIPE)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if os.path.exists("out.db"):
@@ -276,18 +276,14 @@ def test_a_signal_ends_it_behind_its_epoch() -> None:
                 pass
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate()
     assert process.returncode == 0 and "(signal)" in said, said
     assert rows("out.db", "by_city") == [("Bern", 2)]
 
 
 def test_a_line_on_a_terminal() -> None:
-    import pty
-
-    leader, follower = pty.openpty()
     words = [*WORDS, "--follow", "--interval", "50ms", "--to", "by_city=sqlite:out.db"]
-    process = subprocess.Popen([DDFLOW, *words], stderr=follower, env=os.environ | {"COLUMNS": "200"})
-    os.close(follower)
+    process, leader = begun(*words, columns=200)
     said, ending = b"", False
     while True:
         try:
@@ -328,7 +324,7 @@ def test_a_terminal_sees_the_progress_of_sync_and_of_gc() -> None:
 
 def test_metrics_are_served_while_it_runs() -> None:
     words = ["--to", "by_city=sqlite:shop.db", "--follow", "--interval", "20ms", "--metrics", "0"]
-    child = subprocess.Popen([DDFLOW, *WORDS, *words], stderr=subprocess.DEVNULL)
+    child = ddflow(*WORDS, *words)
     try:
         page, wanted = "", 'ddflow_sink_lag_epochs{flow="flow",output="by_city"} 0.0'
         deadline = time.monotonic() + 120

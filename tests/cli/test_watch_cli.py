@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import select
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from terminals import begun
 from typer.testing import CliRunner
 
 import ddflow as dd
@@ -57,19 +55,7 @@ def test_a_name_that_is_none_is_refused(state: Path) -> None:
 
 
 def test_a_terminal_sees_each_new_epoch(state: Path) -> None:
-    ours, theirs = pty.openpty()
-    program = [
-        sys.executable,
-        "-c",
-        "from ddflow.cli import main; main()",
-        "watch",
-        str(state),
-        "by_city",
-        "--every",
-        "50ms",
-    ]
-    child = subprocess.Popen(program, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "80"})
-    os.close(theirs)
+    child, ours = begun("watch", str(state), "by_city", "--every", "50ms", columns=80)
     try:
         assert "at epoch 1" in until(ours, "Zug")
         with flow().open(state) as engine:

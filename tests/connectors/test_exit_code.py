@@ -6,7 +6,6 @@ import io
 import json
 import re
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from confluent_kafka import Producer
 from deltalake.fs import DeltaStorageHandler
 from kafka_cluster import Cluster
 from postgres_server import Server
+from programs import run_python
 from s3_server import Moto, moto
 
 from ddflow.connectors.delta.sink import read_files
@@ -31,6 +31,8 @@ from ddflow.connectors.files.places import Place
 __all__ = ["moto"]
 REPOSITORY = Path(__file__).parents[2]
 THIS = str(Path(__file__).relative_to(REPOSITORY))
+IMPORTED = "import ddflow, ddflow.engine.engine"
+"""Of the process that forks: nothing has run, so that no library has threads yet."""
 HEAD = """
 import os, sys
 import ddflow as dd
@@ -91,8 +93,7 @@ def ended(script: str, place: Path, at: str = "", times: int = 1) -> None:
         for each in place.iterdir():
             if not each.name.isdecimal():
                 (own / each.name).symlink_to(each)
-        command = [sys.executable, "-c", HEAD + script, str(own), at]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+        done = run_python(HEAD + script, own, at, of=IMPORTED, cwd=REPOSITORY)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 

@@ -25,6 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from messages import raises
+from programs import run_python
 from simdisk import Faulty
 from typer.testing import CliRunner
 
@@ -442,8 +443,7 @@ try:
 except StorageFull as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    said = done.stdout
+    said = run_python(code, cwd=tmp_path).stdout
     assert "this process may write files of 20,000 bytes at most; raise the limit (ulimit -f, RLIMIT_FSIZE)" in said
     assert f"in the {'outputs folder' if where == 'outputs' else 'state'} {tmp_path}" in said and "free" not in said
 

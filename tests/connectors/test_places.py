@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from messages import raises
+from programs import PIPE, Program
 from s3_server import Moto, Proxy, moto, options, proxy
 from test_files import read, write
 
@@ -99,13 +99,12 @@ def test_standard_input_is_read_as_it_comes() -> None:
         "from ddflow.connectors.files import open_files\n"
         "for batch, at in open_files(['-']).batches(): print(batch.num_rows, flush=True)"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(b"id,text\n" + f"1,{'x' * 90}\n".encode() * 100_000)
-        process.stdin.flush()
-        assert int(process.stdout.readline()) > 10_000
-        process.stdin.close()
-        process.stdout.read()
+    process = Program(program, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("id,text\n" + f"1,{'x' * 90}\n" * 100_000)
+    process.stdin.flush()
+    assert int(process.stdout.readline()) > 10_000
+    process.communicate()
     assert process.returncode == 0
 
 

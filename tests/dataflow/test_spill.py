@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from messages import raises
+from programs import run_python
 
 import ddflow as dd
 from ddflow.errors import BudgetExceeded, NotReadable, SpecError, SpillInUse, SpillRefused
@@ -177,7 +175,7 @@ with plan().open(memory="16MB", spill={folder!r}) as engine:
 @pytest.mark.parametrize("size", [8_000, 60_000])  # one that a flush stumbles over, one that is brought into ranges
 def test_a_full_disk_fails_the_step_and_nothing_else(tmp_path: Path, size: int) -> None:
     code = FULL.format(tests=str(Path(__file__).parent.parent), folder=str(tmp_path), size=size)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}, timeout=300)
+    done = run_python(code)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["refused"] == 1 and found["same"] and found["mapped"] > 0

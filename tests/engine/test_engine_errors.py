@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from messages import raises
+from programs import run_python
 
 import ddflow as dd
 from ddflow import errors
@@ -404,7 +403,7 @@ def test_a_forked_child_is_told_so_by_every_call_and_its_parent_goes_on(
     threads: str, durable: bool, tmp_path: Path
 ) -> None:
     state = str(tmp_path / "s") if durable else ""
-    done = subprocess.run([sys.executable, "-c", FORKED, state, threads], capture_output=True, text=True, timeout=120)
+    done = run_python(FORKED, state, threads)
     assert done.returncode == 0, done.stderr
 
 

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from programs import PIPE, Program
 
 import ddflow as dd
 from ddflow.connectors.api import OpenSource, Polled, Source
@@ -213,8 +213,7 @@ def test_epochs_end_by_time_and_each_is_a_line_of_the_log(tmp_path: Path, caplog
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_signal_ends_behind_the_epoch_and_another_at_once(tmp_path: Path, signals: int) -> None:
-    words, pipe = [sys.executable, "-c", PROGRAM, str(tmp_path / "state")], subprocess.PIPE
-    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=Path(__file__).parent)
+    process = Program(PROGRAM, tmp_path / "state", stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None and process.stdout.readline() == "polled\n"
     process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
@@ -223,7 +222,7 @@ def test_a_signal_ends_behind_the_epoch_and_another_at_once(tmp_path: Path, sign
     while signals == 2 and process.poll() is None and time.monotonic() < ends:
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
-    said, _ = process.communicate("\n" if signals == 1 else None, timeout=120)
+    said, _ = process.communicate("\n" if signals == 1 else None)
     if signals == 1:
         assert (process.returncode, said) == (0, "signal 1 100\n")
         assert dd.read(tmp_path / "state", "rows").num_rows == 100

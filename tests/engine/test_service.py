@@ -1,11 +1,7 @@
 """A run in a service: on a thread of its own, ended from others, beside readers, and under asyncio."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +11,7 @@ from typing import Any
 
 import pytest
 from messages import raises
+from programs import PIPE, Program
 
 import ddflow as dd
 from ddflow.errors import ConcurrentUse, EngineClosed
@@ -227,12 +224,11 @@ print("closed at", engine.epoch)
 def test_a_signal_ends_a_run_that_works_off_the_main_thread(how: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     put(tmp_path / "in", 1, (1, "Bern"))
-    given = [sys.executable, "-c", textwrap.dedent(SERVICE), str(tmp_path), how]
-    with subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "epoch 1\n"
-        os.kill(process.pid, signal.SIGTERM if how == "term" else signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+    process = Program(SERVICE, tmp_path, how, stdout=PIPE, stderr=PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "epoch 1\n"
+    process.send_signal(signal.SIGTERM if how == "term" else signal.SIGINT)
+    out, err = process.communicate()
     if how == "term":
         assert (process.returncode, out, err) == (0, "closed at 1\n", "")
     else:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+from programs import run_python
 
 import ddflow as dd
 
@@ -68,7 +69,7 @@ batches = [pd.DataFrame({"id": [1, 2], "city": ["Bern", "Zug"]}), pd.DataFrame({
 def test_a_feed_is_committed_step_by_step(tmp_path: Path) -> None:
     for _ in range(2):  # and once more from the first batch on, as after a crash
         script = FEED + of("with flow.open")
-        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = run_python(script, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert dd.read(str(tmp_path / "state"), "by_city").to_pylist() == [{"city": "Zug", "count": 2, "_diff": 1}]
     assert list((tmp_path / "changes").rglob("*.parquet"))

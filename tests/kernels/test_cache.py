@@ -1,7 +1,8 @@
 """The kernel cache, in real processes: it saves compilations, notices every edit, and never stops a program.
 
 Each test installs the real decorator and cache beside a few tiny kernels (one calls another, in another file), so that
-a process costs a fraction of a second and its sources may be edited; the last test runs every kernel of the package.
+its sources may be edited, and runs them in processes that are forked from one whose compiler has compiled, so that one
+costs a fraction of a second.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import PIPE, Program
 
 from ddflow.kernels import cache
 
@@ -53,6 +53,13 @@ print(json.dumps({
     "directory": str(compile.cache_directory()),
 }))
 """
+COMPILER = "import numba\nnumba.njit(nogil=True, error_model='numpy')(lambda n: n + 1)(1)"
+FORKED = """
+import sys
+from numba.core import config
+sys.dont_write_bytecode = True
+config.reload_config()  # of this environment
+"""
 FLIPS = {"the first byte": 0, "the middle": 5000, "the last byte": -1}
 
 
@@ -81,28 +88,21 @@ class Install:
         dropped = ("NUMBA", "DDFLOW", "XDG", "PYTHON", "COV")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         own = {"HOME": str(self.home), "TMPDIR": str(self.temporary), "PYTHONPATH": str(self.root)}
-        return clean | own | {"PYTHONDONTWRITEBYTECODE": "1"} | changes
+        return clean | own | changes
 
-    def start(self, program: str = REPORT, limit: Callable[[], None] | None = None, **changes: str) -> Any:
-        return subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=self.environment(**changes),
-            cwd=self.root,
-            preexec_fn=limit,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, program: str = REPORT, **changes: str) -> Program:
+        environment, path = self.environment(**changes), [str(self.root)]
+        return Program(FORKED + program, of=COMPILER, path=path, env=environment, stdout=PIPE, stderr=PIPE)
 
-    def run(self, program: str = REPORT, limit: Callable[[], None] | None = None, **changes: str) -> dict[str, Any]:
-        return finished(self.start(program, limit, **changes))
+    def run(self, program: str = REPORT, **changes: str) -> dict[str, Any]:
+        return finished(self.start(program, **changes))
 
     def files(self) -> list[Path]:
         return sorted(self.home.rglob("*.kernel"))
 
 
-def finished(process: Any) -> dict[str, Any]:
-    out, err = process.communicate(timeout=120)
+def finished(process: Program) -> dict[str, Any]:
+    out, err = process.communicate()
     assert process.returncode == 0, err
     result = json.loads(out.splitlines()[-1])
     assert result["answer"] == 42
@@ -233,15 +233,14 @@ def test_the_cache_directory_can_be_chosen(install: Install, tmp_path: Path) -> 
     assert list(install.home.iterdir()) == []
 
 
-def no_file_may_grow() -> None:
-    """Let every write to a file fail in this process, as on a full or read-only disk; pipes still work."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+NO_FILE_MAY_GROW = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as on a full or read-only disk; pipes still work
+"""
 
 
 def test_with_no_place_to_write_everything_still_works(install: Install) -> None:
-    result = install.run(limit=no_file_may_grow)
+    result = install.run(NO_FILE_MAY_GROW + REPORT)
     assert (result["directory"], result["misses"], result["warnings"]) == ("None", 1, "")
 
 

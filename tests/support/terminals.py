@@ -1,20 +1,12 @@
-"""The command line on terminals: forked from one process, in which all is imported and the kernels are loaded.
-
-`on_a_terminal` is the program of `main` in a process and on a terminal of its own, without the second that a program
-takes to start. The process that forks starts with the first command of a test process, and ends with that.
-"""
+"""The command line on terminals, in processes that `programs` forks."""
 
 from __future__ import annotations
 
-import atexit
-import importlib
-import json
 import os
 import pty
 import re
-import subprocess
-import sys
-from functools import cache
+
+from programs import MAIN, Program
 
 
 def until_closed(terminal: int) -> str:
@@ -48,50 +40,16 @@ def on_a_terminal(*words: str, every: float | None = None) -> tuple[int, str]:
 
 def sent(*words: str, term: str = "xterm", columns: int = 120, every: float | None = None) -> tuple[int, str]:
     """The exit code, and all that was sent to a terminal of a kind that is so wide."""
-    server = _server()
-    assert server.stdin is not None and server.stdout is not None
-    environment = {"TERM": term, "COLUMNS": str(columns)}
-    told = {"folder": os.getcwd(), "words": words, "environment": environment, "every": every}
-    print(json.dumps(told), file=server.stdin, flush=True)
-    code, shown = json.loads(server.stdout.readline())
-    return code, shown
+    program, terminal = begun(*words, term=term, columns=columns, every=every)
+    shown = until_closed(terminal)
+    return program.wait(), shown
 
 
-@cache
-def _server() -> subprocess.Popen[str]:
-    """The process that forks."""
-    pipe = subprocess.PIPE
-    server = subprocess.Popen([sys.executable, __file__], stdin=pipe, stdout=pipe, text=True)
-    atexit.register(server.communicate)
-    return server
-
-
-def _serve() -> None:
-    """Run commands that come by lines, and tell how each ended and what it showed."""
-    import gc
-
-    from lives import warm
-
-    from ddflow import cli, terminal
-
-    for verb in cli.VERBS:
-        importlib.import_module(f"ddflow.cli.{verb}")
-    warm()
-    gc.collect()
-    gc.freeze()
-    for line in sys.stdin:
-        told = json.loads(line)
-        child, other = pty.fork()
-        if not child:
-            os.chdir(told["folder"])
-            os.environ |= told["environment"]
-            if told["every"] is not None:
-                terminal.EVERY = told["every"]
-            sys.argv = ["ddflow", *told["words"]]
-            sys.exit(cli.main())
-        got = until_closed(other)
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), got]), flush=True)
-
-
-if __name__ == "__main__":
-    _serve()
+def begun(*words: str, term: str = "xterm", columns: int = 120, every: float | None = None) -> tuple[Program, int]:
+    """A command line that runs on a terminal, and our end of that."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": term, "COLUMNS": str(columns)}
+    look = "" if every is None else f"from ddflow import terminal\nterminal.EVERY = {every}\n"
+    program = Program(look + MAIN, *words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    return program, ours

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.json import Decoder
-from test_cli import DDFLOW, program_on_a_terminal
+from terminals import on_a_terminal
+from test_cli import DDFLOW
 
 import ddflow as dd
 from ddflow.columns.hashing import NONE
@@ -162,7 +163,7 @@ def test_the_verb_says_how_many_and_where_and_finds_them_again(first: Any, where
 
 
 def test_on_a_terminal_the_verb_shows_how_far_it_is(first: Any) -> None:
-    code, shown = program_on_a_terminal("warmup")
+    code, shown = on_a_terminal("warmup")
     assert code == 0
     assert re.search(rf"\d+/{first['kernels']} ", shown)
 
