@@ -88,7 +88,8 @@ def tried(python: str, wheel: Path) -> str:
         inside, program = place / "env" / "bin" / "python", place / "env" / "bin" / "ddflow"
         lock = (ROOT / "requirements.lock").read_text()
         (place / "versions").write_text("\n".join(re.findall(r"^[^\s#-][^\\\n]*(?= \\)", lock, re.MULTILINE)))
-        install = (inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", place / "versions")
+        how = ("--quiet", "--no-compile", "--disable-pip-version-check")  # what is imported is compiled then
+        install = (inside, "-m", "pip", "install", *how, "-c", place / "versions")
         ran(*install, wheel, cwd=place)
         ran(inside, "-c", CORE, cwd=place)
         if "pip install 'ddflow[shell]'" not in ran(program, code=2, cwd=place):

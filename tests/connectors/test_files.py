@@ -333,7 +333,7 @@ def test_rows_are_known_beforehand_where_the_format_tells(tmp_path: Path) -> Non
     assert open_files([files[".parquet"], files[".csv"]]).rows is None
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("ending", {(kind.name, bool(kind.wrapped)): end for end, kind in KINDS.items()}.values())
 def test_reading_and_writing_hold_a_few_batches_in_memory(ending: str, tmp_path: Path) -> None:
     piece = pa.table({"id": pa.array(range(100_000)), "text": [f"{n:0100}" for n in range(100_000)]})

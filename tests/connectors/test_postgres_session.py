@@ -218,8 +218,9 @@ def ended(begun: Callable[[], Any]) -> Iterator[None]:
 
 
 @pytest.fixture
-def emptied(server: Server) -> Server:
-    """One with a table without rows."""
+def emptied(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """One with a table without rows; a run that is stopped cancels soon what lasts."""
+    monkeypatch.setattr("ddflow.engine.run.run.GRACE", (0.5, 1.0))
     ask(server, "create table t (id int primary key, n int)")
     return server
 
