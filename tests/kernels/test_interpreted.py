@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from test_cli import program_on_a_terminal
 
 from ddflow.kernels import cache
+from ddflow.kernels.compile import SMALL, Patience, cache_directory
 
 TESTS = Path(__file__).parent.parent
 DRAW = """
@@ -93,6 +95,7 @@ def test_interpreted_steps_give_the_same_bytes_as_compiled_ones(tmp_path: Path) 
     assert [*tmp_path.rglob("*.kernel")] == []
 
 
+ONE = "ddflow.kernels.emit.mark_rows-*.kernel"
 FIRST = """
 import json, sys, time
 import pyarrow as pa
@@ -110,6 +113,7 @@ with flow.open() as engine:
 from numba.core import event
 from ddflow.kernels.compile import list_kernels
 from ddflow.kernels import cache
+from ddflow.kernels.compile import SMALL, Patience, cache_directory
 compiled = sum(bool(each.signatures) for each in list_kernels())
 helpers = [each.pid for each in cache.list_fillers()]
 print(json.dumps({"out": out, "compiled": compiled, "helpers": helpers}), flush=True)
@@ -119,17 +123,19 @@ if len(sys.argv) > 2:
 
 
 def test_a_first_small_step_compiles_nothing_and_a_large_one_does(tmp_path: Path) -> None:
-    small, large = (
-        run(FIRST, rows, DDFLOW_CACHE_DIR=str(tmp_path / rows), DDFLOW_BACKGROUND="0", NUMBA_OPT="0")
-        for rows in ("2", "40000")
-    )
+    small = run(FIRST, "2", DDFLOW_CACHE_DIR=str(tmp_path / "none"), DDFLOW_BACKGROUND="0")
     assert small == {"out": 2, "compiled": 0, "helpers": []}
+    kept = cache_directory()
+    assert kept is not None
+    place = shutil.copytree(kept, tmp_path / "kept" / kept.name)
+    for file in place.glob(ONE):  # to compile all of them takes ten seconds
+        file.unlink()
+    large = run(FIRST, "40000", DDFLOW_CACHE_DIR=str(tmp_path / "kept"), DDFLOW_BACKGROUND="0")
     assert large["out"] == 40000 and large["compiled"] > 4
+    assert len([*place.glob(ONE)]) == 1
 
 
 def test_patience_ends() -> None:
-    from ddflow.kernels.compile import SMALL, Patience
-
     patience = Patience(1.0, calls=2)
     assert not patience.allows("large", ((np.zeros(SMALL // 2), np.zeros(SMALL)), 1))
     assert [patience.allows("small", (np.zeros(SMALL), 1)) for _ in range(3)] == [True, True, False]
