@@ -17,7 +17,7 @@ Traceback (most recent call last):
 ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
 >>> Description(0, 5, 0).meets(Description(5, 9, 3))
 True
->>> shown(19725, pa.date32()), as_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
+>>> format_time(19725, pa.date32()), as_int64("read", date(2024, 1, 3), CLOSED, pa.date32())
 ('2024-01-03', 19725)
 """
 
@@ -69,12 +69,12 @@ def advance(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
     ``kind``: the type of times.
     """
     if to < frontier:
-        found = f"the frontier is already {shown(frontier, kind)}"
-        raise TimeWentBack(f"cannot advance to {shown(to, kind)}", found, "times may not go back")
+        found = f"the frontier is already {format_time(frontier, kind)}"
+        raise TimeWentBack(f"cannot advance to {format_time(to, kind)}", found, "times may not go back")
     return to
 
 
-def shown(time: int, kind: pa.DataType = INT64) -> str:
+def format_time(time: int, kind: pa.DataType = INT64) -> str:
     """Format a frontier or time for a person. ``kind``: the type of times.
 
     A time that Python has no value for is its bare number.
@@ -92,10 +92,10 @@ def _scalar(time: int, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(time, pa.int32() if kind.bit_width == 32 else INT64).cast(kind)
 
 
-def as_shown(time: Any, kind: pa.DataType = INT64) -> str:
+def format_given_time(time: Any, kind: pa.DataType = INT64) -> str:
     """Format a given time for a message; ``repr`` for a value that is no time. ``kind``: the type of times."""
     if isinstance(time, Integral) and not isinstance(time, bool) and NEVER <= int(time) <= CLOSED:
-        return shown(int(time), kind)
+        return format_time(int(time), kind)
     return str(time) if isinstance(time, date) else repr(time)
 
 
@@ -115,7 +115,7 @@ def as_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int
         # A day of pandas is its midnight.
         return int(pa.scalar(str(time).removesuffix(" 00:00:00")).cast(kind).value)
     except (pa.ArrowException, ValueError):
-        remedy = f"give a time like {shown(0, kind)}, or an integer in its unit"
+        remedy = f"give a time like {format_time(0, kind)}, or an integer in its unit"
         raise SchemaMismatch(asked, f"that is no time of type {kind}", remedy) from None
 
 

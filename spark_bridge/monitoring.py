@@ -35,7 +35,7 @@ from ddflow.plan.text.codec import time_type
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
 from ddflow.terminal import Line, count_of, html_table, printable, text_table
-from ddflow.time import INT64, NEVER, shown
+from ddflow.time import INT64, NEVER, format_time
 from spark_bridge.session import context_of
 
 LINES: Final = 10
@@ -250,7 +250,7 @@ class QueryStats(tuple[EpochStats, ...]):
         return (
             f"{count_of(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
             f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
-            f"frontier {shown(total.frontier, total.time_type)}"
+            f"frontier {format_time(total.frontier, total.time_type)}"
         )
 
     def _footer(self) -> list[str]:

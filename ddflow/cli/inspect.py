@@ -180,7 +180,7 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
 def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     """Yield the lines about the state as a whole."""
     from ddflow.dataflow.budget import shown_size
-    from ddflow.time import shown
+    from ddflow.time import format_time
 
     age = next(
         (
@@ -190,7 +190,7 @@ def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         ),
         "",
     )
-    last, frontier, since = (shown(found[name], _time_type(found)) for name in ("last", "frontier", "since"))
+    last, frontier, since = (format_time(found[name], _time_type(found)) for name in ("last", "frontier", "since"))
     about = [
         ("epoch", f"{found['epoch']}, in manifest {found['manifest']}"),
         ("written", f"{found['written']}{age}"),
@@ -302,13 +302,13 @@ def _spec(spec: Mapping[str, Any]) -> str:
 
 
 def _receipts(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[Sequence[Any]]:
-    from ddflow.time import shown
+    from ddflow.time import format_time
 
     for receipt in reversed(receipts):
         for call in receipt["calls"]:
             verdicts = ", ".join(f"{name} {n:,}" for name, n in call["verdicts"].items() if n)
             outputs = ", ".join(f"{name} {each['rows']:,}" for name, each in call["outputs"].items())
-            at = "" if call["call"] == "push" else shown(call["time"], kind)
+            at = "" if call["call"] == "push" else format_time(call["time"], kind)
             origin = cut(call["origin"], NAMED)
             yield receipt["epoch"], call["call"], at, origin, verdicts, outputs or "nothing", call["digest"]
 

@@ -51,7 +51,7 @@ def watch(
     from ddflow.engine.snapshot import Snapshot
     from ddflow.storage.manifest import newest
     from ddflow.storage.opening import opened_store
-    from ddflow.time import INT64, seconds, shown
+    from ddflow.time import INT64, format_time, seconds
 
     live, pause = LiveRows(output, by, rows), seconds(every, "--every")
     options: dict[str, Any] = {"trust": trust}
@@ -59,7 +59,7 @@ def watch(
     def look() -> "tuple[LiveLook, int, str]":
         with Snapshot.open(state, **options) as snapshot:
             kind, epoch = snapshot.flow.time_type, snapshot.epoch
-            when = f"epoch {epoch:,}" if kind == INT64 else f"{shown(snapshot.last, kind)}, epoch {epoch:,}"
+            when = f"epoch {epoch:,}" if kind == INT64 else f"{format_time(snapshot.last, kind)}, epoch {epoch:,}"
             return live.look(snapshot.read(output)), epoch, f"{output} at {when}"
 
     seen, epoch, head = look()

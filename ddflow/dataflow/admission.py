@@ -44,7 +44,7 @@ from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around
 from ddflow.kernels.sort import find_extent
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.inputs.input import Binding
-from ddflow.time import CLOSED, NEVER, shown
+from ddflow.time import CLOSED, NEVER, format_time
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
 NOTHING: Ints = np.empty(0, np.int64)
@@ -344,9 +344,9 @@ class Admission:
             raise LateEvent(
                 f"rows for {self.bound.name!r}",
                 Phrase(
-                    f"{rows.size:,} events are behind the frontier {shown(frontier, kind)}",
+                    f"{rows.size:,} events are behind the frontier {format_time(frontier, kind)}",
                     around(", first ", where(int(rows[0]))),
-                    f", at time {shown(int(original[rows[0]]), kind)}",
+                    f", at time {format_time(int(original[rows[0]]), kind)}",
                 ),
                 Phrase(
                     *("push them before advancing, or choose ", Option("late", "drop"), " or "),

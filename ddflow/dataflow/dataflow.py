@@ -57,7 +57,7 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed
-from ddflow.time import CLOSED, NEVER, advance, shown
+from ddflow.time import CLOSED, NEVER, advance, format_time
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
 """No events, by verdict."""
@@ -230,7 +230,7 @@ class Dataflow:
                 low = middle + 1
             except (ExpressionError, NotSingle) as earlier:
                 error, high = earlier, middle
-        time = shown(int(times[low]), self.time_type)
+        time = format_time(int(times[low]), self.time_type)
         closing = f"; the times before {time} can be closed: {time} is the greatest frontier that succeeds"
         return replace_texts(error, found=error.found + f", at time {time}", fix=error.fix + closing)
 

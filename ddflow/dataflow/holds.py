@@ -23,7 +23,7 @@ from sortedcontainers import SortedList
 
 from ddflow.dataflow.result import Step
 from ddflow.errors import Option, Phrase, TimeWentBack
-from ddflow.time import CLOSED, INT64, shown
+from ddflow.time import CLOSED, INT64, format_time
 
 MOST: Final = 1 << 26
 """Bytes of updates of steps that wait for readers; beyond it a reader that is behind gets them of history."""
@@ -183,7 +183,7 @@ class RecentSteps:
 def went_back(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
     """Make the error for a reader that is asked to go back in time. ``kind``: the type of times."""
     return TimeWentBack(
-        f"advance a reader to {shown(to, kind)}",
-        f"it is already at {shown(at, kind)}",
+        f"advance a reader to {format_time(to, kind)}",
+        f"it is already at {format_time(at, kind)}",
         Phrase("times may not go back; open another reader with ", Option("at")),
     )

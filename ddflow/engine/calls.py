@@ -34,7 +34,7 @@ from ddflow.errors import Command, EngineClosed, Option, Phrase, SpecError, Time
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
 from ddflow.storage.address import public
 from ddflow.storage.feeding import EVENTS, Way, fed_by
-from ddflow.time import CLOSED, seconds, shown
+from ddflow.time import CLOSED, format_time, seconds
 
 CALL: Final = "call"
 """Every call is an epoch."""
@@ -202,7 +202,7 @@ class Calls:
                 )
             if self.durable is not None:
                 remedy += Phrase("; ", Command("rollback"), " takes back an epoch whose time was wrong")
-            found = f"the last step was at {shown(self.dataflow.last, asked.time_type)}"
+            found = f"the last step was at {format_time(self.dataflow.last, asked.time_type)}"
             raise TimeWentBack(f"cannot {asked}", found, remedy)
         return None
 
@@ -325,7 +325,7 @@ class Calls:
                 {name: each.keys for name, each in held.items()},
                 {name: each.bytes_resident + each.bytes_mapped for name, each in held.items()},
                 {name: each.owed for name, each in held.items()},
-                at="" if asked.kind == "push" else shown(asked.time, asked.time_type),
+                at="" if asked.kind == "push" else format_time(asked.time, asked.time_type),
             ),
         )
 

@@ -44,7 +44,7 @@ from ddflow.storage.fields import encoded
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import Sheets
 from ddflow.storage.manifest import Call, Epoch, Manifest
-from ddflow.time import INT64, NEVER, shown
+from ddflow.time import INT64, NEVER, format_time
 
 MOST = 1 << 26
 """Bytes that are looked at together."""
@@ -129,7 +129,7 @@ class Asked:
         return f"{self.kind} {self.further}" if self.further else self.kind
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "push" else f"{self.kind} at {shown(self.time, self.time_type)}"
+        return self.kind if self.kind == "push" else f"{self.kind} at {format_time(self.time, self.time_type)}"
 
 
 class Commits:

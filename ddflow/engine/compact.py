@@ -40,7 +40,7 @@ from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
 from ddflow.metrics import Look
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.time import shown
+from ddflow.time import format_time
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Run
 from ddflow.trace.index import Index
@@ -74,7 +74,7 @@ def _refuse(calls: Calls, forget: bool) -> None:
     dataflow = calls.dataflow
     least = dataflow.holds.least()
     if forget and least < dataflow.last:
-        found = f"a reader holds history from {shown(least, dataflow.time_type)} on"
+        found = f"a reader holds history from {format_time(least, dataflow.time_type)} on"
         raise SpecError("compact(forget=True)", found, "close the readers")
     calls.commit_waiting("compact")
     if forget and calls.durable is not None:

@@ -49,7 +49,7 @@ from ddflow.operators.upsert.events import Events
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import with_time_type
 from ddflow.storage.feeding import FULL, RESTATED, Way
-from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_shown, as_value, shown, type_of
+from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_value, format_given_time, format_time, type_of
 
 GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
 """The remedy for a step without a time."""
@@ -80,12 +80,14 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
         given: pa.DataType | None = INT64 if last == NEVER else kind
         asked = what
     else:
-        given, asked = type_of(time), f"{what} at time {as_shown(time)}"
+        given, asked = type_of(time), f"{what} at time {format_given_time(time)}"
     if given is not None and last == NEVER and given != kind:
         _set_time_type(calls, given)
     elif given is not None and not _alike(given, kind):
-        found = f"that is of type {given}, and the times of the steps before are {kind}, the last {shown(last, kind)}"
-        raise SchemaMismatch(asked, found, f"give one like {shown(last, kind)}; nothing was taken in")
+        found = (
+            f"that is of type {given}, and the times of the steps before are {kind}, the last {format_time(last, kind)}"
+        )
+        raise SchemaMismatch(asked, found, f"give one like {format_time(last, kind)}; nothing was taken in")
     return as_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
 
 
@@ -98,10 +100,10 @@ def check_counted(calls: Calls, asked: str, remedy: str = GIVE) -> None:
     if last == NEVER or kind == INT64:
         return
     what = "day" if kind == pa.date32() else "moment"
-    later = shown(last, kind)
+    later = format_time(last, kind)
     with suppress(OverflowError, ValueError):  # past the years that Python has
         later = str(cast(date, as_value(last, kind)) + timedelta(1))
-    found = f"the times of the steps before are {what}s, the last {shown(last, kind)}, and the next is not known"
+    found = f"the times of the steps before are {what}s, the last {format_time(last, kind)}, and the next is not known"
     raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
 
 
@@ -187,7 +189,7 @@ def replace(
             )
         upserts = {each: dataflow.graph.inputs[each].keyed_for(f"{kind} of {each!r}") for each in inputs}
         every = {
-            each: Contents(upsert, f"{kind} of {each!r} at time {shown(at, dataflow.time_type)}", scope, order)
+            each: Contents(upsert, f"{kind} of {each!r} at time {format_time(at, dataflow.time_type)}", scope, order)
             for each, upsert in upserts.items()
         }
         asked = Asked(kind, at, _further(dataflow, every), time_type=dataflow.time_type)

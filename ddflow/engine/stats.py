@@ -20,7 +20,7 @@ from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
 from ddflow.terminal import count_of, html_table, printable, text_table
-from ddflow.time import INT64, shown
+from ddflow.time import INT64, format_time
 from ddflow.trace.arrangement import Arrangement
 
 
@@ -244,7 +244,7 @@ class Stats(Mapping[str, Any]):
             used = (self["bytes_resident"] + self["bytes_pending"]) / self["budget"]
             room = f"budget {shown_size(self['budget'])}, {used:.1%} used".replace("%", " %")
         verdicts = f"verdicts: {Verdicts.of(self['verdicts'])}"
-        frontier, since = (shown(self[name], self._time_type) for name in ("frontier", "since"))
+        frontier, since = (format_time(self[name], self._time_type) for name in ("frontier", "since"))
         return [f"frontier {frontier}, since {since}", ", ".join(state), f"{waiting}; {room}", verdicts]
 
 

@@ -26,7 +26,7 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.upserts import list_all
 from ddflow.operators.held_rows import NULLS, STEP, Candidates, HeldChange, HeldRows
 from ddflow.operators.updates import Updates, few, ints, overflow
-from ddflow.time import shown as time_shown
+from ddflow.time import format_time
 
 ROWS = "rows"
 Conflicts = Literal["error", "greatest", "all"]
@@ -301,8 +301,8 @@ class ToUpserts:
         """Raise `TimeWentBack` if a time is not above those of the step before."""
         if updates.times.size and self.last is not None and updates.times[0] <= self.last:
             raise TimeWentBack(
-                f"a step with updates at {time_shown(int(updates.times[0]), kind)}",
-                f"the step before went up to {time_shown(self.last, kind)}",
+                f"a step with updates at {format_time(int(updates.times[0]), kind)}",
+                f"the step before went up to {format_time(self.last, kind)}",
                 "give all updates of a time in one step, and steps in order",
             )
 
@@ -409,7 +409,7 @@ class ToUpserts:
         """Build the error for the first update that is refused."""
         updates = pool.rows[STEP]
         assert updates is not None
-        time = time_shown(int(times[ranks[row]]), self.schema.time_type)
+        time = format_time(int(times[ranks[row]]), self.schema.time_type)
         asked = f"upserts by {list(self.key)} at time {time}"
         if why == kernels.OVERFLOW:
             return overflow(updates.table, row)

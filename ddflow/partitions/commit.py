@@ -80,7 +80,7 @@ from ddflow.storage.manifest import Epoch as CommittedEpoch
 from ddflow.storage.manifest import Feed as FeedRecord
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
-from ddflow.time import CLOSED, INT64, NEVER, shown
+from ddflow.time import CLOSED, INT64, NEVER, format_time
 
 
 @dataclass(frozen=True)
@@ -428,7 +428,7 @@ class EpochDriver:
         if time >= CLOSED and not self.flow.holds_back:
             raise TimeWentBack(
                 f"begin epoch {number} of {where}",
-                f"its last time is {shown(manifest.last)}",
+                f"its last time is {format_time(manifest.last)}",
                 "there is none after it: make a new state",
             )
         self._feed, self._start = feed, self._build_start(time, CLOSED if close else self._to())

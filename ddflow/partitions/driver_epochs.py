@@ -50,7 +50,7 @@ from ddflow.storage.epochs import Epoch
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Blob, Store
-from ddflow.time import as_shown
+from ddflow.time import format_given_time
 from ddflow.trace.joined import misplaced
 
 KEYS: Final = 1000
@@ -161,12 +161,14 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
     """
     node, graph = reading.node(name), reading.dataflow.graph
     kind = reading.flow.time_type
-    time = reading.closed(f"read {name!r} as of {as_shown(as_of, kind)}", as_of)
+    time = reading.closed(f"read {name!r} as of {format_given_time(as_of, kind)}", as_of)
     if after is None:
         return graph.output(node, time, as_of)
     if DIFF not in node.updates_schema(kind).names:
         raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
-    table = changes(graph, node, reading.closed(f"changes of {name!r} after {as_shown(after, kind)}", after), time)
+    table = changes(
+        graph, node, reading.closed(f"changes of {name!r} after {format_given_time(after, kind)}", after), time
+    )
     return stamp_time(table, time, node.updates_schema(kind))
 
 

@@ -19,7 +19,7 @@ from ddflow.engine.snapshot import Snapshot
 from ddflow.operators.base import once_each
 from ddflow.operators.updates import Updates, consolidate
 from ddflow.plan.collection import Collection
-from ddflow.time import as_shown
+from ddflow.time import format_given_time
 
 
 def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -45,7 +45,7 @@ def open_contents(snapshot: Snapshot, name: str, as_of: int | None = None) -> tu
     """
     node = snapshot.node(name)
     if as_of is not None:
-        as_of = snapshot.closed(f"export {name!r} as of {as_shown(as_of, snapshot.flow.time_type)}", as_of)
+        as_of = snapshot.closed(f"export {name!r} as of {format_given_time(as_of, snapshot.flow.time_type)}", as_of)
     if node.unique:
         return node.schema, (
             piece.rows.select(node.schema.names) for piece in read_ranges(snapshot.dataflow.graph, node, as_of)

@@ -25,7 +25,7 @@ from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import PRINTED, Step, Verdicts
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, import_extra
 from ddflow.metrics import CallMetrics
-from ddflow.time import INT64, shown
+from ddflow.time import INT64, format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -205,7 +205,7 @@ def _label_call(of: Any, number: int) -> str:
     if isinstance(of, Step):
         kinds = {table.schema.field(TIME).type for table in of.values() if TIME in table.schema.names}
         if kinds and (kind := kinds.pop()) != INT64:
-            return shown(of.frontier - 1, kind)
+            return format_time(of.frontier - 1, kind)
     return str(number + 1)
 
 

@@ -35,8 +35,7 @@ from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
 from ddflow.terminal import as_text, count_of
-from ddflow.time import CLOSED
-from ddflow.time import shown as time_shown
+from ddflow.time import CLOSED, format_time
 from ddflow.tools.export import read_ranges
 from ddflow.tools.merge_on_read import fold_log
 from ddflow.trace.arrangement import PIECE, Arrangement
@@ -481,7 +480,7 @@ class _Comparison:
         if spec.noop_ignore:
             notes.append(f"the columns {list(spec.noop_ignore)} do not count as changes, and are not compared")
         if spec.holds_back and out.later + out.pending:
-            frontier = time_shown(self.snapshot.frontier, self.bound.time_type)
+            frontier = format_time(self.snapshot.frontier, self.bound.time_type)
             notes.append(
                 f"events at or after the frontier {frontier} are not in the collection "
                 f"yet: the log has {out.later:,}, {out.pending:,} are pending"

@@ -37,7 +37,7 @@ from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.time import NEVER, Description, advance, shown
+from ddflow.time import NEVER, Description, advance, format_time
 from ddflow.trace.batch import END, Change, Part, Run, Slots
 from ddflow.trace.index import Index, Write
 from ddflow.trace.merge import Lapse, RunMerge, by_sorting
@@ -286,7 +286,7 @@ class Arrangement:
         if as_of is not None and not self.since <= as_of < max(self.upper, NEVER + 1):
             raise NotReadable(
                 f"{what} as of {as_of}",
-                f"it can be read from {shown(self.since)} up to, not including, {shown(self.upper)}",
+                f"it can be read from {format_time(self.since)} up to, not including, {format_time(self.upper)}",
                 Phrase("read at a closed time, or open with a larger ", Option("retain")),
             )
 

@@ -53,7 +53,7 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import opened_store
 from ddflow.storage.protocol import Store
-from ddflow.time import from_text, shown
+from ddflow.time import format_time, from_text
 from spark_bridge.sources.base import check_limit, check_options, list_shares
 from spark_bridge.sources.change_stream import ChangeStream
 from spark_bridge.tasks import batches_for_spark
@@ -196,11 +196,11 @@ class DdflowSource(DataSource):
                 raise told_only(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
             as_of = to if after is not None else as_of
             for time in (time for time in (after, as_of) if time is not None):
-                asked = f"read {name!r} of {store.where} at {shown(time, kind)}"
+                asked = f"read {name!r} of {store.where} at {format_time(time, kind)}"
                 check_readable(asked, time, manifest.since, manifest.frontier, _HISTORY, kind)
             if after is not None and after > (last := max(manifest.last, manifest.since) if as_of is None else as_of):
-                found = f"they end at {shown(last, kind)}"
-                raise TimeWentBack(f"changes from {shown(after, kind)}", found, "give an earlier time")
+                found = f"they end at {format_time(last, kind)}"
+                raise TimeWentBack(f"changes from {format_time(after, kind)}", found, "give an earlier time")
             version = Version.of(store, manifest, self._parse_trust())
             columns = self._select_columns(plan.updates_schema(name), schema, name)
             reader = Searcher if self._parse_flag("pushdown") else BatchReader

@@ -16,7 +16,7 @@ from ddflow import errors
 from ddflow.engine.commits import Asked
 from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.report import RunReport
-from ddflow.time import CLOSED, NEVER, as_int64, from_text, shown
+from ddflow.time import CLOSED, NEVER, as_int64, format_time, from_text
 
 WINDOW = "it can be read from 2024-01-03 up to, not including, 2024-01-06"
 
@@ -130,10 +130,10 @@ def test_the_line_of_a_run_says_up_to_which_day_it_is(engine: dd.Engine) -> None
     ],
 )
 def test_what_is_shown_is_understood(kind: pa.DataType, text: str, number: int) -> None:
-    assert shown(number, kind) == text
+    assert format_time(number, kind) == text
     assert from_text("a test", f" {text} ", kind) == from_text("a test", str(number), kind) == number
     assert as_int64("a test", np.int64(number), CLOSED, kind) == number
-    assert (shown(CLOSED, kind), shown(NEVER, kind)) == ("CLOSED", "the beginning")
+    assert (format_time(CLOSED, kind), format_time(NEVER, kind)) == ("CLOSED", "the beginning")
     for wrong in ("noon", 1.5, True, None, 2**64):
         refused(
             lambda wrong=wrong: as_int64("a test", wrong, CLOSED, kind), errors.SchemaMismatch, "that is no", "give a"
@@ -142,7 +142,7 @@ def test_what_is_shown_is_understood(kind: pa.DataType, text: str, number: int) 
 
 def test_what_has_no_day_is_a_number_and_midnight_is_a_day() -> None:
     for number in (2**40, -(2**40), CLOSED - 1):
-        assert shown(number, pa.date32()) == str(number)
+        assert format_time(number, pa.date32()) == str(number)
     assert as_int64("a test", dt.datetime(2024, 1, 3), CLOSED, pa.date32()) == 19725
     for moment in (dt.datetime(2024, 1, 3, 10), "2024-01-03 10:00:00"):
         refused(lambda given=moment: as_int64("a test", given, CLOSED, pa.date32()), errors.SchemaMismatch, "date32")

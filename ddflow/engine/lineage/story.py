@@ -20,8 +20,7 @@ from ddflow.connectors.formats.base import BAD
 from ddflow.connectors.formats.messages import POSITION, ROW
 from ddflow.engine.run.source_reader import FedBy
 from ddflow.terminal import as_text, count_of, html_text
-from ddflow.time import NEVER
-from ddflow.time import shown as time_shown
+from ddflow.time import NEVER, format_time
 
 HELD: Final = ("deleted", "held")
 """The name of a version in a story, by whether it is live."""
@@ -210,7 +209,7 @@ class Origins:
             return "\n".join(self._describe_changes(self.after))
         when = "before the first step"
         if self.as_of != NEVER:
-            when = f"as of {time_shown(self.as_of, self.time_type)}"
+            when = f"as of {format_time(self.as_of, self.time_type)}"
         if not self.shown.num_rows:
             return "\n".join([f"no row of {self.output!r} has these values {when}", *self._nearly()])
         lines = [f"{count_of(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_format_rows(self.shown)]
@@ -223,7 +222,7 @@ class Origins:
 
     def _describe_changes(self, after: int) -> Iterator[str]:
         """Describe the added and the deleted rows."""
-        ends = ("the beginning" if t == NEVER else time_shown(t, self.time_type) for t in (after, self.as_of))
+        ends = ("the beginning" if t == NEVER else format_time(t, self.time_type) for t in (after, self.as_of))
         times = " up to ".join(ends)
         yield f"{count_of(self.shown.num_rows, 'change')} of {self.output!r} with these values after {times}"
         yield from _format_rows(self.shown, signed=True)

@@ -44,7 +44,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import Updates, concat, consolidate, negate, time_column
 from ddflow.plan.collection import Collection
-from ddflow.time import INT64, NEVER, shown
+from ddflow.time import INT64, NEVER, format_time
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Part
 from ddflow.trace.merge import by_sorting
@@ -62,10 +62,10 @@ def check_readable(
     """
     if since <= time < max(frontier, NEVER + 1):
         return time
-    why = f"since is {shown(since, kind)}" if time < since else f"the frontier is {shown(frontier, kind)}"
+    why = f"since is {format_time(since, kind)}" if time < since else f"the frontier is {format_time(frontier, kind)}"
     raise NotReadable(
         asked,
-        f"{why}: it can be read from {shown(since, kind)} up to, not including, {shown(frontier, kind)}",
+        f"{why}: it can be read from {format_time(since, kind)} up to, not including, {format_time(frontier, kind)}",
         f"read at a closed time; {more}",
     )
 
@@ -80,7 +80,7 @@ def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
     if t2 < t1:
         kind = graph.time_type
         raise TimeWentBack(
-            f"changes from {shown(t1, kind)} to {shown(t2, kind)}",
+            f"changes from {format_time(t1, kind)} to {format_time(t2, kind)}",
             "the second time is before the first",
             "give the earlier time first; negate the diffs to go back",
         )

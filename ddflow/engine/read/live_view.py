@@ -35,7 +35,7 @@ from ddflow.engine.read.history import check_readable
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.metrics import CallMetrics
 from ddflow.plan.collection import Collection
-from ddflow.time import NEVER, shown
+from ddflow.time import NEVER, format_time
 
 
 class LiveLook(NamedTuple):
@@ -150,7 +150,7 @@ class Watch:
         with self._dataflow.at_rest("watch") as still:
             check_readable("watch", still.last, still.since, still.frontier)
             look = self._live.look(still.graph.read(self._node, None))
-            return html(self._live.name, look, f"at {shown(still.last, still.time_type)}")
+            return html(self._live.name, look, f"at {format_time(still.last, still.time_type)}")
 
 
 def html(name: str, look: LiveLook, when: str) -> str:

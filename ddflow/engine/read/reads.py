@@ -32,7 +32,7 @@ from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import consolidate
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Input
-from ddflow.time import CLOSED, Time, as_int64, as_shown
+from ddflow.time import CLOSED, Time, as_int64, format_given_time
 
 
 class Reading(Looking):
@@ -369,7 +369,7 @@ class Reading(Looking):
         return check_readable(asked, time, of.since, of.frontier, kind=of.time_type)
 
     def _format_time(self, time: Any) -> str:
-        return as_shown(time, self.dataflow.time_type)
+        return format_given_time(time, self.dataflow.time_type)
 
 
 def _no_key(node: Collection, name: str) -> tuple[str, str]:

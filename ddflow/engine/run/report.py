@@ -25,7 +25,7 @@ from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.source_reader import SourceReader
 from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, fields, publish
 from ddflow.terminal import Line, count_of
-from ddflow.time import shown
+from ddflow.time import format_time
 
 EVERY: Final = 1.0
 """Seconds between two records while there are no epochs."""
@@ -148,7 +148,7 @@ class RunReport:
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:
             dataflow = self.calls.dataflow
-            parts.append(f"frontier {shown(dataflow.frontier, dataflow.time_type)}, held by {holder[0]}")
+            parts.append(f"frontier {format_time(dataflow.frontier, dataflow.time_type)}, held by {holder[0]}")
         for name, outlet in self.outlets.each.items():
             failing = outlet.retry.describe(monotonic())
             parts.append(f"{name} has {outlet.at:,}" + (f" ({failing})" if failing else ""))

@@ -20,7 +20,7 @@ from ddflow.operators.upsert.merged import MergedRows
 from ddflow.operators.upsert.orders import Order
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.operators.upsert.state import UpsertState
-from ddflow.time import shown
+from ddflow.time import format_time
 
 
 class FullRows:
@@ -126,7 +126,7 @@ class FullRows:
         """See `Weighed.tie`."""
         spec, rows = self.state.bound.spec, self.keyed.events.rows
         key, order = (shown_row(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
-        time = shown(int(self.keyed.events.times[row]), self.state.bound.time_type)
+        time = format_time(int(self.keyed.events.times[row]), self.state.bound.time_type)
         return TieRefused(
             f"a step of {self.state.bound.name!r}",
             f"the key {key} has two events of order {order} at time {time}",

@@ -29,7 +29,7 @@ from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.plan.merge.bound import Column
 from ddflow.plan.merge.strategy import ORDER_FREE, last, last_non_null
-from ddflow.time import shown
+from ddflow.time import format_time
 
 LATER = {"first": last(), "first_non_null": last_non_null()}
 """Under versions of cells the walk takes an earlier event, and what it takes replaces what was there."""
@@ -266,7 +266,7 @@ class Walking:
         bound, rows = self.upsert.bound, self.events.rows
         names = [field.name for group in self.merging.groups for field in group.order]
         key, order = (shown_row(rows.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
-        time = shown(int(self.events.times[row]), bound.time_type)
+        time = format_time(int(self.events.times[row]), bound.time_type)
         return TieRefused(
             f"a step of {bound.name!r}",
             f"the key {key} has another event of the order {order}, at time {time}",
