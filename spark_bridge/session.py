@@ -114,7 +114,6 @@ def local_settings(scratch: Path, memory: str) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging.absolute().as_uri()}",
         "spark.log.stage": "ERROR",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        _ROWS_SETTING: str(BATCH_ROWS),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
@@ -134,7 +133,7 @@ def local_session(name: str, cores: int | None = None, memory: str = "2g") -> It
     with TemporaryDirectory(prefix="ddflow-spark-") as folder:
         scratch = Path(folder)
         (scratch / "log4j2.properties").write_text(_QUIET)
-        builder = SparkSession.builder.appName(name).master(f"local[{cores or os.cpu_count() or 1}]")
+        builder = configure(SparkSession.builder.appName(name).master(f"local[{cores or os.cpu_count() or 1}]"))
         for key, value in local_settings(scratch, memory).items():
             builder = builder.config(key, value)
         try:

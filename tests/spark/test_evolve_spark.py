@@ -22,6 +22,8 @@ from ddflow.columns.widening import filled
 from ddflow.errors import FeedChanged, PlanChanged, ReplayMismatch
 from spark_bridge import rewrite
 
+pytestmark = pytest.mark.together("spark")
+
 NARROW: dict[str, Any] = {"id": pa.int64(), "city": pa.string(), "n": pa.int32()}
 
 

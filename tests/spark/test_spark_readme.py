@@ -8,10 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 import ddflow as dd
 import spark_bridge
+
+pytestmark = pytest.mark.together("spark")
 
 README = Path(__file__).parents[2] / "README.md"
 
