@@ -100,7 +100,7 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS != []
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_fresh_kernel_and_prints_what_it_has_stored(path: Path, tmp_path: Path) -> None:
     assert outputs(run(stored(path), tmp_path)) == outputs(stored(path))
