@@ -303,6 +303,7 @@ def probed(rows: list[Row], tree: Path, compiled: bool) -> None:
                 n for n in ast.walk(parsed) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)
             ]
             kernel = any("kernel" in ast.unparse(d) for n in around for d in getattr(n, "decorator_list", []))
+            kernel |= "kernels/" in name and sum(isinstance(n, ast.FunctionDef) for n in around) > 1  # of a user's
             starts = [n for n in around if not lines[n.lineno - 1].lstrip().startswith(("elif", "@"))]
             if at is not None and starts and not (kernel and compiled):
                 start = max(starts, key=lambda n: (n.lineno, n.col_offset))

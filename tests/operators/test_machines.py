@@ -6,6 +6,7 @@ from __future__ import annotations
 import doctest
 from collections import Counter
 from collections.abc import Callable, Iterable
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -521,6 +522,12 @@ def test_a_compiled_transition_that_fails_is_named(function: Any, error: type[Dd
 def test_a_compiled_transition_that_fails_names_the_key_of_its_event(function: Any) -> None:
     with raises(DdflowError):
         refused(dd.Machine({"n": pa.int64()}, function, scalar=True), *[{"at": 0}] * 6, {"k": 2, "at": 2})
+
+
+def test_states_of_a_kind_of_numbers_are_kept_as_numbers() -> None:
+    door = IntEnum("door", ["LOCKED", "OPEN"])
+    machine = dd.Machine("door", {(door.LOCKED, "coin"): door.OPEN}, on="symbol", start=door.LOCKED)
+    assert machine.state == (("door", pa.int64()),)
 
 
 GOOD = {"state": "s", "transition": {("a", "x"): "b"}, "on": "symbol", "start": "a"}

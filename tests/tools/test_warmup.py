@@ -54,6 +54,14 @@ types = {kernel.py_func.__name__: [str(each) for each in getattr(kernel, "signat
 print(json.dumps({"kernels": warmed.kernels, "compiled": warmed.compiled, "directory": str(warmed.directory),
                   "told": told, "forms": forms, "types": types}))
 """
+ONE = """
+import json
+from ddflow.tools import warmup
+kernels = warmup.list_entry_kernels()[:1]
+warmup.list_entry_kernels = lambda: kernels
+warmed = warmup.warm()
+print(json.dumps([warmed.kernels, warmed.compiled]))
+"""
 DRAW = """
 import json
 import chance
@@ -137,6 +145,11 @@ def test_every_kernel_is_ready_in_one_form_and_those_compiled_are_told_of(first:
     assert done == sorted(done) and done[-1] == first["kernels"]
     told = set(first["forms"]) & {doing for _, _, doing in first["told"]}
     assert len(told) == first["compiled"]
+
+
+def test_a_kernel_that_is_not_kept_is_compiled_once_and_counted_once(tmp_path: Path) -> None:
+    assert python(ONE, DDFLOW_CACHE_DIR=str(tmp_path)) == [1, 1]
+    assert python(ONE, DDFLOW_CACHE_DIR=str(tmp_path)) == [1, 0]
 
 
 def test_every_kernel_is_called_with_the_types_that_its_annotations_say(where: dict[str, str]) -> None:
