@@ -311,7 +311,7 @@ def _run_lazily(
         frame = known.setdefault(key, union(chunks[each] for each in key))
         for stage in range(stages.stages):
             last = stage == stages.stages - 1
-            key = (*key, stages.active[stage], *([name] if last else stages.sent(stage)))
+            key = (*key, stages.active[stage], *([name] if last else stages.list_exchanges(stage)))
             if key not in known:
                 task = RunStage(stages, stage, secret, wide, columns, name if last else None)
                 known[key] = map_arrow(frame.repartitionById(wide, "to"), task, shape.spark if last else ROWS)

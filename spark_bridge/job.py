@@ -147,14 +147,14 @@ class Job:
         """Close sinks and state; twice is harmless. ``acknowledge``: say in the state what sinks have, not later."""
         with suppress(DdflowError):
             if acknowledge:
-                self.epochs.acknowledge()
+                self.epochs.publish_attached()
         self.sinks.close()
         self.coordinator.close()
 
     def drain(self) -> None:
         """Give sinks all that they lack, and say so in the state.  Raises what a sink raises."""
         self.sinks.drain()
-        self.epochs.acknowledge()
+        self.epochs.publish_attached()
 
     def file_reader(self, epoch: int, name: str, schema: pa.Schema) -> ReadFiles:
         """Make the reader of an epoch's files of an output."""
@@ -216,9 +216,9 @@ class Job:
 
     def _grow(self, session: Any) -> None:
         """Have tasks make what the plan has more than the state."""
-        start = self.coordinator.grow()
+        start = self.coordinator.begin_growth()
         with self.job_context(session, f"what is new, before epoch {start.epoch}"):
-            self.coordinator.grown(start, self._run_stages(session, None, start))
+            self.coordinator.finish_growth(start, self._run_stages(session, None, start))
 
     def replay(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
         """Return the result of a committed epoch after comparing its rows. Raises `ReplayMismatch` for others."""

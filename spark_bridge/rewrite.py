@@ -152,7 +152,7 @@ def evolve(
         done = _run_tasks(
             opened, f"evolve {address}", size, session or SparkSession.getActiveSession(), "ddflow evolve"
         )
-    return change.report(done)
+    return change.make_report(done)
 
 
 def _run_tasks(

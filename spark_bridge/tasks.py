@@ -63,7 +63,7 @@ def check_version(version: Version) -> None:
     """
     if version not in _SEEN:
         with suppress(SnapshotExpired):
-            version.opened("open").close()
+            version.open("open").close()
         _SEEN.add(version)
 
 
@@ -137,7 +137,7 @@ class EpochStage(Task):
             )
             inputs, sums = _read_chunks(shuffle, batches)
             taken = (perf_counter_ns() - began) // 1000
-            yield from shuffle.forwarded
+            yield from shuffle.later_chunks
             receipt = None if inputs or sums else idle(self.cut, start, self.stage, number)
             if receipt is None:
                 part, way = self._open_part(number)
@@ -163,7 +163,7 @@ class EpochStage(Task):
         """Find the part and say how: "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
         start, stage = self.start, self.stage
         at = start.inventory(stage, number)
-        found = PARTS.take(self._part_key(number), (at, *start.before(stage, number)))
+        found = PARTS.take(self._part_key(number), (at, *start.find_past(stage, number)))
         if found is None:
             return StagePart(self.cut, start, stage, number), "miss"
         if found.at == at:
@@ -209,7 +209,7 @@ class RunStage(Task):
         with ShuffleReader(self.cut, self.stage, number, columns=self.columns) as shuffle:
             inputs, sums = _read_chunks(shuffle, batches)
             rows = {name: reader.read_all() for name, reader in inputs.items()}
-            yield from shuffle.forwarded
+            yield from shuffle.later_chunks
         if not rows and not sums:
             return
         done = compute_stage(self.cut, self.stage, self.secret, rows, sums)
@@ -328,7 +328,7 @@ def _read_chunks(
 ) -> tuple[dict[str, pa.RecordBatchReader], dict[int, pa.Table]]:
     """Take all chunks in and return the rows of each input and the sums of each exchange for this stage."""
     for batch in batches:
-        shuffle.take(batch)
+        shuffle.take_chunks(batch)
     inputs = {name: reader for name in shuffle.cut.flow.inputs if (reader := shuffle.input(name)) is not None}
     here = [each.number for each in shuffle.cut.exchanges if each.stage == shuffle.stage]
     return inputs, {number: table for number in here if (table := shuffle.sums(number)).num_rows}

@@ -246,7 +246,7 @@ def run(
       another)
     """
     from ddflow.connectors.address import spelled_source
-    from ddflow.engine.run.options import RunOptions, check
+    from ddflow.engine.run.options import RunOptions, check_run
 
     _log(verbose)
     spelled = split_names(from_, "--from").items()
@@ -264,7 +264,7 @@ def run(
         "evolve": evolve,
         "max_absent": max_absent,
     }
-    check(given, sources, targets, RunOptions(**how))  # before there is a state
+    check_run(given, sources, targets, RunOptions(**how))  # before there is a state
     _say_unfed(given, sources)
     served = metrics and _serve_metrics(flow, metrics)
     choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}

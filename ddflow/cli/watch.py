@@ -59,8 +59,8 @@ def watch(
     def look() -> "tuple[LiveLook, int, str]":
         with Snapshot.open(state, **options) as snapshot:
             kind, epoch = snapshot.flow.time_type, snapshot.epoch
-            when = f"epoch {epoch:,}" if kind == INT64 else f"{format_time(snapshot.last, kind)}, epoch {epoch:,}"
-            return live.look(snapshot.read(output)), epoch, f"{output} at {when}"
+            when = f"epoch {epoch:,}" if kind == INT64 else f"{shown(snapshot.last, kind)}, epoch {epoch:,}"
+            return live.compare_rows(snapshot.read(output)), epoch, f"{output} at {when}"
 
     seen, epoch, head = look()
     if as_json:
@@ -93,7 +93,7 @@ def _draw_table(head: str, look: "LiveLook") -> Any:
     table = Table(header_style="bold")
     for name in look.shown.schema.names:
         table.add_column(Text(name))
-    for row, new in zip(look.texts(), look.new, strict=True):
+    for row, new in zip(look.format_rows(), look.new, strict=True):
         table.add_row(*map(Text, row), style="green" if new else "")
     more = f"{terminal.count_of(look.total, 'row')}; {look.came:,} came, {look.went:,} went"
     return Group(Text(head, style="bold"), table, Text(more))

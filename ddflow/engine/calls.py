@@ -68,7 +68,7 @@ class CommitTimer:
             self._timer.start()
         return now - self._began >= self.span
 
-    def settle(self, epoch: int, ended: bool = False) -> None:
+    def wake_waiters(self, epoch: int, ended: bool = False) -> None:
         """Wake the threads that wait for an epoch, because it is committed; ``ended``: because it will never be."""
         if self._timer is not None:
             self._timer.cancel()
@@ -83,7 +83,7 @@ class CommitTimer:
                 if is_open:
                     commit()
                 else:
-                    self.settle(self.epoch, ended=True)
+                    self.wake_waiters(self.epoch, ended=True)
 
     def wait(self, epoch: int, timeout: float | None) -> int:
         """Wait until an epoch is committed and return its number.
@@ -167,7 +167,7 @@ class Calls:
                 self.warn_of_lacking(name, lacking, f"rows for {name!r}: they lack", "in all of them")
             if admission.unseen.looks:
                 warn_of_unseen(name, admission)
-        return self.record(asked, compute(inflows), inflows)
+        return self.record_call(asked, compute(inflows), inflows)
 
     def find_replay(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
         """Return the step of an epoch that is committed already; None for a new one. O(rows) for their digest.
@@ -254,7 +254,7 @@ class Calls:
                 self.durable.commit(self.dataflow)
         finally:
             failed = self.dataflow.guard.state != "open"
-            self.timer.settle(self.timer.epoch if failed else self.epoch, ended=failed)
+            self.timer.wake_waiters(self.timer.epoch if failed else self.epoch, ended=failed)
         return self.epoch
 
     def commit_waiting(self, asked: str) -> None:
@@ -282,18 +282,18 @@ class Calls:
             self.dataflow.close()
             if self.durable is not None:
                 self.durable.close()
-            self.timer.settle(self.timer.epoch, ended=True)
+            self.timer.wake_waiters(self.timer.epoch, ended=True)
         if guard.untold is not None:
             untold, guard.untold = guard.untold, None
             raise untold
 
-    def record(self, asked: Asked, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
+    def record_call(self, asked: Asked, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
         """Record a call whose rows were ``taken``, by input, and commit it if a commit is due."""
         epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
         self.dataflow.fed = fed_by(self.dataflow.fed, taken, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
-                self.durable.record(asked, step)
+                self.durable.record_call(asked, step)
                 self.dataflow.guard.state = "open"
                 step.waits = self.timer.wait, epoch
                 if self.timer.due(self.flush):
@@ -303,10 +303,10 @@ class Calls:
                 dataflow.recent.add(dataflow.before, dataflow.last, step, dataflow.claimed)
             dataflow.before = dataflow.last
         if self.listeners or LOG.isEnabledFor(DEBUG):
-            self._publish(asked, step, {name: each.rows for name, each in taken.items()}, began)
+            self._publish_figures(asked, step, {name: each.rows for name, each in taken.items()}, began)
         return step
 
-    def _publish(self, asked: Asked, step: Step, rows: Mapping[str, int], began: float) -> None:
+    def _publish_figures(self, asked: Asked, step: Step, rows: Mapping[str, int], began: float) -> None:
         """Hand over the figures of a call whose recording ``began`` then.  O(arrangements)."""
         now, verdicts = perf_counter(), step.verdicts
         held = {name: Arranged.of(each) for name, each in self.dataflow.graph.arrangements.items()}

@@ -11,8 +11,10 @@ checksum. Restoring checks what the files hold before any of it is used.
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
 >>> stored = StoredInventory.read(store, newest(store).inventories[0])
->>> stored.of.inputs["people"].arrived, stored.of.totals["applied"], stored.at("inputs", "people").partition(", ")[2]
-(2, 2, 'inputs, people')
+>>> stored.of.inputs["people"].arrived, stored.of.totals["applied"]
+(2, 2)
+>>> stored.name_place("inputs", "people").partition(", ")[2]
+'inputs, people'
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ class StoredInventory(NamedTuple):
         """Parse the text of an inventory. Costs and errors are those of `read`."""
         return cls(what, decoded(_DECODER, text.data, what), text)
 
-    def at(self, kind: str, name: str) -> str:
+    def name_place(self, kind: str, name: str) -> str:
         """Name the place of an input or an operator in it, for messages."""
         return f"{self.what}, {kind}, {name[:80]}"
 
@@ -108,7 +110,7 @@ T = TypeVar("T")
 MEND: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
 
 
-def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
+def make_inventory(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
     """Write what is in no file yet; all of the engine's state as a record.
 
     O(bytes not written yet + files).  Raises `StorageFull`, `StorageFailed`; the engine is then as before.
@@ -146,7 +148,7 @@ def take(dataflow: Dataflow, batch_store: BatchStore) -> Inventory:
     return Inventory(inputs, operators, dataflow.totals)
 
 
-def fill(
+def fill_dataflow(
     dataflow: Dataflow,
     stored: Sequence[StoredInventory],
     batch_store: BatchStore,
@@ -171,7 +173,7 @@ def fill(
         upsert.unfed = not admission.arrived
         admission.greatest = max(each.greatest for each in given)
         admission.table = next((each.table for each in given if each.table is not None), None)
-        _rows(dataflow, upsert, found, batch_store, indexed, sieved)
+        _fill_input(dataflow, upsert, found, batch_store, indexed, sieved)
         for number, each in enumerate(upsert.arranged.partitions):
             if partitions > 1 and (odd := misplaced(each, number, partitions)) is not None:
                 raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
@@ -184,7 +186,7 @@ def fill(
     ids = node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
         if parts := inventories.operator(ids[node]) if running.arrangements else []:
-            _groups(dataflow, node, parts, batch_store, indexed, sieved)
+            _fill_operator(dataflow, node, parts, batch_store, indexed, sieved)
         elif running.arrangements and dataflow.last > NEVER:
             graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
     arrived = sum(admission.arrived for admission in dataflow.admissions.values())
@@ -202,14 +204,14 @@ def lend(
     inventories, ids, names = Inventories([stored], 1), node_ids(dataflow.flow), dataflow.graph.names
     for node in nodes:
         if node in names and (found := inventories.input(names[node])):
-            _rows(dataflow, dataflow.graph.opened[node], found, batch_store, indexed, True)
+            _fill_input(dataflow, dataflow.graph.opened[node], found, batch_store, indexed, True)
         elif parts := inventories.operator(ids[node]):
-            _groups(dataflow, node, parts, batch_store, indexed, True)
+            _fill_operator(dataflow, node, parts, batch_store, indexed, True)
         else:
             raise CorruptState(stored.what, f"it lacks the {node.verb} that a later stage looks into", MEND)
 
 
-def _rows(
+def _fill_input(
     dataflow: Dataflow,
     upsert: Any,
     found: Sequence[tuple[str, InputRecord]],
@@ -227,7 +229,7 @@ def _rows(
         upsert.expiring.horizons.greatest = max(known, default=None)
 
 
-def _groups(
+def _fill_operator(
     dataflow: Dataflow,
     node: Collection,
     parts: Sequence[tuple[str, OperatorRecord]],
@@ -267,13 +269,13 @@ class Inventories:
 
         Raises `CorruptState` unless it is on one stage, in all of its partitions.
         """
-        return self._of("inputs", name, [each.of.inputs for each in self.stored])
+        return self._find_records("inputs", name, [each.of.inputs for each in self.stored])
 
     def operator(self, name: str) -> list[tuple[str, OperatorRecord]]:
         """Return each partition's record of an operator, by the id of its node, like `input`."""
-        return self._of("operators", name, [each.of.operators for each in self.stored])
+        return self._find_records("operators", name, [each.of.operators for each in self.stored])
 
-    def _of(self, kind: str, name: str, within: Sequence[Mapping[str, T]]) -> list[tuple[str, T]]:
+    def _find_records(self, kind: str, name: str, within: Sequence[Mapping[str, T]]) -> list[tuple[str, T]]:
         places = [n for n, each in enumerate(within) if name in each]
         stage = places[0] // self.partitions if places else 0
         if places and places != list(range(stage * self.partitions, (stage + 1) * self.partitions)):
@@ -283,7 +285,7 @@ class Inventories:
                 f"inventories {places} of the state, and a stage has {self.partitions}",
                 MEND,
             )
-        return [(self.stored[n].at(kind, name), within[n][name]) for n in places]
+        return [(self.stored[n].name_place(kind, name), within[n][name]) for n in places]
 
     def totals(self) -> dict[str, int]:
         """Events by verdict, and `GONE`, of all partitions.  O(inventories)."""
@@ -343,11 +345,11 @@ def _restore_regrown(
     old = empty.like(schema, next((batch.layout.words for batch in record.batches), None))
     keys = RowHashes(pa.schema([field for field in identified if field.name in there]), secret)
 
-    def hashed(rows: pa.Table | pa.RecordBatch) -> Hashes:
+    def hash_regrown(rows: pa.Table | pa.RecordBatch) -> Hashes:
         return *keys.of(rows), made(filled(rows, empty.schema))[2]
 
     # Groups of an ordered one are of columns that it was written with.
-    arrangements.restore(old, record, what, batch_store, False, made if empty.ordered else hashed, False)
+    arrangements.restore(old, record, what, batch_store, False, made if empty.ordered else hash_regrown, False)
     rekeyed(old, empty, made, indexed, home)
 
 

@@ -72,7 +72,7 @@ class Digest:
         hashes = self.hashes or RowHashes(events.schema, self.secret)
         self._state.update(hashes.values(events.columns, events.num_rows).data)
 
-    def digest(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Sixteen bytes."""
         return self._state.digest()
 
@@ -83,7 +83,7 @@ def combine_digests(kind: str, time: int, digests: Mapping[str, Digest]) -> str:
     for name, each in sorted(digests.items()):
         if each.rows:
             out.update(f"\n{len(name)} {name} {each.rows} ".encode())
-            out.update(each.digest())
+            out.update(each.to_bytes())
     return out.hexdigest()
 
 
@@ -124,7 +124,7 @@ class Asked:
     """That of times, as text shows them."""
 
     @property
-    def words(self) -> str:
+    def digest_kind(self) -> str:
         """The call's kind and what else it names, for its digest."""
         return f"{self.kind} {self.further}" if self.further else self.kind
 
@@ -199,7 +199,7 @@ class Commits:
             stored.append(StoredInventory.read(store, part))
             files |= {part.name} | stored[-1].text.names
             self.sheets.resume(stored[-1].text)
-        recovery.fill(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
+        recovery.fill_dataflow(dataflow, stored, self.batch_store, dataflow.budget.memory is None)
         self.batch_store.begin()
         self.batch_store.name(self.log.resume(files))
         if manifest.last == NEVER:
@@ -225,15 +225,15 @@ class Commits:
                 return None
             receipts = manifest_log.manifest.receipts
             found = next(((call, r.epoch) for r in receipts for call in r.calls if call.time == asked.time), None)
-            return None if found is None else self._again(*found, asked, inputs, dataflow)
+            return None if found is None else self._repeat_call(*found, asked, inputs, dataflow)
         receipt = self.log.find_committed(epoch, f"{asked} of epoch {epoch}")
         if receipt is None:
             manifest_log.check_newest()
             return None
         if self.calls:
             raise self.log.make_skip_error(f"{asked} of epoch {epoch}")
-        at = self._at(epoch)
-        step = self._again(receipt.calls[at], epoch, asked, inputs, dataflow)
+        at = self._find_place(epoch)
+        step = self._repeat_call(receipt.calls[at], epoch, asked, inputs, dataflow)
         # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
         self._told = (epoch, (at + 1) % len(receipt.calls))
         return step
@@ -242,7 +242,7 @@ class Commits:
         """Return the time of a committed epoch's call that comes next in a replay; None for a new epoch."""
         for receipt in self.log.manifest_log.manifest.receipts:
             if receipt.epoch == epoch and receipt.calls:
-                return receipt.calls[self._at(epoch)].time
+                return receipt.calls[self._find_place(epoch)].time
         return None
 
     def same_rows(self) -> int | None:
@@ -252,15 +252,15 @@ class Commits:
             return None
         for receipt in self.log.manifest_log.manifest.receipts:
             calls = receipt.calls if receipt.epoch < self.epoch else ()
-            if len(calls) == 1 and calls[0].digest == combine_digests(asked.words, calls[0].time, digests):
+            if len(calls) == 1 and calls[0].digest == combine_digests(asked.digest_kind, calls[0].time, digests):
                 return receipt.epoch
         return None
 
-    def _at(self, epoch: int) -> int:
+    def _find_place(self, epoch: int) -> int:
         """Return the position of the call that comes next in the replay of an epoch."""
         return self._told[1] if self._told[0] == epoch else 0
 
-    def _again(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
+    def _repeat_call(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
         past, digest = self.log.past(epoch), ""
         admissions = dataflow.admissions
         if past is not None:
@@ -269,7 +269,7 @@ class Commits:
             for name, each in admissions.items():
                 each.table = dataflow.admissions[name].table
         try:
-            digest = digest_of(asked.words, asked.time, inputs, admissions, dataflow.secret)
+            digest = digest_of(asked.digest_kind, asked.time, inputs, admissions, dataflow.secret)
         except SchemaMismatch:
             if past is None:
                 raise
@@ -282,7 +282,7 @@ class Commits:
                 + ("; of several inputs at one time: replace({name: rows, ...}, time=...)" * (asked.kind == "replace")),
             )
         tables = {
-            name: self.log.table(
+            name: self.log.read_call_output(
                 epoch, name, output, dataflow.output_schema(name), past and past.outputs[name], self.batch_store
             )
             for name, output in call.outputs.items()
@@ -291,7 +291,7 @@ class Commits:
         step.waits = lambda given, _: given, epoch
         return step
 
-    def acknowledge(self, dataflow: Dataflow) -> None:
+    def publish_attached(self, dataflow: Dataflow) -> None:
         """Publish the positions of sources and sinks if the newest manifest has others. Like `commit`.
 
         While the next step owes a new output its rows, the plan stays: otherwise the output would no longer be new.
@@ -302,19 +302,19 @@ class Commits:
                 if dataflow.owed:
                     self.log.attach("sinks have acknowledged")
                 else:
-                    self.publish(dataflow, manifest.receipts, "sinks have acknowledged")
+                    self.publish_version(dataflow, manifest.receipts, "sinks have acknowledged")
                 self.log.manifest_log.sweep()
 
-    def keep(self, dataflow: Dataflow, retain: int) -> None:
+    def keep_history(self, dataflow: Dataflow, retain: int) -> None:
         """Keep ``retain`` times of history from now on, and no earlier history. Like `commit`."""
         dataflow.retain = retain
         with dataflow.guard.use("retain"), dataflow.guard.commit:
-            self.publish(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
+            self.publish_version(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
 
-    def record(self, asked: Asked, step: Step) -> None:
+    def record_call(self, asked: Asked, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         digests, origin = (self.came[1], self.origin) if self.came[0] is asked else ({}, "")
-        digest = combine_digests(asked.words, asked.time, digests)
+        digest = combine_digests(asked.digest_kind, asked.time, digests)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         sink, store = self.log.outputs.sink, self.batch_store
         outputs = {name: put(sink, store, name, table) for name, table in step.items() if table.num_rows}
@@ -332,22 +332,22 @@ class Commits:
                 each.spine.settle(each.slots, each.index, each.since, each.latest <= each.since)
         epoch = Epoch(self.epoch + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
-        self.publish(dataflow, self.log.receipts(epoch), note)
+        self.publish_version(dataflow, self.log.receipts(epoch), note)
         self.calls = []
         self.log.finish()
         return self.epoch
 
-    def publish(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
+    def publish_version(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
         """Write the state that no file has yet, and publish it as the next version. Like `commit`."""
         self.batch_store.settle()
-        data = encoded(recovery.take(dataflow, self.batch_store))
+        data = encoded(recovery.make_inventory(dataflow, self.batch_store))
         part = self.sheets.put(data)
         files = self.sheets.names
         # From here on it may happen, whatever we are told.
         outputs = {blob.name for call in self.calls for output in call.outputs.values() for blob in output.blobs}
         self.batch_store.name(files | outputs)
         greatest, horizons = recovery.find_greatest(dataflow)
-        self.log.publish(
+        self.log.publish_version(
             receipts,
             (part,),
             files,

@@ -55,7 +55,7 @@ def compact(calls: Calls, forget: bool, look: Look = lambda rows: None) -> None:
     """
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.use("compact"):
-        _refuse(calls, forget)
+        _check_compactable(calls, forget)
         if forget:
             since = max(dataflow.since, dataflow.last)
             dataflow.graph.apply(Stepped({}, {}, {}, {}, {}), dataflow.frontier, since)
@@ -66,10 +66,10 @@ def compact(calls: Calls, forget: bool, look: Look = lambda rows: None) -> None:
         for batcher in dataflow.batchers.values() if forget else ():
             rewrite(batcher, dataflow.budget.home, look)
         if durable is not None:
-            _publish(dataflow, durable, forget)
+            _publish_compacted(dataflow, durable, forget)
 
 
-def _refuse(calls: Calls, forget: bool) -> None:
+def _check_compactable(calls: Calls, forget: bool) -> None:
     """Raise `SpecError` if the state cannot be compacted now."""
     dataflow = calls.dataflow
     least = dataflow.holds.least()
@@ -153,14 +153,14 @@ def rewrite(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows:
         batcher.runs.swap([run], [new])
 
 
-def _publish(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
+def _publish_compacted(dataflow: Dataflow, durable: Commits, forget: bool) -> None:
     receipts = () if forget else durable.log.manifest_log.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
         dataflow.fed = {name: fed.blind() for name, fed in dataflow.fed.items()}
     try:
         for _ in range(1 + forget):
-            durable.publish(dataflow, receipts, note)
+            durable.publish_version(dataflow, receipts, note)
     except BaseException:
         dataflow.guard.state = "failed"
         raise

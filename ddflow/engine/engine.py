@@ -32,15 +32,15 @@ from ddflow.dataflow.side_outputs import check_listed
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Asked, Commits
 from ddflow.engine.compact import compact
-from ddflow.engine.evolve import evolve
+from ddflow.engine.evolve import evolve_engine
 from ddflow.engine.read.live_view import Watching
 from ddflow.engine.read.reads import Reading
-from ddflow.engine.replace import Allowed, replace, step_time
+from ddflow.engine.replace import Allowed, replace_rows, step_time
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.report import RunDone
 from ddflow.engine.run.run import RunLoop
-from ddflow.engine.run.sync import Synced, detach, sync
+from ddflow.engine.run.sync import Synced, detach, sync_targets
 from ddflow.errors import SpecError
 from ddflow.metrics import LOG, Look
 from ddflow.plan.evolve import with_shared_sides
@@ -182,7 +182,7 @@ class Attaching(ABC):
         O(rows of the outputs and the tables).  It holds all rows that differ.
         """
         self.calls.commit_waiting("sync")
-        return sync(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
+        return sync_targets(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
 
     def detach(self, *names: str) -> None:
         """Forget sinks, whose updates the state keeps, and sources with their positions.
@@ -447,7 +447,9 @@ class Engine(Reading, Attaching, Watching, Closing):
         -----
         O(n + k), for n rows and k held keys.
         """
-        return replace(self.calls, "replace", name, table, time, scope, order, epoch, Allowed(max_absent, allow_empty))
+        return replace_rows(
+            self.calls, "replace", name, table, time, scope, order, epoch, Allowed(max_absent, allow_empty)
+        )
 
     def restate(
         self,
@@ -488,7 +490,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         -----
         O(n + k), for n events and k held keys.
         """
-        return replace(self.calls, "restate", name, events, time, None, order, epoch, Allowed(empty=allow_empty))
+        return replace_rows(self.calls, "restate", name, events, time, None, order, epoch, Allowed(empty=allow_empty))
 
     def evolve(self, columns: Any) -> None:
         """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
@@ -511,7 +513,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         -----
         O(rows) of the columns that widen, of all rows if a column is new.
         """
-        evolve(self.calls, columns)
+        evolve_engine(self.calls, columns)
 
     def compact(self, forget: bool = False) -> None:
         """Merge all state into one run each, and publish it as another version of the same epoch.

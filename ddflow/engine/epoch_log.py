@@ -10,7 +10,7 @@ rows a call had and who may give them again is known to those two (``commits``, 
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, where: None)
->>> log.publish(log.receipts(Epoch(1, (), None)), (), set(), "an example", last=7)
+>>> log.publish_version(log.receipts(Epoch(1, (), None)), (), set(), "an example", last=7)
 >>> log.epoch, log.find_committed(2, "epoch 2"), log.manifest_log.manifest.last
 (1, None, 7)
 >>> log.find_committed(3, "epoch 3")
@@ -150,7 +150,7 @@ class EpochLog:
             where.claim(manifest_log.manifest, store, names)
         return cls(flow, manifest_log, change, where, options.keep)
 
-    def check(self, flow: Plan) -> None:
+    def check_columns(self, flow: Plan) -> None:
         """Raise `SpecError` for columns that files of a state, or its sink, cannot have.  O(columns)."""
         check_types(flow)
         if self.outputs.sink is not None:
@@ -158,7 +158,7 @@ class EpochLog:
                 self.manifest_log.manifest.id, {name: node.schema for name, node in flow.outputs.items()}
             )
 
-    def evolve(self, flow: Plan, columns: Mapping[str, Sequence[str]]) -> None:
+    def take_columns(self, flow: Plan, columns: Mapping[str, Sequence[str]]) -> None:
         """Go on with wider or more columns, which the next version has.  ``columns``: new ones, by input.  O(plan)."""
         self.added |= {name: (*self.added.get(name, ()), *of) for name, of in columns.items()}
         self.set_plan(flow)
@@ -219,10 +219,10 @@ class EpochLog:
     def past(self, epoch: int) -> PastSchemas | None:
         """Return the columns that an epoch was committed with; None if the plan still has them. O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
-        known = keep_past_columns(manifest.past, self._before, manifest.epoch, manifest.oldest)
+        known = keep_past_columns(manifest.past, self._previous_plan, manifest.epoch, manifest.oldest)
         return at([PastSchemas.of(each, where) for each in known], epoch)
 
-    def table(
+    def read_call_output(
         self, epoch: int, name: str, output: Output, schema: pa.Schema, there: pa.Schema | None, batches: BatchStore
     ) -> pa.Table:
         """Read the updates of an output in one call of an epoch, in its current columns. O(bytes).
@@ -251,11 +251,11 @@ class EpochLog:
             ) from None
 
     @property
-    def _before(self) -> Plan | None:
+    def _previous_plan(self) -> Plan | None:
         """The plan of the newest version, where this one has other columns."""
         return None if self.manifest_log.manifest.fingerprint == self.fingerprint else self.change.before
 
-    def publish(
+    def publish_version(
         self, receipts: tuple[Epoch, ...], inventories: tuple[Blob, ...], files: set[str], note: str, **state: Any
     ) -> None:
         """Publish the next version: the version of a new epoch, the last of ``receipts``, or another of the same one.
@@ -279,7 +279,7 @@ class EpochLog:
             added=dict(self.added),
             **state,
         )
-        new = replace(new, past=keep_past_columns(before.past, self._before, before.epoch, new.oldest))
+        new = replace(new, past=keep_past_columns(before.past, self._previous_plan, before.epoch, new.oldest))
         self.manifest_log.settle()
         if not self._tidy:
             self._look_after()

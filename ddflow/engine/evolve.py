@@ -43,7 +43,7 @@ from ddflow.trace.cast import regrown, rekeyed, rekeys
 ASKED = "engine.evolve"
 
 
-def evolve(calls: Calls, given: Any, found: bool = False) -> None:
+def evolve_engine(calls: Calls, given: Any, found: bool = False) -> None:
     """Implement `Engine.evolve`.
 
     ``found``: whether the columns came from a source, so that their names are not a user's.
@@ -61,12 +61,12 @@ def evolve(calls: Calls, given: Any, found: bool = False) -> None:
         for input in plan.inputs.values() if dataflow.lists else ():
             check_listed(input.bound)
         if durable is not None:
-            durable.log.check(plan)
+            durable.log.check_columns(plan)
         dataflow.guard.state = "interrupted"
         go_on(dataflow, plan, nodes, change)
         calls.rehash()
         if durable is not None:
-            durable.log.evolve(plan, change.columns)
+            durable.log.take_columns(plan, change.columns)
         dataflow.guard.state = "open"
 
 
@@ -80,7 +80,7 @@ def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> N
             if not rekeys(was.identified, upsert.identified):
                 regrown(was.arranged, upsert.arranged.schema, upsert.hash_rows, hashed)
             _wait(dataflow, name, upsert.bound.event_schema)
-        _keep(was, upsert, dataflow)
+        _move_arrangements(was, upsert, dataflow)
         upsert.unfed = not dataflow.admissions[name].arrived
         if was.expiring is not None:
             was.expiring.bound, upsert.expiring = upsert.bound, was.expiring
@@ -90,7 +90,7 @@ def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> N
         admission.unseen.table = before.unseen.table
         dataflow.admissions[name] = admission
     for node, running in graph.keeping.items():
-        _keep(next(old.keeping[of] for of, to in nodes.items() if to is node), running, dataflow)
+        _move_arrangements(next(old.keeping[of] for of, to in nodes.items() if to is node), running, dataflow)
     dataflow.flow, dataflow.graph, dataflow.sides = plan, graph, plan.side_outputs()
     dataflow.time_type = plan.time_type
     dataflow.__dict__.pop("ids", None)
@@ -105,7 +105,7 @@ def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> N
             graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
 
 
-def _keep(was: Readable, running: Readable, dataflow: Dataflow) -> None:
+def _move_arrangements(was: Readable, running: Readable, dataflow: Dataflow) -> None:
     """Give an operator the arrangements of the one before, in its columns."""
     for arranged, new in zip(was.arrangements, running.arrangements, strict=True):
         if rekeys(was.identified, running.identified):

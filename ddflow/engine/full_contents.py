@@ -11,7 +11,7 @@ gathered where its key is missing. Nothing is resolved here, and nothing changes
 >>> with flow.open() as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
 ...     contents = Contents(engine.dataflow.graph.inputs["people"], "a replace", "city = 'Bern'")
-...     contents.look(pa.record_batch({"id": [1], "city": ["Bern"]}))
+...     contents.take_rows(pa.record_batch({"id": [1], "city": ["Bern"]}))
 ...     [batch.to_pylist() for batch in contents.absent(contents.sort_identities())]
 [[{'id': 3, 'city': 'Bern'}]]
 """
@@ -70,7 +70,7 @@ class Contents:
         """Keys that are held and named, once `absent` has gone through all."""
         self._ids: list[tuple[Words, Words]] = []
 
-    def look(self, events: pa.RecordBatch) -> None:
+    def take_rows(self, events: pa.RecordBatch) -> None:
         """Take in rows of the contents.  O(rows).  Raises `OutOfScope`."""
         begin, self.rows = self.rows, self.rows + events.num_rows
         if self.bound.spec.null_key != "keep" and (keyless := self.bound.keyless(events)).any():

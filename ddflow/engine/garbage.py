@@ -116,11 +116,11 @@ def gc(
         manifest = newest(store)
         if manifest is None:
             return Collected()
-        kept, expired = versions(store, manifest, grace, orphans)
+        kept, expired = split_versions(store, manifest, grace, orphans)
         backlog = Backlog(store)
         named = {each.number: _named_by(store, each, backlog, manifest) for each in kept}
         every = set[str]().union(*named.values())
-        over = _over(store, expired, backlog, manifest) if len(every) < len(entries) else set()
+        over = _find_expired_files(store, expired, backlog, manifest) if len(every) < len(entries) else set()
         gone, waiting = _garbage(entries, named[manifest.number], every, over, orphans)
         since = manifest.written / 1000
         outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
@@ -142,7 +142,7 @@ def gc(
         )
 
 
-def versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> tuple[list[Manifest], list[int]]:
+def split_versions(store: Store, manifest: Manifest, grace: float, orphans: float) -> tuple[list[Manifest], list[int]]:
     """Split the manifests into those to keep, from the newest down, and the numbers of the others, ascending.
 
     O(bytes of those kept). Raises `CorruptState` for an unreadable one that is too young to delete.
@@ -175,7 +175,7 @@ def names_of(store: Store, manifest: Manifest) -> set[str]:
 
     Raises `CorruptState`.
     """
-    return {blob.name for blob in _own(store, manifest)}
+    return {blob.name for blob in _list_own(store, manifest)}
 
 
 def blobs_of(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
@@ -183,11 +183,11 @@ def blobs_of(store: Store, manifest: Manifest, backlog: Backlog | None = None) -
 
     ``backlog``: a reader to share between several versions.
     """
-    yield from _own(store, manifest)
+    yield from _list_own(store, manifest)
     yield from (backlog or Backlog(store)).files(manifest.backlog)
 
 
-def _own(store: Store, manifest: Manifest) -> Iterator[Blob]:
+def _list_own(store: Store, manifest: Manifest) -> Iterator[Blob]:
     yield from manifest.inventories
     yield from manifest.outputs()
     for part in manifest.inventories:
@@ -199,7 +199,7 @@ def _named_by(store: Store, manifest: Manifest, backlog: Backlog, newest: Manife
     return names_of(store, manifest) | backlog.only(manifest.backlog, () if manifest is newest else newest.backlog)[0]
 
 
-def _over(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) -> set[str]:
+def _find_expired_files(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) -> set[str]:
     """Collect the files that expired versions name."""
     over = set[str]()
     for number in expired:

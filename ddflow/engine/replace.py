@@ -129,7 +129,7 @@ class Allowed(NamedTuple):
     most: int | str | None = None
     empty: bool = False
 
-    def check(self, absent: int, contents: Contents) -> None:
+    def check_absent(self, absent: int, contents: Contents) -> None:
         """Raise `EmptyContents` or `TooManyAbsent` for keys that may not go."""
         if absent and not contents.rows and not self.empty:
             raise EmptyContents(
@@ -149,7 +149,7 @@ class Allowed(NamedTuple):
             )
 
 
-def replace(
+def replace_rows(
     calls: Calls,
     kind: Literal["replace", "restate"],
     name: Any,
@@ -195,7 +195,7 @@ def replace(
         asked = Asked(kind, at, _further(dataflow, every), time_type=dataflow.time_type)
         if (again := calls.find_replay(asked, epoch, inputs)) is not None:
             return again
-        inflows = calls.admit(asked, inputs, {name: [contents.look] for name, contents in every.items()})
+        inflows = calls.admit(asked, inputs, {name: [contents.take_rows] for name, contents in every.items()})
         total = 0
         try:
             for each, contents in every.items():
@@ -205,7 +205,7 @@ def replace(
                 full = dataflow.admissions[each].arrived + inflows[each].rows
                 try:
                     absent = _absent(dataflow, inflows[each], contents, at, full, kind == "replace")
-                    allowed.check(absent, contents)
+                    allowed.check_absent(absent, contents)
                 except DdflowError as error:
                     if is_path(inputs[each]):
                         raise at_path(inputs[each], error) from None
@@ -217,7 +217,7 @@ def replace(
                 upsert.contents = None
         step.verdicts = dataclasses.replace(step.verdicts, absent=total)
         spelled = next(iter(every.values())).spelled
-        return calls.record(asked, step, inflows, Way(FULL if kind == "replace" else RESTATED, scope, spelled))
+        return calls.record_call(asked, step, inflows, Way(FULL if kind == "replace" else RESTATED, scope, spelled))
 
 
 def most_absent(given: int | str, there: int) -> int:

@@ -141,11 +141,11 @@ def fill_version(
     batch_store: BatchStore,
     partitions: int = 1,
 ) -> None:
-    """Fill a new dataflow from the inventories of a version, for reading. ``partitions``: see `recovery.fill`."""
+    """Fill a new dataflow from the inventories of a version, for reading. ``partitions``: see `fill_dataflow`."""
     dataflow.recent.end_steps()
     dataflow.fed, dataflow.sources = manifest.fed, dict(manifest.sources)
     dataflow.frontier, dataflow.last, dataflow.since = manifest.frontier, manifest.last, manifest.since
-    recovery.fill(dataflow, inventories, batch_store, indexed=False, sieved=False, partitions=partitions)
+    recovery.fill_dataflow(dataflow, inventories, batch_store, indexed=False, sieved=False, partitions=partitions)
 
 
 def read(

@@ -210,15 +210,15 @@ class Stats(Mapping[str, Any]):
 
     def __str__(self) -> str:
         first, *rest = self._lines()
-        return text_table(first, self._table(), rest)
+        return text_table(first, self._make_table(), rest)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         first, *rest = self._lines()
-        return html_table(first, self._table(), rest)
+        return html_table(first, self._make_table(), rest)
 
-    def _table(self) -> list[list[str]]:
+    def _make_table(self) -> list[list[str]]:
         """Build the head, a row for each arrangement, and their total if there are several."""
         arrangements = self["arrangements"]
         rows = [(printable(name), figures) for name, figures in arrangements.items()]

@@ -49,12 +49,12 @@ ARRIVAL: Final = "_arrival"
 
 class Origin(NamedTuple):
     """Where each of n rows comes from.  ``names``: that sort in the order of arrival.  ``which``: int64[n], the name of
-    each row, or of size 0 for the first.  ``places``: int64[n], its place there.  ``told``: whether chunks carry places
-    as a last column.
+    each row, or of size 0 for the first.  ``places``: int64[n], its place there.  ``has_places``: whether chunks
+    carry places as a last column.
 
     >>> rows = pa.record_batch({"n": [10, 11, 12]})
     >>> hashes = row_hashes(rows, Secret(1, 2))
-    >>> chunks = pack(rows, np.array([1, 0, 1], np.int32), hashes, Origin.one("0000000007", 40, 3), what=0)
+    >>> chunks = pack(rows, np.array([1, 0, 1], np.int32), hashes, Origin.single("0000000007", 40, 3), what=0)
     >>> [(c["to"], c["origin"], c["at"], c["rows"]) for c in chunks.to_pylist()]
     [(0, '0000000007', 41, 1), (1, '0000000007', 40, 2)]
     >>> unpack(payload_at(chunks.column("payload"), 1), rows.schema, 2).to_pydict()
@@ -67,10 +67,10 @@ class Origin(NamedTuple):
     names: Sequence[str]
     which: Ints
     places: Ints
-    told: bool
+    has_places: bool
 
     @classmethod
-    def one(cls, name: str, first: int, rows: int) -> Self:
+    def single(cls, name: str, first: int, rows: int) -> Self:
         """Build one origin whose rows follow each other from the place ``first``."""
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 
@@ -89,9 +89,9 @@ def chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schem
     return declared if columns is None else pa.schema([field for field in declared if field.name in columns])
 
 
-def with_arrival(schema: pa.Schema, told: bool) -> pa.Schema:
+def with_arrival(schema: pa.Schema, has_places: bool) -> pa.Schema:
     """Append the column of places to the columns of a chunk if the rows carry their places."""
-    return schema.append(pa.field(ARRIVAL, pa.int64(), nullable=False)) if told else schema
+    return schema.append(pa.field(ARRIVAL, pa.int64(), nullable=False)) if has_places else schema
 
 
 def sums_schema(exchange: Exchange) -> pa.Schema:
@@ -127,20 +127,20 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
     """Pack rows into chunks, one for each partition and origin, with the columns `PACKED`; by partition, then by
     origin.
 
-    ``to``: int32[n], ``hashes``: uint64[n].  Rows keep their order within a chunk; those with places told come in the
+    ``to``: int32[n], ``hashes``: uint64[n].  Rows keep their order within a chunk; those with places come in the
     order of their places.  O(n) and some 15 us a chunk; no rows are no chunks.
     """
     n, several = rows.num_rows, len(origin.names)
     group: Any = to if several == 1 else to.astype(np.int64) * several + origin.which
     order, starts = sort_by_group(group)
-    if origin.told and n:
+    if origin.has_places and n:
         behind = np.diff(origin.places[order]) < 0
         behind[starts[1:] - 1] = False
         if behind.any():
             order = np.lexsort((origin.places, group))
-    schema, first = with_arrival(rows.schema, origin.told), order[starts]
+    schema, first = with_arrival(rows.schema, origin.has_places), order[starts]
     table = gather(RowPool(rows.schema, [Rows(rows)]), order, rows.schema)
-    columns = [*map(one_chunk, table.columns), *([pa.array(origin.places[order])] if origin.told else [])]
+    columns = [*map(one_chunk, table.columns), *([pa.array(origin.places[order])] if origin.has_places else [])]
     payload = _serialize_slices(pa.RecordBatch.from_arrays(columns, schema=schema), [*starts.tolist(), n])
     names = np.zeros(starts.size, np.int64) if several == 1 else origin.which[first]
     return pa.RecordBatch.from_arrays(
@@ -227,7 +227,7 @@ def packed_sums(
         for part in slice_rows(table, *chunk_limits(partitions)):
             rows = one_batch(part.combine_chunks())
             high, _ = identities(rows.select(names), secret, rows.num_rows)
-            origin = Origin.one("", 0, rows.num_rows)
+            origin = Origin.single("", 0, rows.num_rows)
             yield pack(rows, partition_of(high, partitions), row_hashes(rows, secret), origin, -1 - number)
 
 
@@ -278,7 +278,7 @@ class Chunk(NamedTuple):
     place: tuple[int, int]
 
     @property
-    def told(self) -> bool:
+    def has_places(self) -> bool:
         """Whether the rows carry their places: origins of Kafka have a slash, origins of tasks are numbers."""
         return "/" in self.origin
 
@@ -286,7 +286,7 @@ class Chunk(NamedTuple):
 class ShuffleReader(Closing):
     """``stage``, ``number``: of the task. ``memory``: bytes that the task may take, None for no budget. ``scratch``: a
     folder that several may share, for what exceeds the shuffle reader's part of it; without one all is held in memory.
-    ``columns``: by input, the declared columns that its rows have, as its `Partitioner` was told (all, where not said).
+    ``columns``: by input, the declared columns that its rows have, as its `Partitioner` got them (all by default).
 
     ``rows``, ``digests``: of what came, by input (those that none came for are not in it; 32 hex digits).
     ``receipts``: what came to be passed on.  ``said``: by input, what tasks say of its messages.
@@ -302,7 +302,7 @@ class ShuffleReader(Closing):
     >>> chunks = list(route([pa.record_batch({"id": [3, 1, 2], "city": ["Bern", "Basel", "Chur"]})], origin=0))
     >>> with ShuffleReader(cut_stages(flow), stage=0, number=0) as shuffle:
     ...     for chunk in reversed(chunks):
-    ...         shuffle.take(chunk)
+    ...         shuffle.take_chunks(chunk)
     ...     shuffle.rows, shuffle.input("orders").read_all().column("id").to_pylist()
     ({'orders': 3}, [3, 1, 2])
     """
@@ -336,7 +336,7 @@ class ShuffleReader(Closing):
         """The digest of the rows that came, by input: 32 hex digits."""
         return {name: digest.hex() for name, digest in self._digests.items()}
 
-    def take(self, batch: pa.RecordBatch) -> None:
+    def take_chunks(self, batch: pa.RecordBatch) -> None:
         """Take in some chunks, of the columns `PACKED`.  O(chunks), and O(bytes) if memory runs out.
 
         Raises `Misrouted` for a chunk of another task, `BadMessage` if tasks read messages of several tables
@@ -348,7 +348,7 @@ class ShuffleReader(Closing):
         to, what, origin, at, rows, digest = (batch.column(i).to_pylist() for i in range(6))
         payload = batch.column(6)
         here = [i for i, given in enumerate(payload.is_valid().to_pylist()) if given and what[i] is not None]
-        self._check(to, {what[i] for i in here})
+        self._check_destination(to, {what[i] for i in here})
         if payload.null_count:
             given = payload.is_valid().to_pylist()
             self._record_messages(
@@ -376,7 +376,7 @@ class ShuffleReader(Closing):
             name = self.names[number]
             self.said[name] = join_said(name, self.said.get(name), Said.read(text))
 
-    def _check(self, to: list[int], what: set[int]) -> None:
+    def _check_destination(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for chunks of another task."""
         asked, remedy = (
             f"partition {self.number} of stage {self.stage}",
@@ -409,12 +409,12 @@ class ShuffleReader(Closing):
         return pa.Table.from_batches(batches, schema) if batches else empty(schema)
 
     @property
-    def forwarded(self) -> Iterator[pa.RecordBatch]:
+    def later_chunks(self) -> Iterator[pa.RecordBatch]:
         """Chunks for later stages, one at a time, as they came: the columns `PACKED`."""
         for number, chunks in self._chunks.items():
             if number < 0 and self.cut.exchanges[-1 - number].stage > self.stage:
                 for chunk in chunks:
-                    payload = memoryview(self._bytes(chunk))
+                    payload = memoryview(self._slice_payload(chunk))
                     row = (self.number, number, chunk.origin, chunk.at, chunk.rows, chunk.digest, payload)
                     columns = [pa.array([value], f.type) for value, f in zip(row, PACKED, strict=True)]
                     yield pa.RecordBatch.from_arrays(columns, schema=PACKED)
@@ -436,17 +436,17 @@ class ShuffleReader(Closing):
         self._payloads[self._mapped :] = self._scratch.mapped(batches, _SCRATCH).column(0).chunks
         self._mapped, self.bytes_resident, self.spilled = len(self._payloads), 0, self.spilled + self.bytes_resident
 
-    def _bytes(self, chunk: Chunk) -> pa.Buffer:
+    def _slice_payload(self, chunk: Chunk) -> pa.Buffer:
         """Slice the payload of a chunk, without a copy."""
         batch, row = chunk.place
         return payload_at(self._payloads[batch], row)
 
     def _open(self, chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
-        return unpack(self._bytes(chunk), schema, chunk.rows)
+        return unpack(self._slice_payload(chunk), schema, chunk.rows)
 
     def _in_order(self, chunks: list[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for told, group in groupby(sorted(chunks, key=_arrival_key), key=lambda chunk: (chunk.told, chunk.origin)):
-            if not told[0]:
+        for of, group in groupby(sorted(chunks, key=_arrival_key), key=lambda chunk: (chunk.has_places, chunk.origin)):
+            if not of[0]:
                 yield from (self._open(chunk, schema) for chunk in group)
                 continue
             stretch: list[pa.RecordBatch] = []

@@ -51,7 +51,7 @@ from ddflow.errors import (
     TimeWentBack,
     WrongMode,
 )
-from ddflow.partitions.epoch_start import EpochStart, Growth, Version, address_of, own
+from ddflow.partitions.epoch_start import EpochStart, Growth, Version, address_of, own_memory
 from ddflow.partitions.messages import Said, load_heard
 from ddflow.partitions.receipt import (
     OWED,
@@ -116,7 +116,7 @@ class Wanted:
                     Option(name, given), "that is not possible", f"give a whole number from {least} to {most}"
                 )
         check_target(self.outputs)  # before anything is made
-        if self.memory is not None and own(self.memory) < LEAST:
+        if self.memory is not None and own_memory(self.memory) < LEAST:
             raise SpecError(
                 f"memory={shown_size(self.memory)}",
                 "that is too small for a task to work in",
@@ -170,7 +170,10 @@ def find_batch_epoch(
             "that is no batch of a query",
             f"give Feed(query, batch): a text of {QUERY} characters at most, a whole number from 0",
         )
-    what, folder = f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}", _folder(checkpoint)
+    what, folder = (
+        f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
+        _describe_folder(checkpoint),
+    )
     if now is None and asked.batch and not adopt:
         raise FeedChanged(
             what,
@@ -225,7 +228,7 @@ def restart_error(where: str, now: Feed, asked: Feed, checkpoint: str | None = N
         f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
         f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
         "is another query, or its checkpoint was deleted",
-        f"restore {_folder(checkpoint)}; or start with " + ADOPT + ": " + AGAIN,
+        f"restore {_describe_folder(checkpoint)}; or start with " + ADOPT + ": " + AGAIN,
     )
 
 
@@ -262,7 +265,7 @@ def _is_batch(batch: object) -> bool:
     return isinstance(batch, int) and not isinstance(batch, bool) and 0 <= batch < CLOSED
 
 
-def _folder(checkpoint: str | None) -> str:
+def _describe_folder(checkpoint: str | None) -> str:
     return "its checkpoint's folder" if checkpoint is None else f"the folder {checkpoint}"
 
 
@@ -281,7 +284,7 @@ APART: Final = 200
 
 class EpochDriver:
     """``flow``, ``cut``: the plan.  ``log``: the state's epochs.  ``partitions``: of the state.  ``heard``: what
-    is known of inputs that take messages.  ``growing``: what is new, which tasks make before the next epoch (`grow`);
+    is known of inputs that take messages.  ``growing``: what is new, which tasks make before the next epoch (`begin_growth`);
     None for nothing.  `open` makes it."""
 
     def __init__(self, flow: Plan, log: EpochLog, wanted: Wanted) -> None:
@@ -296,7 +299,7 @@ class EpochDriver:
             stages = len(manifest.inventories) // self.partitions
         self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, stages, self.partitions)
         self._owed: Mapping[str, Output] = {}
-        log.resume(self.live.names())
+        log.resume(self.live.file_names())
         self.heard = load_heard(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
         self._start: EpochStart | None = None
         self._past: tuple[tuple[tuple[str, ...], ...], ...] = ()
@@ -456,7 +459,7 @@ class EpochDriver:
             growth=growth,
         )
 
-    def grow(self) -> EpochStart:
+    def begin_growth(self) -> EpochStart:
         """Build the start of tasks that make the new parts of the plan.  Call it while there is ``growing``, before the
         next epoch.  O(files), and O(bytes) if it partitions the rows of the state differently.  Raises `Fenced`,
         `StorageFull`, `StorageFailed`."""
@@ -468,11 +471,11 @@ class EpochDriver:
         self._start = self._build_start(self.manifest.last, self.manifest.frontier, self.growing.new)
         return self._start
 
-    def grown(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
+    def finish_growth(self, start: EpochStart, receipts: Iterable[Receipt]) -> None:
         """Take over the state that these tasks made, with one receipt of each; the next epoch publishes it.  Raises as
         `finish` does."""
         taken, whole = self._gather_receipts(start, receipts)
-        self.live = self.live.after(self.log.manifest_log.store, taken)
+        self.live = self.live.after_epoch(self.log.manifest_log.store, taken)
         self.growing, self._start, self._owed = None, None, whole.outputs
 
     @property
@@ -502,17 +505,17 @@ class EpochDriver:
         if feed != self._feed:
             raise SpecError(f"finish epoch {start.epoch} as {feed}", f"it was begun as {self._feed}", "give the same")
         taken, whole = self._gather_receipts(start, receipts)
-        live = self.live.after(self.log.manifest_log.store, taken)
+        live = self.live.after_epoch(self.log.manifest_log.store, taken)
         whole = replace(whole, outputs=join_outputs(self._owed, whole.outputs))
-        call = self._call(start, whole)
+        call = self._make_call(start, whole)
         manifest = self.manifest
         kept = self.log.receipts(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
         if begins_anew(manifest.feed, feed):  # then batch numbers of another query mean nothing
             kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
-        self.log.publish(
+        self.log.publish_version(
             kept,
             live.inventories,
-            live.names(),
+            live.file_names(),
             f"commit of {call.kind}",
             frontier=whole.frontier,
             last=whole.last,
@@ -552,17 +555,19 @@ class EpochDriver:
         )
         return taken, whole
 
-    def acknowledge(self) -> None:
+    def publish_attached(self) -> None:
         """Publish the attached sinks and sources if the newest manifest lacks them.  O(plan).  Raises as a commit does.
 
         While the plan has columns that the state has not, the next epoch publishes it.
         """
         manifest = self.manifest
         if not self.log.change and (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
-            self.log.publish(manifest.receipts, manifest.inventories, self.live.names(), "sinks have acknowledged")
+            self.log.publish_version(
+                manifest.receipts, manifest.inventories, self.live.file_names(), "sinks have acknowledged"
+            )
             self.log.manifest_log.sweep()
 
-    def _call(self, start: EpochStart, whole: Contribution) -> Call:
+    def _make_call(self, start: EpochStart, whole: Contribution) -> Call:
         """Build the record of the epoch's call."""
         kind: Kind = "push" if self.flow.holds_back else "step"
         time = 0 if self.flow.holds_back else start.time

@@ -30,10 +30,10 @@ from ddflow.connectors.api import TableSink
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.checkpoint import MEND, StoredInventory
-from ddflow.engine.read.history import changes
+from ddflow.engine.read.history import net_changes
 from ddflow.engine.read.reads import Reading
 from ddflow.engine.run.kept_epochs import InParts, KeptEpochs
-from ddflow.engine.run.sync import Synced, detach, sync
+from ddflow.engine.run.sync import Synced, detach, sync_targets
 from ddflow.engine.snapshot import Snapshot, fill_version
 from ddflow.errors import CorruptState, PlanChanged, SpecError
 from ddflow.metrics import Look
@@ -137,10 +137,10 @@ def read_updates(
     """Read an output or an input of a version as updates.  O(bytes opened).
 
     ``share``: a stage and a partition, as `find_partitioning` says; None for all of it.  ``as_of``, ``after``: as in
-    `contents`.  Raises as `Version.opened`, `Share` and `Snapshot` do, and `NotReadable`.
+    `contents`.  Raises as `Version.open`, `Share` and `Snapshot` do, and `NotReadable`.
     """
-    with closing(version.opened("read")) as store:
-        manifest = version.manifest(store)
+    with closing(version.open("read")) as store:
+        manifest = version.load_manifest(store)
         plan = plan_of(manifest.plan, flow, store.where)
         try:
             reading = Snapshot(store, manifest, plan) if share is None else Share(store, manifest, plan, *share)
@@ -166,9 +166,7 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
         return graph.output(node, time, as_of)
     if DIFF not in node.updates_schema(kind).names:
         raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
-    table = changes(
-        graph, node, reading.closed(f"changes of {name!r} after {format_given_time(after, kind)}", after), time
-    )
+    table = net_changes(graph, node, reading.closed(f"changes of {name!r} after {as_shown(after, kind)}", after), time)
     return stamp_time(table, time, node.updates_schema(kind))
 
 
@@ -215,7 +213,7 @@ class DriverEpochs(KeptEpochs):
         """Return whether an output is new."""
         return name in self.log.change.outputs
 
-    def parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
+    def find_parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """Split an epoch's rows of an output by partition, if they are many and equal rows, or rows of a key, share a
         partition."""
         each = self.each
@@ -228,9 +226,9 @@ class DriverEpochs(KeptEpochs):
                 return None
         return partial(each, receipt, name, blobs)
 
-    def acknowledge(self) -> None:
+    def publish_attached(self) -> None:
         """Publish with the inventories of the state.  While the plan has new columns, the next epoch does it."""
-        self.driver.acknowledge()
+        self.driver.publish_attached()
 
 
 def sync_state(
@@ -248,7 +246,7 @@ def sync_state(
         found = f"it has more than the state: {driver.growing.change.text}"
         raise PlanChanged(f"sync {driver.log.manifest_log.store.where}", found, "run an epoch with this plan first")
     epochs = DriverEpochs(driver)
-    done = sync(epochs, sinks, adopt, dry, look)
+    done = sync_targets(epochs, sinks, adopt, dry, look)
     if forget:
         detach(epochs, forget)
     return done

@@ -41,7 +41,7 @@ class Version(NamedTuple):
     >>> version = Version.of(store, newest(store), "owner")
     >>> version.number, version.digest == digest(store.manifest(0))
     (0, True)
-    >>> version._replace(digest="another").opened("read")
+    >>> version._replace(digest="another").open("read")
     Traceback (most recent call last):
         ...
     ddflow.errors.StateRefused: read ... the driver's manifest 0 has digest another, the one there has ...; mount ...
@@ -57,7 +57,7 @@ class Version(NamedTuple):
         """Build the version of a manifest of a store.  O(bytes of the manifest)."""
         return cls(address_of(store), trust, manifest.number, digest(store.manifest(manifest.number)))
 
-    def opened(self, what: str, readonly: bool = True) -> Store:
+    def open(self, what: str, readonly: bool = True) -> Store:
         """Open the store, for the caller to close.  ``what``: the purpose, for messages.  O(bytes of the manifest).
 
         Raises `StateRefused`, naming this host, if another state, or none, is seen from here; `SnapshotExpired` if
@@ -72,11 +72,11 @@ class Version(NamedTuple):
             except StateRefused as error:
                 raise StateRefused(self._describe_request(what), error.found, REMEDY) from None
         with on_failure(store.close):
-            self._compare(store, what)
+            self._check_digest(store, what)
         return store
 
-    def manifest(self, store: Store) -> Manifest:
-        """Load the manifest from the store that `opened` gave.  Raises `SnapshotExpired` if it was swept away since."""
+    def load_manifest(self, store: Store) -> Manifest:
+        """Load the manifest from the store that `open` gave.  Raises `SnapshotExpired` if it was swept away since."""
         try:
             return Manifest.decode(store.manifest(self.number), self.number, store.where)
         except CorruptState:
@@ -84,7 +84,7 @@ class Version(NamedTuple):
                 raise
             raise expired_error(store, self.number) from None
 
-    def _compare(self, store: Store, what: str) -> None:
+    def _check_digest(self, store: Store, what: str) -> None:
         try:
             found = digest(store.manifest(self.number))
         except CorruptState:
@@ -119,7 +119,7 @@ def expired_error(store: Store, number: int) -> SnapshotExpired:
     )
 
 
-def own(memory: int) -> int:
+def own_memory(memory: int) -> int:
     """Compute the bytes that a part may use of its task's memory: an eighth each goes to rows from Spark, to the
     shuffle reader and to allocators.  Pure."""
     return memory - 3 * (memory // 8)
@@ -167,7 +167,7 @@ class EpochStart(NamedTuple):
         """Return the name of the inventory of a part; "" for none."""
         return self.inventories[stage][number].name if self.inventories else ""
 
-    def before(self, stage: int, number: int) -> tuple[str, ...]:
+    def find_past(self, stage: int, number: int) -> tuple[str, ...]:
         """Return the names of the inventories that led to this part's one, in order."""
         return self.past[stage][number] if self.past else ()
 

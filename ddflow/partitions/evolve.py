@@ -159,7 +159,7 @@ class Evolution:
             added={name: columns for name, columns in added.items() if columns},
         )
 
-    def report(self, done: Rewritten) -> Evolved:
+    def make_report(self, done: Rewritten) -> Evolved:
         """Build the result.  ``done``: the result of the rewrite."""
         columns: dict[str, dict[str, tuple[str | None, str]]] = {}
         for name, types in self.change.types.items():
@@ -240,7 +240,7 @@ class Drop:
         calls = (replace(call, outputs=_leave_out(call.outputs, self.names)) for call in epoch.calls)
         return replace(epoch, calls=tuple(calls))
 
-    def report(self, done: Rewritten) -> Evolved:
+    def make_report(self, done: Rewritten) -> Evolved:
         """Build the result.  ``done``: the result of the rewrite."""
         were, are = (_find_used(plan, plan.outputs.values()) for plan in (self.plan, self.flow))
         return Evolved(
@@ -404,4 +404,4 @@ def evolve(
     with Rewrite.open(state, change.find_new_state, verb=change.verb, trust=trust, memory=memory) as rewrite:
         with explain_inexact(rewrite.store.where):
             rewrite.run(look)
-        return change.report(rewrite.finish())
+        return change.make_report(rewrite.finish())

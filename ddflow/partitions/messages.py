@@ -8,7 +8,7 @@ the next epoch what is known. So a task of a later epoch knows a message of anot
 >>> one, other = Said("orders", ("id",), ("id", "n")), Said("shop.orders", ("n",))
 >>> join_said("orders", one, other)
 Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
->>> [Said.read(text).had for text in one.texts(2).values()]
+>>> [Said.read(text).had for text in one.to_texts(2).values()]
 [('id',), ()]
 >>> driver = Heard(["id", "n"], None)
 >>> driver.hear(Said(more=("city",)))
@@ -51,7 +51,7 @@ class Said(Strict, frozen=True):
     more: tuple[str, ...] = ()
     tables: dict[str, int] = field(default_factory=dict)
 
-    def texts(self, partitions: int) -> dict[int, str]:
+    def to_texts(self, partitions: int) -> dict[int, str]:
         """Return the text for each partition; no partition if there is nothing to tell.  O(partitions)."""
         alone = encoded(Said(self.table)).decode()
         told = dict.fromkeys(range(partitions), alone) if self.table is not None else {}

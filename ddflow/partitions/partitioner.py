@@ -112,7 +112,7 @@ class Partitioner:
         had = tuple(name for name in self.left if name not in unseen.left)
         new = None if read.table == self.table else read.table
         said = Said(new, had, tuple(unseen.names), tuple(more), unseen.tables)
-        if texts := said.texts(self.partitions):  # other tasks see other messages
+        if texts := said.to_texts(self.partitions):  # other tasks see other messages
             yield packed_said(texts, self.number)
 
     def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -144,7 +144,7 @@ class Partitioner:
             return self._pack_rows(*self._decode_messages(table, number, first, read, unseen, more))
         told = tells_arrival(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
-        origin = self._read_origin(table) if told else Origin.one(f"{number:010d}", first, table.num_rows)
+        origin = self._read_origin(table) if told else Origin.single(f"{number:010d}", first, table.num_rows)
         if told:
             table = table.drop_columns(carried_only(table.schema, self.declared))
         if self.restore is not None:
@@ -171,7 +171,7 @@ class Partitioner:
             of = self._read_origin(table)
             return one_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
         # Two events of one message stay in their order: their places are those of rows.
-        return one_batch(made.rows), Origin.one(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
+        return one_batch(made.rows), Origin.single(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
 
     def _pack_rows(self, rows: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
         high, _ = RowHashes(self.keys, self.secret).of(rows)
@@ -180,7 +180,7 @@ class Partitioner:
     def _read_origin(self, table: pa.Table) -> Origin:
         """Read the origin of rows from their columns.  Raises `SchemaMismatch` if a row has none."""
         partition, places = (self._integers(table, name) for name in KAFKA)
-        topic = _plain(table, TOPIC) if TOPIC in table.column_names else pa.nulls(table.num_rows)
+        topic = _plain_column(table, TOPIC) if TOPIC in table.column_names else pa.nulls(table.num_rows)
         texts, of = _encode_values(
             (topic if is_text(topic.type) else pa.nulls(table.num_rows, pa.string())).fill_null("")
         )
@@ -191,7 +191,7 @@ class Partitioner:
         return Origin(names, np.searchsorted(used, which), np.asarray(places), True)
 
     def _integers(self, table: pa.Table, name: str) -> pa.Array:
-        column = _plain(table, name)
+        column = _plain_column(table, name)
         if column.null_count:
             raise SchemaMismatch(
                 f"rows for {self.input!r}",
@@ -202,7 +202,7 @@ class Partitioner:
         return column.cast(pa.int64())
 
 
-def _plain(table: pa.Table, name: str) -> pa.Array:
+def _plain_column(table: pa.Table, name: str) -> pa.Array:
     return plain(one_chunk(table.column(name)))
 
 
@@ -287,11 +287,11 @@ class PastDigests:
         chunks = chunks.filter(chunks.column("payload").is_valid())
         payload = chunks.column("payload")
         told = zip(*(chunks.column(name).to_pylist() for name in ("what", "origin", "rows")), strict=True)
-        found = starmap(self._digest, ((payload_at(payload, i), *each) for i, each in enumerate(told)))
+        found = starmap(self._digest_chunk, ((payload_at(payload, i), *each) for i, each in enumerate(told)))
         at = PACKED.get_field_index("digest")
         return chunks.set_column(at, PACKED.field(at), pa.array(list(found), pa.binary()))
 
-    def _digest(self, payload: pa.Buffer, what: int, origin: str, rows: int) -> bytes:
+    def _digest_chunk(self, payload: pa.Buffer, what: int, origin: str, rows: int) -> bytes:
         batch = unpack(payload, with_arrival(self.now[what], "/" in origin), rows)
         table = pa.Table.from_batches([batch])
         if "/" in origin:

@@ -127,7 +127,7 @@ class Receipt(Contribution, frozen=True, kw_only=True):
             "since": self.since,
         }
 
-    def files(self) -> Iterator[Blob]:
+    def claimed_files(self) -> Iterator[Blob]:
         """Yield all files that the receipt claims: its inventory, the new files in that, and the files of its
         outputs."""
         yield self.inventory
@@ -145,12 +145,12 @@ class Receipt(Contribution, frozen=True, kw_only=True):
         receipt = decoded(_DECODER, data, what, AGAIN)
         try:
             check_files([receipt.outputs])
-            receipt._look()
+            receipt._check_writer()
         except ValueError as error:
             raise CorruptState(what, str(error), AGAIN) from None
         return receipt
 
-    def _look(self) -> None:
+    def _check_writer(self) -> None:
         """Raise `ValueError` unless its own writer wrote all new files."""
         own = f"{self.nonce}-"
         for blob in (*self.added, *(blob for output in self.outputs.values() for blob in output.blobs)):
@@ -365,7 +365,7 @@ class LiveFiles:
     >>> store = MemoryStore()
     >>> blob = store.put("json", lambda sink: sink.write(b'{"rows": ["00ff00ff00ff00ff-1.arrow", 4, "..."]}'))
     >>> live = LiveFiles.read(store, (blob,), stages=2, partitions=1)
-    >>> live.whole, live.names() == {blob.name, "00ff00ff00ff00ff-1.arrow"}
+    >>> live.whole, live.file_names() == {blob.name, "00ff00ff00ff00ff-1.arrow"}
     (True, True)
     """
 
@@ -390,11 +390,11 @@ class LiveFiles:
         """The inventories in the order of a manifest."""
         return self.parts[0] if self.whole else tuple(blob for stage in self.parts for blob in stage)
 
-    def names(self) -> set[str]:
+    def file_names(self) -> set[str]:
         """Return the names of all files of the parts.  O(files)."""
         return {blob.name for blob in self.inventories}.union(*self.files.values())
 
-    def after(self, store: Store, taken: Sequence[Receipt]) -> LiveFiles:
+    def after_epoch(self, store: Store, taken: Sequence[Receipt]) -> LiveFiles:
         """Return the inventories and files after an epoch.  ``taken``: a receipt a part, by stage.  O(files of the
         parts that changed).
 
@@ -405,7 +405,7 @@ class LiveFiles:
         blobs = tuple(each.inventory for each in taken)
         parts = tuple(blobs[stage * partitions : (stage + 1) * partitions] for stage in range(stages))
         if not self.whole:
-            return LiveFiles(parts, {(each.stage, each.number): self._after(each) for each in taken})
+            return LiveFiles(parts, {(each.stage, each.number): self._list_files_after(each) for each in taken})
         kept = [each.stage for each in taken if each.inventory == self.inventories[0]]
         if len(kept) == stages:
             return self
@@ -418,7 +418,7 @@ class LiveFiles:
             )
         return LiveFiles(parts, {(each.stage, each.number): list_files(store, each.inventory) for each in taken})
 
-    def _after(self, receipt: Receipt) -> frozenset[str]:
+    def _list_files_after(self, receipt: Receipt) -> frozenset[str]:
         before = self.files.get((receipt.stage, receipt.number), frozenset())
         if not receipt.added and not receipt.gone:
             return before
@@ -505,7 +505,7 @@ def check_files_exist(
 
     Their readers compare the bytes.  Raises as the store does.
     """
-    new = {blob for each in taken for blob in each.files() if inside(blob)} - known
+    new = {blob for each in taken for blob in each.claimed_files() if inside(blob)} - known
     there: dict[str, int | None] = {**store.sizes([blob.name for blob in new])}
     if sink is not None:
         shown = {Fragment(name, b) for each in taken for name, output in each.outputs.items() for b in output.blobs}

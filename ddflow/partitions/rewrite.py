@@ -36,7 +36,7 @@ from ddflow.dataflow.budget import LEAST, Budget, parse_size, shown_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.inflow import add
-from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, take
+from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, make_inventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.metrics import Look
 from ddflow.partitions.epoch_start import Growth, RewriteStart, Version
@@ -74,7 +74,7 @@ class NewState(NamedTuple):
     moves: bool = True
     revise: Callable[[Manifest, list[Blob]], Manifest] = lambda manifest, written: manifest
 
-    def changes(self, manifest: Manifest) -> bool:
+    def is_change(self, manifest: Manifest) -> bool:
         """Return whether it differs from the state of a manifest."""
         return self.partitions != manifest.partitions or self.cast is not None or self.new is not None
 
@@ -113,7 +113,7 @@ class Rewrite:
         cut, given, many = target.cut, manifest.inventories, manifest.partitions
         inventories: dict[tuple[int, int], tuple[Blob, ...]] = {}
         horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
-        if given and target.moves and target.changes(manifest):
+        if given and target.moves and target.is_change(manifest):
             by_stage = by_level(store.where, given, cut.stages, many) if target.new is None else ()
             for stage, number in product(range(cut.stages), range(many)):
                 inventories[stage, number] = (by_stage[stage][number],) if by_stage else given[number::many]
@@ -195,7 +195,7 @@ class Rewrite:
             0,
             0,
         )
-        if not target.changes(manifest):
+        if not target.is_change(manifest):
             return done
         self._check_files(taken)
         new = replace(
@@ -382,14 +382,14 @@ class GrowthPlan:
         flow, many = cut.flow, log.manifest.partitions
         graph = Graph(flow, Secret(*log.manifest.secret))
         old = [StoredInventory.read(log.store, each).of for each in log.manifest.inventories]
-        empty = take(Dataflow(flow, graph, Budget(None, None)), BatchStore(log.store))
+        empty = make_inventory(Dataflow(flow, graph, Budget(None, None)), BatchStore(log.store))
         there = {name for each in old for name in each.operators}
         self.new = Growth(tuple(change.outputs), tuple(name for name in empty.operators if name not in there))
-        self._check(graph, {name for each in old for name, found in each.inputs.items() if found.arrived})
+        self._check_kept(graph, {name for each in old for name, found in each.inputs.items() if found.arrived})
         _, moves = leave_out(flow, change.inputs, change.outputs)
         self.target = NewState(cut, many, new=empty, moves=moves and many > 1)
 
-    def _check(self, graph: Graph, fed: set[str]) -> None:
+    def _check_kept(self, graph: Graph, fed: set[str]) -> None:
         """Raise `PlanChanged` if a new part of the plan needs rows that are not kept.  ``fed``: inputs with events."""
         for name in self.new.outputs:
             if lost := fed.intersection(graph.unkept(graph.plan.outputs[name])):

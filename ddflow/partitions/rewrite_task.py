@@ -84,7 +84,7 @@ def run_task(
     `StorageFull`, `StorageFailed`; what was written is deleted then.
     """
     began = perf_counter_ns()
-    own = start.version.opened("rescale", readonly=False) if store is None else store
+    own = start.version.open("rescale", readonly=False) if store is None else store
     try:
         made = _Task(start, stage, number, own, look).run()
         if store is None:
@@ -196,7 +196,7 @@ class _Task:
         old = None if was is None else partial(open_rows, was)
         given, what = self._require_record("inputs", name, self.old.of.inputs.get(name))
         resolved, batchers = self._split_pending(input, what, given, was)
-        rows = self._split(f"{what}, rows", given.rows, partial(open_rows, input.bound), old)
+        rows = self._split_versions(f"{what}, rows", given.rows, partial(open_rows, input.bound), old)
         nothing = without_versions(next(iter(rows.values())))
         for to in sorted({*rows, *batchers}):
             batcher = batchers.get(to, Batcher())
@@ -220,7 +220,7 @@ class _Task:
         """Return a record of the inventory with its place, for messages; raises `CorruptState` if it is missing."""
         if found is None:
             raise CorruptState(self.old.what, f"it has no {name!r}, which the plan has", MEND)
-        return found, self.old.at(kind, name)
+        return found, self.old.name_place(kind, name)
 
     def _split_pending(
         self, input: Input, what: str, given: InputRecord, was: Binding | None
@@ -271,14 +271,14 @@ class _Task:
             made: Running = of.open(self._context(of))
             return made.arrangements[number], made.hash_rows, made.identified
 
-        def split(number: int) -> dict[int, ArrangementRecord]:
+        def split_arrangement(number: int) -> dict[int, ArrangementRecord]:
             schema = empty.arrangements[number].schema
             keys = None if told is None else pa.schema([schema.field(each) for each in told])
             old: Callable[[], Opened] | None = None if was is None else partial(open_groups, was, number)
             record, where = given.arrangements[number], f"{what}, arrangements[{number}]"
-            return self._split(where, record, partial(open_groups, node, number), old, keys, cast)
+            return self._split_versions(where, record, partial(open_groups, node, number), old, keys, cast)
 
-        each = [split(number) for number in range(len(empty.arrangements))]
+        each = [split_arrangement(number) for number in range(len(empty.arrangements))]
         nothing = [without_versions(next(iter(shares.values()))) for shares in each]
         return {
             to: OperatorRecord([shares.get(to, none) for shares, none in zip(each, nothing, strict=True)])
@@ -288,7 +288,7 @@ class _Task:
     def _context(self, node: Collection) -> Context:
         return Context(self.secret, self.start.cut.flow.time_type, frozenset(node.schema.names))
 
-    def _split(
+    def _split_versions(
         self,
         what: str,
         given: ArrangementRecord,
@@ -321,7 +321,7 @@ class _Task:
             if sum(share.nbytes for share in shares.values()) > most:
                 for share in shares.values():
                     share.write()
-        return {to: share.record(old, Description(lower, upper, since)) for to, share in shares.items()}
+        return {to: share.make_record(old, Description(lower, upper, since)) for to, share in shares.items()}
 
     def _rekey_versions(self, old: Arrangement, out: Arrangement, made: Made, cast: Cast) -> Arrangement:
         """Put all versions under the identities of their wider columns: a run for each piece, to be merged."""
@@ -407,7 +407,7 @@ class _ShareWriter:
         task.look(len(batch))
         self.written.append(BatchRecord(kept.blob, len(batch), None, layout, 0))
 
-    def record(self, old: Arrangement, description: Description) -> ArrangementRecord:
+    def make_record(self, old: Arrangement, description: Description) -> ArrangementRecord:
         """Write the rest, and build the record for an inventory.  O(files)."""
         self.write()
         lower, upper, since = map(int, description)

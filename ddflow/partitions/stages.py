@@ -83,20 +83,20 @@ class Stages:
         """Return the operators whose state a stage holds."""
         return {node for n in self.active[stage] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
-    def sent(self, stage: int) -> list[Exchange]:
+    def list_exchanges(self, stage: int) -> list[Exchange]:
         """Return the exchanges that a stage may bring rows to."""
         active = self.active[stage]
         return [each for each in self.exchanges if each.stage > stage and each.of in active]
 
     def sum_exchanges(self, stage: int) -> list[Exchange]:
         """Return the exchanges of computed rows that a stage may send to."""
-        return [each for each in self.sent(stage) if each.tests is None]
+        return [each for each in self.list_exchanges(stage) if each.tests is None]
 
     def test_exchanges(self, stage: int) -> dict[Collection, Exchange]:
         """Return, by operator, the exchanges that may take failed rows of a stage."""
-        return {self.flow.nodes[each.tests]: each for each in self.sent(stage) if each.tests is not None}
+        return {self.flow.nodes[each.tests]: each for each in self.list_exchanges(stage) if each.tests is not None}
 
-    def lent(self, stage: int) -> dict[int, list[Collection]]:
+    def find_lent(self, stage: int) -> dict[int, list[Collection]]:
         """Return, by earlier stage, the collections whose state there a stage looks into.  O(nodes * stages)."""
         active, out = self.active[stage], dict[int, list[Collection]]()
         at = {node: n for n, node in enumerate(self.flow.nodes)}
@@ -120,7 +120,7 @@ class Stages:
             return f"{what} of {names[each.of]}"
 
         parts = [sums(each) for each in self.exchanges if each.stage == stage and each.tests is None]
-        for earlier, nodes in sorted(self.lent(stage).items()):
+        for earlier, nodes in sorted(self.find_lent(stage).items()):
             parts.append(f"looks into {', '.join(names[at[node]] for node in nodes)} of stage {earlier}")
         parts += [
             ", ".join(names[n] for n in self.active[stage]),
@@ -144,7 +144,7 @@ def cut_stages(flow: Plan, only: str | None = None) -> Stages:
     if only is not None:
         outputs, flow = flow.outputs, flow.frozen()
         flow.outputs = {name: node for name, node in outputs.items() if name == only}
-    return _Cutter(flow).cut()
+    return _Cutter(flow).cut_flow()
 
 
 def find_regrouped(before: Plan, now: Plan) -> list[str]:
@@ -209,7 +209,7 @@ class _Cutter:
         self.needed = walk_inputs([*flow.inputs.values(), *flow.outputs.values()])
         self.read: Mapping[Collection, pa.Schema] = needed(flow)
 
-    def cut(self) -> Stages:
+    def cut_flow(self) -> Stages:
         """Cut the flow into stages."""
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
@@ -219,7 +219,7 @@ class _Cutter:
             direct = node.consolidated or self.places[node].by is not None
             stage = self.stage[self.places[node].roots[0]] if direct else self._last(node) + 1
             if not direct:
-                self._exchange(node, tuple(node.schema.names), stage)
+                self._add_exchange(node, tuple(node.schema.names), stage)
             outputs.append((stage, name))
         stages = 1 + max(stage for stage, _ in outputs)
         stages = max(stages, 1 + max((each.stage for each in self.exchanges.values()), default=0))
@@ -260,10 +260,10 @@ class _Cutter:
         read = node.needs(set(self.read[node].names))
         for of, by, columns in zip(node.inputs, every, read, strict=True):
             if self._last(of) < stage:
-                self._exchange(of, by, stage, columns, node.of_events)
+                self._add_exchange(of, by, stage, columns, node.of_events)
         return stage
 
-    def _exchange(
+    def _add_exchange(
         self, of: Collection, by: Columns, stage: int, read: Set[str] = frozenset(), events: bool = False
     ) -> None:
         """Bring rows together by some columns, with those that are ``read`` there."""
@@ -298,7 +298,7 @@ class StageGraph(Graph):
         self.keeping = {node: each for node, each in self.keeping.items() if node in self.here}
         if stage:
             self.inputs = {}
-        self.lent = cut.lent(stage)
+        self.lent = cut.find_lent(stage)
         """The collections whose state this stage looks into, by earlier stage."""
         self.came: dict[int, Updates] = {}
         self.sent: dict[int, pa.Table] = {}
@@ -339,12 +339,12 @@ class StageComputation(Computation):
 
     def run(self) -> Stepped:
         """Run the step, and sum the rows for later stages.  O(events and updates)."""
-        self._settle()
+        self._check_suspects()
         stepped = super().run()
         self._send(self.of.cut.sum_exchanges(self.of.stage))
         return stepped
 
-    def _settle(self) -> None:
+    def _check_suspects(self) -> None:
         """Raise the error of an expression unless the rows that it failed for cancel."""
         for node, suspects in self.arrived_suspects.items():
             left = consolidate(suspects, self.of.secret)

@@ -27,7 +27,7 @@ from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.outputs import put
 from ddflow.operators.updates import Updates, compute_netted, few, ints
-from ddflow.partitions.epoch_start import EpochStart, Growth, own
+from ddflow.partitions.epoch_start import EpochStart, Growth, own_memory
 from ddflow.partitions.messages import Said, same_table
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import StageComputation, StageGraph, Stages, as_updates
@@ -77,10 +77,10 @@ class StagePart:
         """
         began = perf_counter_ns()
         self.cut, self.stage, self.number = cut, stage, number
-        store = start.version.opened("open a partition of", readonly=False)
+        store = start.version.open("open a partition of", readonly=False)
         with on_failure(store.close):
             graph = StageGraph(cut, stage, Secret(*start.secret))
-            budget = Budget(None if start.memory is None else own(start.memory), None, store)
+            budget = Budget(None if start.memory is None else own_memory(start.memory), None, store)
             self.dataflow = Dataflow(cut.flow, graph, budget, retain=start.retain, step=StageComputation)
             self.levelled, self.store, self.batch_store = (
                 graph,
@@ -95,7 +95,7 @@ class StagePart:
             self.lent = dict.fromkeys(graph.lent, "")
             """The name of the inventory that was read last, by stage that this one looks into."""
             if start.inventories:
-                self._fill(start)
+                self._load_inventory(start)
         self.opened = (perf_counter_ns() - began) // 1000
 
     def catch_up(self, start: EpochStart) -> None:
@@ -104,18 +104,18 @@ class StagePart:
         Raises as opening it does; it must then be closed.
         """
         began = perf_counter_ns()
-        self._fill(start)
+        self._load_inventory(start)
         self.opened = (perf_counter_ns() - began) // 1000
 
-    def _fill(self, start: EpochStart) -> None:
+    def _load_inventory(self, start: EpochStart) -> None:
         """Load the inventory of the part."""
         blob = start.inventories[self.stage][self.number]
         stored = StoredInventory.read(self.store, blob)
-        own = _own(stored.of, self.cut, self.stage)
+        own = _select_own(stored.of, self.cut, self.stage)
         # One engine's inventory is of all stages, and so are its sheets.
         text = stored.text if own == stored.of else Text(encoded(own), ())
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
-        recovery.fill(
+        recovery.fill_dataflow(
             self.dataflow,
             [StoredInventory(stored.what, own, text)],
             self.batch_store,
@@ -125,14 +125,14 @@ class StagePart:
         self.at, self.names = blob.name, {each.name: each for each in text.files}
         self.batch_store.name(self.names)
 
-    def _look(self, start: EpochStart) -> None:
+    def _load_lent(self, start: EpochStart) -> None:
         """Load the collections of earlier stages that this stage looks into.  O(bytes that are new)."""
         graph, began = self.levelled, perf_counter_ns()
         for stage, nodes in graph.lent.items():
             at = start.inventory(stage, self.number)
             if self.lent[stage] == at:
                 continue
-            if self.lent[stage] not in ("", *start.before(stage, self.number)):
+            if self.lent[stage] not in ("", *start.find_past(stage, self.number)):
                 for node in nodes:
                     graph.opened[node].anew()
             self.lent[stage] = "?"  # until all is taken up
@@ -165,7 +165,7 @@ class StagePart:
         table; the part must then be closed, and its files are garbage.
         """
         if start.growth is None:
-            self._look(start)
+            self._load_lent(start)
         began = perf_counter_ns()
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         for name, upsert in self.dataflow.graph.inputs.items():
@@ -178,7 +178,7 @@ class StagePart:
         if start.growth is not None:
             step = self._build_growth(start, start.growth, sums)
         else:
-            step = self._events(start, inputs) if self.stage == 0 else self._sums(start, sums)
+            step = self._step_events(start, inputs) if self.stage == 0 else self._step_sums(start, sums)
         stepped = perf_counter_ns()
         sent = {number: table for number, table in self.levelled.sent.items() if table.num_rows}
         self.levelled.came, self.levelled.sent = {}, {}
@@ -194,13 +194,13 @@ class StagePart:
         self.opened = 0
         return PartDone(replace(receipt, figures=figures), sent)
 
-    def _events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
+    def _step_events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
         """Step with the rows of inputs, on stage 0."""
         if not self.dataflow.flow.holds_back:
             return self.dataflow.step(self.dataflow.admit(inputs, start.time), start.time)
         return self.dataflow.push(self.dataflow.admit(inputs, None), start.to)
 
-    def _sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
+    def _step_sums(self, start: EpochStart, sums: Mapping[int, pa.Table]) -> Step:
         """Step with sums, on later stages."""
         frontier, last = (start.to, start.to - 1) if self.dataflow.flow.holds_back else (start.time + 1, start.time)
         if frontier <= self.dataflow.frontier:
@@ -229,7 +229,7 @@ class StagePart:
         """Write the changes to files, and build the receipt."""
         store, before = self.store, self.names
         outputs = self._write_outputs(start, step)
-        data = encoded(_own(recovery.take(self.dataflow, self.batch_store), self.cut, self.stage))
+        data = encoded(_select_own(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage))
         blob = self.sheets.put(data)
         store.sync()
         self.names = {each.name: each for each in Text(data, self.sheets.blobs).files}
@@ -309,7 +309,7 @@ def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | N
     )
 
 
-def _own(given: Inventory, cut: Stages, stage: int) -> Inventory:
+def _select_own(given: Inventory, cut: Stages, stage: int) -> Inventory:
     """Select a stage's part of an inventory: a local engine's holds all stages."""
     ids = node_ids(cut.flow)
     here = {ids[node] for node in cut.keeping(stage)}
@@ -357,11 +357,11 @@ class GrowthComputation(StageComputation):
         self.of.sent = {}
         if self.last == NEVER:
             return self.out
-        self._settle()
+        self._check_suspects()
         inputs, secret = {each for each in self.graph.names if self.of.stage == 0}, self.graph.secret
         for node in self.nodes:
             if node in self.new:
-                self._fill(node)
+                self._fill_operator(node)
             if node in inputs or node in self.graph.keeping:
                 self._give(node)
             elif node in self.exchange:
@@ -394,7 +394,7 @@ class GrowthComputation(StageComputation):
         for (each,) in self._together([pieces], given):
             yield graph.opened[node].output(each, graph.secret, node.schema, graph.time_type)
 
-    def _fill(self, node: Collection) -> None:
+    def _fill_operator(self, node: Collection) -> None:
         """Build the state of an operator from the rows of its inputs."""
         running, changes = self.graph.running[node], []
         for inputs in self._group_inputs(node):

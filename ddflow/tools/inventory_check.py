@@ -114,7 +114,7 @@ class Examination:
         for name, upsert in self.operators.inputs.items():
             if name not in inputs:
                 continue
-            at = stored.at("inputs", name)
+            at = stored.name_place("inputs", name)
             with self.guard():
                 self._arrangement(upsert.arranged, inputs[name].rows, f"{at}, rows", upsert.hash_rows, True)
             with self.guard():
@@ -128,7 +128,7 @@ class Examination:
                 if name in kept:
                     for n, (arranged, part) in enumerate(zip(each.arrangements, kept[name].arrangements, strict=True)):
                         with self.guard():
-                            at = f"{stored.at('operators', name)}, arrangements[{n}]"
+                            at = f"{stored.name_place('operators', name)}, arrangements[{n}]"
                             self._arrangement(arranged, part, at, each.hash_rows, False, self._place(name))
         with self.guard():
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}

@@ -25,7 +25,7 @@ from ddflow.connectors.to_arrow import arrow
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
-from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, batches, parts_of
+from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, parts_of, to_batches
 from ddflow.engine.replace import Allowed
 from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
@@ -157,7 +157,7 @@ def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterato
             # Part by part, since a column that a part lacks is not null there; how events are split does not matter.
             yield from each
         else:
-            events = chain.from_iterable(batches(part, bound) for part in each)
+            events = chain.from_iterable(to_batches(part, bound) for part in each)
             yield pa.RecordBatchReader.from_batches(declared, events)
 
 

@@ -219,7 +219,7 @@ def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: 
             _close(engine, old)
             engine.flush()
             if both and engine.durable is not None:
-                engine.durable.keep(engine.dataflow, kept)
+                engine.durable.keep_history(engine.dataflow, kept)
             tables = {
                 name: _net(name, old if same else None, engine)
                 for name, same in wanted.items()

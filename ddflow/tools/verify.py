@@ -21,7 +21,7 @@ from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, validity, val
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.engine.lineage.log_parts import MARKS, as_fed, batches, parts_of
+from ddflow.engine.lineage.log_parts import MARKS, as_fed, parts_of, to_batches
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import CorruptState, NotReadable, Option, Phrase
 from ddflow.metrics import Look
@@ -404,7 +404,7 @@ class _Comparison:
         for part in told:
             marked = isinstance(part, MARKS)
             table = self.snapshot.dataflow.admissions[self.out.input].table
-            seen = map(self._before, batches(part.rows if marked else part, self.bound, table))
+            seen = map(self._before, to_batches(part.rows if marked else part, self.bound, table))
             if not marked:
                 yield from seen
             elif (first := next(seen, None)) is not None:

@@ -14,7 +14,7 @@ from messages import raises
 import ddflow as dd
 from ddflow.connectors.formats.base import SAMPLE, Target, decode_messages, events_schema, find_undeclared
 from ddflow.connectors.formats.messages import nearest
-from ddflow.engine.evolve import evolve
+from ddflow.engine.evolve import evolve_engine
 
 COLUMNS = {"id": pa.int64(), "amout": pa.float64()}
 SAYS = "none so far has the declared column 'amout', which is null: did you mean 'amount'? there are ['id', 'amount']"
@@ -207,7 +207,7 @@ def test_in_pieces_full_contents_columns_that_come_later_and_a_run(tmp_path: Pat
         assert warned(lambda: engine.replace("t", given), lambda: engine.replace("t", given)) == [
             f"messages for 't': {SAYS}"
         ]
-        evolve(engine.calls, {"t": {"amount": "double", "more": "double"}}, found=True)  # as a run does
+        evolve_engine(engine.calls, {"t": {"amount": "double", "more": "double"}}, found=True)  # as a run does
         assert len(told_of := warned(lambda: engine.step({"t": given}), lambda: engine.step({"t": given}))) == 1
         assert "the declared column 'more'" in told_of[0]
     (tmp_path / "in.jsonl").write_text(lacks % 1)

@@ -165,7 +165,7 @@ def test_closing_says_what_a_thread_could_not_commit_unless_somebody_was_told(
     def failed(name: str) -> tuple[dd.Engine, dd.Step]:
         engine = plan().open(tmp_path / name, commit_every="20ms")
         with monkeypatch.context() as patch:
-            patch.setattr(EpochLog, "publish", broken(full))
+            patch.setattr(EpochLog, "publish_version", broken(full))
             step = engine.step(row(1))
             while engine.dataflow.guard.untold is None:
                 time.sleep(0.01)
@@ -204,7 +204,7 @@ def test_whoever_waits_is_told_of_a_step_that_was_interrupted(
 def test_a_step_waits_for_the_thread_that_commits_and_another_thread_may_not_wait_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inside, go_on, publish = threading.Event(), threading.Event(), EpochLog.publish
+    inside, go_on, publish = threading.Event(), threading.Event(), EpochLog.publish_version
 
     def slow(self: EpochLog, *given: Any, **named: Any) -> None:
         if threading.current_thread().name == "ddflow-commit":
@@ -212,7 +212,7 @@ def test_a_step_waits_for_the_thread_that_commits_and_another_thread_may_not_wai
             assert go_on.wait(120)
         publish(self, *given, **named)
 
-    monkeypatch.setattr(EpochLog, "publish", slow)
+    monkeypatch.setattr(EpochLog, "publish_version", slow)
     with plan().open(tmp_path / "state", commit_every="20ms") as engine:
         first, steps = engine.step(row(1)), list[dd.Step]()
         assert inside.wait(120)
@@ -268,7 +268,7 @@ def test_a_call_given_again_is_looked_up_among_all_that_were_made(tmp_path: Path
 def test_a_commit_that_happened_and_was_not_acknowledged_counts_once_when_its_calls_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: Spans
 ) -> None:
-    publish = EpochLog.publish
+    publish = EpochLog.publish_version
 
     def lost(self: EpochLog, *given: Any, **named: Any) -> None:
         publish(self, *given, **named)
@@ -276,7 +276,7 @@ def test_a_commit_that_happened_and_was_not_acknowledged_counts_once_when_its_ca
 
     engine = plan().open(tmp_path / "state", commit_every="20ms")
     with monkeypatch.context() as patch:
-        patch.setattr(EpochLog, "publish", lost)
+        patch.setattr(EpochLog, "publish_version", lost)
         steps = [engine.step(row(id), id) for id in (1, 2)]
         spans.begin()
         with pytest.raises(OutcomeUnknown):

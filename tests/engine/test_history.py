@@ -21,7 +21,7 @@ from test_laws import calls
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.engine.read.history import changes, check_readable
+from ddflow.engine.read.history import check_readable
 from ddflow.engine.read.readers import Reader
 from ddflow.time import CLOSED, NEVER
 

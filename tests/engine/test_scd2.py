@@ -24,7 +24,7 @@ from test_laws import calls
 import ddflow as dd
 from ddflow import errors
 from ddflow.columns.rows import Rows
-from ddflow.engine.read.history import versions as versions_of
+from ddflow.engine.read.history import find_versions as versions_of
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change

@@ -283,9 +283,11 @@ def changed_inventory(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPa
     """The inventory says something else than what is."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        real = recovery.take
+        real = recovery.make_inventory
         patch.setattr(
-            recovery, "take", lambda engine, batch_store: change(json.loads(encoded(real(engine, batch_store))))
+            recovery,
+            "make_inventory",
+            lambda engine, batch_store: change(json.loads(encoded(real(engine, batch_store)))),
         )
 
     return plant

@@ -264,13 +264,13 @@ def own_renames(patch: pytest.MonkeyPatch) -> None:
 
 def shown_first(patch: pytest.MonkeyPatch) -> None:
     """Files are shown before the manifest is there."""
-    real = EpochLog.publish
+    real = EpochLog.publish_version
 
     def publish(log: EpochLog, receipts: Any, *given: Any, **state: Any) -> None:
         log.outputs.show(receipts)
         real(log, receipts, *given, **state)
 
-    patch.setattr(EpochLog, "publish", publish)
+    patch.setattr(EpochLog, "publish_version", publish)
 
 
 def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:

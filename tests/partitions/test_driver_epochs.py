@@ -67,7 +67,7 @@ class Place:
             hands.epoch({"orders": table})
             if pumped:
                 assert all(each.pump(0.0) for each in deliveries)
-                deliveries[0].epochs.acknowledge()
+                deliveries[0].epochs.publish_attached()
             for each in deliveries:
                 each.close()
             return [each.at for each in deliveries]

@@ -210,6 +210,6 @@ def test_a_sink_of_a_new_output_gets_what_it_held_with_the_next_epoch(
     hands.epoch(some(2))
     grown, after = list(epochs.list_kept())[-2:]
     monkeypatch.setattr(driver_epochs, "LARGE", 0)
-    assert epochs.parts(grown, "by_city", ("city",)) is None, "changes of a key are in two files of a partition"
-    assert epochs.parts(after, "by_city", ("city",)) is not None
+    assert epochs.find_parts(grown, "by_city", ("city",)) is None, "changes of a key are in two files of a partition"
+    assert epochs.find_parts(after, "by_city", ("city",)) is not None
     hands.close()

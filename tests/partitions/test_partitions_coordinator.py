@@ -159,7 +159,7 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert [each.epoch for each in coordinator.manifest.receipts] == [2, 3]
     # Whoever opens it next goes on, with as many partitions, but does not know what led there.
     again = opened(store, flow_of(counted=True), partitions=None).begin()
-    assert again._replace(version=start.version) == start._replace(past=()) and start.before(0, 0) != ()
+    assert again._replace(version=start.version) == start._replace(past=()) and start.find_past(0, 0) != ()
     with raises(CorruptState):
         opened(store, flow_of(counted=True)).live.read(store, manifest.inventories, 1, 2)
 

@@ -63,7 +63,7 @@ def take(name, total, wait):
         with pa.OSFile(chunks) as file:
             reader = pa.ipc.open_file(file)
             for i in range(reader.num_record_batches):
-                shuffle.take(reader.get_batch(i))
+                shuffle.take_chunks(reader.get_batch(i))
         part = StagePart(PLAN, start, 0, 0)
         done = part.step(start, {"s": shuffle.input("s")}, {}, shuffle.rows, shuffle.digests)
         updates = done.receipt.outputs["rows"].rows if "rows" in done.receipt.outputs else 0

@@ -49,7 +49,7 @@ def values(array: Any) -> list[str]:
 
 def packed(rows: pa.RecordBatch, to: list[int], origin: Origin | None = None, what: int = 0) -> list[dict[str, Any]]:
     """The chunks of some rows, row by row of what travels, with the payload still a buffer."""
-    origin = origin or Origin.one("0000000000", 0, rows.num_rows)
+    origin = origin or Origin.single("0000000000", 0, rows.num_rows)
     batch = pack(rows, np.array(to, np.int32), row_hashes(rows, SECRET), origin, what)
     batch.validate(full=True)
     assert batch.schema == PACKED

@@ -83,7 +83,7 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
         expected = whole.take(pa.array(home, pa.int64()))
         with ShuffleReader(cut_stages(flow), 0, number, memory, str(scratch)) as shuffle:
             for batch in shuffled(batches, data.draw(st.integers(0, 99)), number):
-                shuffle.take(batch)
+                shuffle.take_chunks(batch)
             assert shuffle.rows == ({"s": len(home)} if home else {})
             assert (shuffle.input("s") is None) == (not home)
             digest = add_digests(digest, *(bytes.fromhex(each) for each in shuffle.digests.values()))
@@ -117,7 +117,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
         for memory in (None, 0):
             with ShuffleReader(cut_stages(flow), 0, 0, memory, str(tmp_path)) as shuffle:
                 for chunk in given_chunks:
-                    shuffle.take(chunk)
+                    shuffle.take_chunks(chunk)
                 table = read(shuffle)
                 table.validate(full=True)
             assert (shuffle.spilled > 0) == (memory == 0)
@@ -155,7 +155,7 @@ def test_rows_of_a_kafka_partition_that_interleave_are_merged(
     batches += kafka(flow, [5, 7], 11, partition=2)
     with ShuffleReader(cut_stages(flow), 0, 0, seed % 2 or None, str(tmp_path_factory.mktemp("scratch"))) as shuffle:
         for batch in shuffled(batches, seed):
-            shuffle.take(batch)
+            shuffle.take_chunks(batch)
         parts = list(shuffle.input("s") or ())
     assert pa.Table.from_batches(parts).column("id").to_pylist() == [5, 7, *range(40)]
     assert max(part.num_rows for part in parts) <= 3 * chunk_rows, "little is joined at a time"
@@ -171,7 +171,7 @@ def test_events_with_the_same_offset_come_in_one_order_whatever_the_shuffle_does
     for seed in range(9):
         with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
             for batch in shuffled(batches, seed):
-                shuffle.take(batch)
+                shuffle.take_chunks(batch)
             told.add(repr(read(shuffle).to_pylist()))
     assert len(told) == 1
 
@@ -200,7 +200,7 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
     ]
     with ShuffleReader(plan, 1, 0, memory, str(tmp_path)) as shuffle:
         for batch in shuffled(batches, 3, several=9):
-            shuffle.take(batch)
+            shuffle.take_chunks(batch)
         assert sorted(shuffle.receipts) == [b"one", b"two"]
         assert shuffle.sums(0).sort_by([("_time", "ascending"), ("city", "ascending")]).to_pylist() == [
             {"city": "Bern", "_time": 7, "_diff": 2},
@@ -208,14 +208,14 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
             {"city": "Bern", "_time": 8, "_diff": -1},
         ]
         assert shuffle.sums(0).column("_diff").chunk(0).buffers()[1].address % 8 == 0
-        passed = list(shuffle.forwarded)
+        passed = list(shuffle.later_chunks)
         assert [batch.schema for batch in passed] == [PACKED]
         assert (shuffle.rows, shuffle.digests, shuffle.input("s")) == ({}, {}, None)
     with ShuffleReader(plan, 2, 0) as later:
-        later.take(passed[0])
+        later.take_chunks(passed[0])
         assert later.sums(1).to_pylist() == [{"n": 3, "_time": 7, "_diff": 1}]
         assert later.sums(0).num_rows == 0 and later.sums(0).schema == sums_schema(plan.exchanges[0])
-        assert list(later.forwarded) == []
+        assert list(later.later_chunks) == []
 
 
 def test_what_is_not_for_the_task_is_refused() -> None:
@@ -231,20 +231,20 @@ def test_what_is_not_for_the_task_is_refused() -> None:
     ]
     for stage, number, batch, message in cases:
         with ShuffleReader(plan, stage, number) as shuffle, pytest.raises(Misrouted, match=message):
-            shuffle.take(batch)
+            shuffle.take_chunks(batch)
 
 
 def test_a_row_without_a_payload_only_calls_its_partition() -> None:
     call = pa.RecordBatch.from_pylist([{"to": 2}], PACKED)
     with ShuffleReader(cut_stages(opened({"id": pa.int64()})), 1, 2) as shuffle:
-        shuffle.take(call)
-        shuffle.take(call.slice(0, 0))
+        shuffle.take_chunks(call)
+        shuffle.take_chunks(call.slice(0, 0))
         assert (shuffle.rows, shuffle.receipts, shuffle.input("s")) == ({}, [], None)
     with (
         ShuffleReader(cut_stages(opened({"id": pa.int64()})), 0, 1) as shuffle,
         raises(Misrouted),
     ):
-        shuffle.take(call)
+        shuffle.take_chunks(call)
 
 
 def test_large_types_are_read_as_well() -> None:
@@ -254,7 +254,7 @@ def test_large_types_are_read_as_well() -> None:
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     wide = batch.cast(pa.schema([field.with_type(large.get(field.type, field.type)) for field in PACKED]))
     with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
-        shuffle.take(wide)
+        shuffle.take_chunks(wide)
         assert read(shuffle).column("id").to_pylist() == [1, 2]
 
 
@@ -262,10 +262,10 @@ def test_columns_that_are_not_there_stay_away() -> None:
     flow = opened({"id": pa.int64(), "city": pa.string(), "at": pa.int64()})
     (batch,) = Partitioner(flow, "s", 1, SECRET, ("id", "at"))([pa.record_batch({"at": [1], "id": [2]})], 0)
     with ShuffleReader(cut_stages(flow), 0, 0, columns={"s": ("id", "at")}) as shuffle:
-        shuffle.take(batch)
+        shuffle.take_chunks(batch)
         assert read(shuffle).to_pylist() == [{"id": 2, "at": 1}]
     with ShuffleReader(cut_stages(flow), 0, 0) as shuffle:
-        shuffle.take(batch)
+        shuffle.take_chunks(batch)
         with raises(Misrouted):
             read(shuffle)
 
@@ -277,7 +277,7 @@ def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
     shuffle = ShuffleReader(cut_stages(flow), 0, 0, 800_000, str(tmp_path))
     held = []
     for batch in batches:
-        shuffle.take(batch)
+        shuffle.take_chunks(batch)
         held.append(shuffle.bytes_resident)
     assert max(held) <= 100_000 < max(held) + batches[0].nbytes
     assert shuffle.bytes_resident + shuffle.spilled > 40 * 8000
@@ -294,7 +294,7 @@ def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path
     (batch,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
     shuffles = [ShuffleReader(cut_stages(flow), 0, 0, 0, str(tmp_path)) for _ in range(3)]
     for shuffle in shuffles:
-        shuffle.take(batch)
+        shuffle.take_chunks(batch)
     for shuffle in shuffles:
         assert read(shuffle).num_rows == 1
         shuffle.close()
@@ -303,4 +303,4 @@ def test_several_spools_share_a_scratch_folder_and_errors_name_it(tmp_path: Path
         ShuffleReader(cut_stages(flow), 0, 0, 0, str(tmp_path / "gone")) as shuffle,
         raises((SpillRefused, OSError)),
     ):
-        shuffle.take(batch)
+        shuffle.take_chunks(batch)

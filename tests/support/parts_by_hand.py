@@ -57,8 +57,8 @@ class Hands:
     def grow(self) -> None:
         """Make what the plan has more than the state, if it has."""
         if self.coordinator.growing is not None:
-            start = self.coordinator.grow()
-            self.coordinator.grown(start, self.receipts(start, {}))
+            start = self.coordinator.begin_growth()
+            self.coordinator.finish_growth(start, self.receipts(start, {}))
 
     def receipts(self, start: EpochStart, inputs: Mapping[str, pa.Table]) -> list[Receipt]:
         """What all tasks of an epoch said, some of them twice."""

@@ -42,7 +42,7 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import named
 from ddflow.engine.full_contents import Contents
-from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, as_fed, batches, parts_of
+from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, as_fed, parts_of, to_batches
 from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story
 from ddflow.engine.run.source_reader import find_feed
 from ddflow.errors import NotReadable
@@ -72,7 +72,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     upsert = dataflow.graph.inputs[input].keyed_for(f"why {key!r} of {input!r}", NotReadable)
     row, fed = key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
     telling = _Telling(upsert.bound, row)
-    now = telling.versions(upsert, dataflow.since)
+    now = telling.tell_versions(upsert, dataflow.since)
     telling.pending(dataflow.batchers[input], upsert.secret)
     replayed = ""
     if log is not None:
@@ -81,7 +81,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     return Story(
         input,
         shown_row(row, 0),
-        telling.table(),
+        telling.make_table(),
         now,
         tuple(upsert.bound.row_schema.names),
         telling.settled,
@@ -153,7 +153,7 @@ class _Telling:
         self.settled = 0
         self.scopes: list[str | None] = []
 
-    def table(self) -> pa.Table:
+    def make_table(self) -> pa.Table:
         """Build the table of the story."""
         return pa.concat_tables([self.schema.empty_table(), *self.made])
 
@@ -179,7 +179,7 @@ class _Telling:
         columns += [pa.nulls(n, f.type) for f in self.winners] if winners is None else winners
         self.made.append(pa.Table.from_arrays(columns, schema=self.schema))
 
-    def versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
+    def tell_versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
         """Tell what the key held, older before newer; what it holds now."""
         (high, low), now = identities(self.row, upsert.secret, 1), None
         for arranged, part in (
@@ -208,11 +208,11 @@ class _Telling:
         """Tell what waits for its time."""
         for run in batcher.runs.by_least:
             waiting = run.waiting
-            at = self._rows(waiting.rows, secret)
+            at = self._find_rows(waiting.rows, secret)
             if at.size:
                 self._tell("pending", waiting.times[at], waiting.rows.take(pa.array(at)), None, seq=waiting.arrival[at])
 
-    def _rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
+    def _find_rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
         """Find the rows that have this key."""
         hashes = RowHashes(pa.schema([field.with_nullable(True) for field in self.bound.key_schema]), secret)
         lacks = (
@@ -231,10 +231,10 @@ class _Telling:
         for number, part in enumerate(log, 1):
             mine, places = [], []
             whole = self._contents(upsert, part, number) if isinstance(part, MARKS) else None
-            for batch in batches(part if whole is None else part.rows, self.bound):
+            for batch in to_batches(part if whole is None else part.rows, self.bound):
                 if whole is not None:
-                    Admission(bound).admit(batch, NEVER, number, 0, [whole.look])
-                at = self._rows(batch, upsert.secret)
+                    Admission(bound).admit(batch, NEVER, number, 0, [whole.take_rows])
+                at = self._find_rows(batch, upsert.secret)
                 mine.append(batch.take(pa.array(at)))
                 places.append(at + seen)
                 seen += batch.num_rows
@@ -252,12 +252,12 @@ class _Telling:
             if parts and spec.holds_back:
                 batcher.add(join_events(parts))
             elif parts:
-                self._resolve(upsert, join_events(parts), ints(number), None if whole is None else seen)
+                self._resolve_events(upsert, join_events(parts), ints(number), None if whole is None else seen)
         if (left := batcher.seal(CLOSED)) is not None:
             early = int(np.searchsorted(left.times, frontier))
             before = left.cut(0, early)
             if early:
-                self._resolve(upsert, before, np.unique(before.times))
+                self._resolve_events(upsert, before, np.unique(before.times))
             later = left.cut(early, left.times.size)
             verdict = pa.array(["pending"] * later.times.size, pa.string())
             self._tell("event", later.times, later.rows, None, verdict, later.arrival)
@@ -275,7 +275,7 @@ class _Telling:
             self.scopes.append(whole.text)
         return out
 
-    def _resolve(self, upsert: RunningUpsert, events: Events, times: Ints, contents: int | None = None) -> None:
+    def _resolve_events(self, upsert: RunningUpsert, events: Events, times: Ints, contents: int | None = None) -> None:
         """Resolve events and note them.
 
         ``contents``: the arrival from which full contents imply events; None without full contents.

@@ -108,7 +108,7 @@ def as_fed(log: Iterable[Any], fed: Fed, bound: Binding, to: Binding | None = No
     """
     telling = _LogParts(fed, bound, to or bound)
     if fed.plain:
-        return telling.events(log)
+        return telling.pass_events(log)
     parts = list(log)
     if any(isinstance(part, MARKS) for part in parts):
         return iter(telling.by_marks(parts))
@@ -126,7 +126,7 @@ class _LogParts:
     def __init__(self, fed: Fed, bound: Binding, to: Binding) -> None:
         self.fed, self.bound, self.to = fed, bound, to
 
-    def events(self, log: Iterable[Any]) -> Iterator[Any]:
+    def pass_events(self, log: Iterable[Any]) -> Iterator[Any]:
         """Where there is nothing else."""
         for part in log:
             if isinstance(part, MARKS):
@@ -211,7 +211,7 @@ class _LogParts:
         if isinstance(mark, Full):
             mark = replace(mark, scope=way.scope)
         if mark.order is None:
-            return replace(mark, order=self._order(run))
+            return replace(mark, order=self._find_order(run))
         asked = f"the log of {self.bound.name!r}"
         if self.to is self.bound:
             given = given_order(mark.order, order_columns(self.bound.spec), self.bound.schema, asked)
@@ -223,7 +223,7 @@ class _LogParts:
                 )
         return mark
 
-    def _order(self, run: FedCalls) -> Any:
+    def _find_order(self, run: FedCalls) -> Any:
         """Return the order that was given with a call, by column; None if there was none."""
         if run.way.order is None:
             return None
@@ -240,7 +240,7 @@ class _LogParts:
         return LogUnclear(f"the log of {self.bound.name!r}", f"the state was fed {self.fed}; {found}", remedy)
 
 
-def batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.RecordBatch]:
+def to_batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[pa.RecordBatch]:
     """Convert a part of a log, without its mark, to batches of the input's columns.
 
     ``part``: anything that speaks Arrow. ``table``: the table of its messages, if it is known. O(rows) for columns that
@@ -281,7 +281,7 @@ def fit_types(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
 def in_types(part: Any, bound: Binding) -> Any:
     """Convert the rows of a log's part, in its mark, like `batches`. Lazy. Raises the errors of `batches`."""
     marked = isinstance(part, MARKS)
-    made = batches(part.rows if marked else part, bound)
+    made = to_batches(part.rows if marked else part, bound)
     if (first := next(made, None)) is None:
         rows: Any = bound.schema.empty_table()
     else:

@@ -46,7 +46,9 @@ MOST: Final = 100
 """The most rows of an output explained together, and keys of an input with a story."""
 
 
-def behind(dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None, after: int | None = None) -> Origins:
+def find_origins(
+    dataflow: Dataflow, name: str, row: Any, as_of: int, log: Any = None, after: int | None = None
+) -> Origins:
     """Explain which input rows made the output rows with some values, as of a closed time.
 
     ``row``: values by column. ``log``: a log by input, or the log of the only input of upserts. ``after``: an earlier

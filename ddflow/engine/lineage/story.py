@@ -138,7 +138,7 @@ class Story:
         order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
         if all(value is None for value in order.values()):
             return ""
-        return f"{words}{as_text(order if self.source is None else self.source.order(order))}"
+        return f"{words}{as_text(order if self.source is None else self.source.describe_order(order))}"
 
 
 def _describe_time(row: Mapping[str, Any]) -> str:
@@ -197,11 +197,11 @@ class Origins:
             "output": self.output,
             "as_of": self.as_of,
             "after": self.after,
-            "shown": _plain(self.shown),
-            "rows": {name: _plain(table) for name, table in self.rows.items()},
+            "shown": _list_rows(self.shown),
+            "rows": {name: _list_rows(table) for name, table in self.rows.items()},
             "sources": {name: source.to_dict() for name, source in self.sources.items()},
             "stories": [story.to_dict() for story in self.stories],
-            "near": {name: _plain(table) for name, table in self.near.items()},
+            "near": {name: _list_rows(table) for name, table in self.near.items()},
         }
 
     def __str__(self) -> str:
@@ -244,7 +244,7 @@ class Origins:
                 yield f"  why({name!r}, key) tells what a key of it held"
 
 
-def _plain(table: pa.Table) -> list[dict[str, Any]]:
+def _list_rows(table: pa.Table) -> list[dict[str, Any]]:
     return [shown_row(table, i) for i in range(table.num_rows)]
 
 
@@ -252,7 +252,7 @@ def _format_rows(table: pa.Table, *, signed: bool = False) -> list[str]:
     """Format rows as text, with a count for rows that occur more than once. ``signed``: of changes, with a sign."""
     most = table.slice(0, LISTED)
     times = most.column(DIFF).to_pylist()
-    shown = map(as_text, _plain(most.drop_columns([DIFF])))
+    shown = map(as_text, _list_rows(most.drop_columns([DIFF])))
     more = [f"  and {table.num_rows - LISTED:,} more, which .rows has"] if table.num_rows > LISTED else []
     signs = ["+ " if n > 0 else "- " for n in times] if signed else [""] * len(times)
     counts = [abs(n) for n in times] if signed else times

@@ -70,7 +70,7 @@ def check_readable(
     )
 
 
-def changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
+def net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
     """Return the changes of a collection after ``t1``, up to ``t2``: its columns and ``_diff``, consolidated.
 
     No row twice, none with diff 0, retractions first; no rows when both times are the same. O(rows at both times).
@@ -132,14 +132,14 @@ def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]
     schema = pa.schema([*node.schema, *more])
     tables, columns = [schema.empty_table()], pa.schema([node.schema.field(n) for n in counting])
     for part in arranged.partitions:
-        for found in versions(part, columns, since, graph.secret):
+        for found in find_versions(part, columns, since, graph.secret):
             rows = gather(part.slots.pool, found.references, node.schema)
-            times = [_times(found.first, found.first <= since, kind), _times(found.to, found.current, kind)]
+            times = [_make_times(found.first, found.first <= since, kind), _make_times(found.to, found.current, kind)]
             tables.append(pa.Table.from_arrays([*rows.columns, *times, pa.array(found.current)], schema=schema))
     return pa.concat_tables(tables)
 
 
-def versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret) -> Iterator[Versions]:
+def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret) -> Iterator[Versions]:
     """Return the live versions of a partition that a read since ``since`` can see, a range of identities at a time.
 
     ``counting``: the columns in which two neighbours must differ. O(versions). Raises `CorruptState`.
@@ -165,7 +165,7 @@ def _of_range(arranged: Arrangement, parts: list[Part], counting: pa.Schema, sin
     return Versions(references[begin], picked.time[live[begin]], following[end], last[end])
 
 
-def _times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
+def _make_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
     """int64 times in a type of time, null where ``unknown``."""
     return pc.if_else(pa.array(unknown), pa.scalar(None, kind), time_column(np.where(unknown, 0, times), kind))
 

@@ -5,11 +5,11 @@ it shows whole steps. Drawing takes a tenth of the time at most; an error in it 
 Limits: a look costs O(rows of the output).
 
 >>> live = LiveRows("by_city", by="n desc", most=2)
->>> first = live.look(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 1, 2], "_diff": [1, 1, 1]}))
->>> list(first.texts()), first.total
+>>> first = live.compare_rows(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 1, 2], "_diff": [1, 1, 1]}))
+>>> list(first.format_rows()), first.total
 ([('Bern', '3'), ('Chur', '2')], 3)
->>> second = live.look(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 4, 2], "_diff": [1, 1, 1]}))
->>> list(second.texts()), second.new, second.came, second.went
+>>> second = live.compare_rows(pa.table({"city": ["Bern", "Zug", "Chur"], "n": [3, 4, 2], "_diff": [1, 1, 1]}))
+>>> list(second.format_rows()), second.new, second.came, second.went
 ([('Zug', '4'), ('Bern', '3')], [True, False], 1, 1)
 """
 
@@ -48,7 +48,7 @@ class LiveLook(NamedTuple):
     came: int
     went: int
 
-    def texts(self) -> Iterator[tuple[str, ...]]:
+    def format_rows(self) -> Iterator[tuple[str, ...]]:
         """Format the values of each row."""
         return zip(*(texts(column, self.shown.num_rows) for column in self.shown.columns), strict=True)
 
@@ -66,7 +66,7 @@ class LiveRows:
         self._secret = Secret.fresh()
         self._before: np.ndarray[tuple[int], np.dtype[np.uint64]] | None = None
 
-    def order(self, names: list[str]) -> tuple[str, str] | None:
+    def find_order(self, names: list[str]) -> tuple[str, str] | None:
         """Return the column that orders rows, and its direction. Raises `SpecError` for an unknown one."""
         if self.by is None:
             return (names[0], "ascending") if names else None
@@ -78,7 +78,7 @@ class LiveRows:
             raise SpecError(f"watch {self.name!r} by {self.by!r}", "there is no such column", remedy)
         return column, "descending" if way.lower() == "desc" else "ascending"
 
-    def look(self, held: pa.Table) -> LiveLook:
+    def compare_rows(self, held: pa.Table) -> LiveLook:
         """Compare a table of `Engine.read` with the last one and pick its first rows. O(rows)."""
         names = [name for name in held.schema.names if name != DIFF]
         rows = held.select(names).combine_chunks()
@@ -86,7 +86,7 @@ class LiveRows:
         new = np.zeros(rows.num_rows, bool) if self._before is None else ~np.isin(hashes, self._before)
         went = 0 if self._before is None else int((~np.isin(self._before, hashes)).sum())
         self._before = hashes
-        order, first = self.order(names), np.arange(min(self.most, rows.num_rows))
+        order, first = self.find_order(names), np.arange(min(self.most, rows.num_rows))
         if order is not None and rows.num_rows:
             try:
                 column = pa.table({"by": one_chunk(rows.column(order[0]))})
@@ -119,7 +119,7 @@ class Watch:
     def __init__(self, dataflow: Dataflow, live: LiveRows, every: float) -> None:
         self._dataflow, self._live, self._every = dataflow, live, every
         self._node = dataflow.flow.outputs.get(live.name) or dataflow.flow.inputs[live.name]
-        live.order([field.name for field in self._node.schema])
+        live.find_order([field.name for field in self._node.schema])
         self._next, self._html, self._behind = 0.0, "", True
         self._handle = _shown_in_notebook(self)
 
@@ -149,8 +149,8 @@ class Watch:
             return f"<div>{escape(self._live.name)}: no time is closed yet</div>"
         with self._dataflow.at_rest("watch") as still:
             check_readable("watch", still.last, still.since, still.frontier)
-            look = self._live.look(still.graph.read(self._node, None))
-            return html(self._live.name, look, f"at {format_time(still.last, still.time_type)}")
+            look = self._live.compare_rows(still.graph.read(self._node, None))
+            return html(self._live.name, look, f"at {shown(still.last, still.time_type)}")
 
 
 def html(name: str, look: LiveLook, when: str) -> str:
@@ -158,7 +158,7 @@ def html(name: str, look: LiveLook, when: str) -> str:
     head = "".join(f"<th>{escape(each)}</th>" for each in look.shown.schema.names)
     rows = "".join(
         f"<tr{NEW if new else ''}>{''.join(f'<td>{escape(value)}</td>' for value in row)}</tr>"
-        for row, new in zip(look.texts(), look.new, strict=True)
+        for row, new in zip(look.format_rows(), look.new, strict=True)
     )
     return (
         f"<div>{escape(name)}, {when}: {look.total:,} rows; {look.came:,} came, {look.went:,} went</div>"

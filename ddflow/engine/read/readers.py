@@ -270,7 +270,7 @@ class Reader(Closing):
             raise went_back(to, self.time, kind)
         return self._engine.closed(asked, to)
 
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
         """Whether the last step has come. Raises `EngineClosed` if a failure is the reason."""
         dataflow = self._engine.dataflow
         if self.closed or (dataflow.recent.ended and dataflow.last <= self.time):
@@ -350,7 +350,7 @@ class FollowedSteps:
     def _look_again(self) -> tuple[tuple[int, Step] | None, bool]:
         """Return the next step if it is there, and else whether the steps have ended."""
         found = None if self._reader.closed else self._reader._next()
-        return found, found is None and self._reader._over()
+        return found, found is None and self._reader._has_ended()
 
     def _give(self, last: int, step: Step) -> Step:
         """Move the reader to the step's last time and return the step."""

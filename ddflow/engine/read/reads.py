@@ -23,9 +23,9 @@ import pyarrow as pa
 from ddflow.columns.names import did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.engine.lineage.key_history import value_of, why
-from ddflow.engine.lineage.rows import behind, rows_like
+from ddflow.engine.lineage.rows import find_origins, rows_like
 from ddflow.engine.lineage.story import Origins, Story
-from ddflow.engine.read.history import changes, check_readable, scd2
+from ddflow.engine.read.history import check_readable, net_changes, scd2
 from ddflow.engine.read.readers import Reader
 from ddflow.engine.stats import Looking
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
@@ -196,7 +196,7 @@ class Reading(Looking):
         with self.dataflow.at_rest("changes") as still:
             node, until = self.node(name), "now" if t2 is None else self._format_time(t2)
             asked = f"changes of {name!r} from {self._format_time(t1)} to {until}"
-            return changes(still.graph, node, self.closed(asked, t1, still), self.closed(asked, t2, still))
+            return net_changes(still.graph, node, self.closed(asked, t1, still), self.closed(asked, t2, still))
 
     def reader(self, name: str, at: Time | None = None) -> Reader:
         """Make a reader of an output or an input.  While it lives, it keeps `since` at or before its time.
@@ -320,7 +320,7 @@ class Reading(Looking):
                 if between is not None:
                     return self._why_between(still, name, key, between, beside=log is not None or as_of is not None)
                 time = self.closed(f"why of {name!r} as of {self._format_time(as_of)}", as_of, still)
-                return behind(still, name, key, time, log)
+                return find_origins(still, name, key, time, log)
             if (as_of is not None or between is not None) and name in self.flow.inputs:
                 found = "the story of a key tells of all times that are kept"
                 remedy = f"leave {'between' if as_of is None else 'as_of'}= out, or name an output"
@@ -341,7 +341,7 @@ class Reading(Looking):
         first, last = (self.closed(asked, time, still) for time in between)
         if last < first:
             raise TimeWentBack(asked, "the second time is before the first", "give the earlier time first")
-        return behind(still, name, key, last, after=first)
+        return find_origins(still, name, key, last, after=first)
 
     def node(self, name: str) -> Collection:
         """Find an output or an input by its name. Raises `NotReadable`."""

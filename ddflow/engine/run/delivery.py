@@ -127,7 +127,7 @@ class Delivery:
             for receipt in self.epochs.list_kept(self.at):
                 self._write_epoch(receipt)
                 self.at = receipt.epoch
-                self.acknowledge()
+                self.note_delivered()
                 self.retry.note_answer(now)
         except (SinkFailed, SinkNotLetIn) as error:
             self.retry.note_failure(error, now, monotonic() - began)
@@ -144,7 +144,7 @@ class Delivery:
         known = self.find_known()
         self.check_mode(known)
         if known is not None and known.syncing:
-            raise self.refuse("a sync that added columns to it did not end", SYNC)
+            raise self.make_refusal("a sync that added columns to it did not end", SYNC)
         record, missing = self.table.written(), self.table.missing()
         if record is not None and missing and not self._is_own(record):
             record = None  # of a table of another state, or output, which was dropped
@@ -155,12 +155,12 @@ class Delivery:
         # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
         (self.table.holds if missing and not self.epochs.epoch else self.table.prepare)()
         if at is None:
-            self._fill()
+            self._write_contents()
         else:
             self.at = at
         if (lost := self.epochs.find_lacking(self.at)) is not None:
-            raise self.refuse(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
-        self.acknowledge()
+            raise self.make_refusal(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
+        self.note_delivered()
 
     def _choose_start(self, record: TargetRecord | None, known: Delivered | None) -> int | None:
         """Choose the epoch after which to go on; None: an empty table first gets all rows that the output has.
@@ -169,10 +169,10 @@ class Delivery:
         """
         match record, known:
             case None, Delivered(written=written) if written:
-                raise self.refuse(f"it has lost its record, and was given epoch {written}", SYNC)
+                raise self.make_refusal(f"it has lost its record, and was given epoch {written}", SYNC)
             case None, _ if self.table.occupied():
                 remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
-                raise self.refuse("it has rows and no record of a state that wrote them", remedy)
+                raise self.make_refusal("it has rows and no record of a state that wrote them", remedy)
             case None, None:
                 return None if self.epochs.epoch else 0
             case None, Delivered(epoch=acknowledged):
@@ -185,40 +185,42 @@ class Delivery:
     def check_mode(self, known: Delivered | None) -> None:
         """Raise `SinkRefused` if the target was written in another mode: it would be half of each."""
         if known is not None and known.written and known.mode != self.sink.mode:
-            raise self.refuse(f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE)
+            raise self.make_refusal(
+                f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE
+            )
 
     def _check_record(self, there: TargetRecord, known: Delivered | None) -> None:
         """Raise `SinkRefused` or `SinkAhead` unless a target's record is in the history of this state."""
         manifest = self.epochs.manifest
         if there.state != manifest.id:
             remedy = "give each a table of its own; in place of a state that is gone: ddflow sync --adopt takes it over"
-            raise self.refuse(f"it is written by the state with the id {there.state}", remedy)
+            raise self.make_refusal(f"it is written by the state with the id {there.state}", remedy)
         if there.output != self.name:
-            raise self.refuse(f"it has the output {there.output!r}", "give each output a table of its own")
+            raise self.make_refusal(f"it has the output {there.output!r}", "give each output a table of its own")
         if known is not None and (known.written, known.digest) == (there.epoch, there.digest):
             return
         if not self._is_own(there):
             found = f"it has this output as it was until epoch {there.epoch}; it was dropped since, and is a new one"
-            raise self.refuse(found, f"give another table, or {SYNC}")
-        digest = self.epochs.digest(there.epoch)
+            raise self.make_refusal(found, f"give another table, or {SYNC}")
+        digest = self.epochs.find_digest(there.epoch)
         if there.epoch > manifest.epoch or digest not in (there.digest, None):
             found = f"it has epoch {there.epoch}, which is not in the history of this state, at epoch {manifest.epoch}"
             raise SinkAhead(f"write {self.name!r} to {self.sink.target}", found, f"after a rollback that is so: {SYNC}")
         if known is not None and there.epoch < known.written:
             found = f"it has epoch {there.epoch}, and was given {known.written}"
-            raise self.refuse(found, f"was it restored? {SYNC}")
+            raise self.make_refusal(found, f"was it restored? {SYNC}")
         if digest is None:
-            raise self.refuse(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
+            raise self.make_refusal(f"it has epoch {there.epoch}, which is not kept any more", SYNC)
 
     def _is_own(self, there: TargetRecord) -> bool:
         """Whether a record is of this state, and not of an output that was taken out."""
         return there.state == self.epochs.manifest.id and there.epoch > self.epochs.find_dropped(self.name)
 
-    def refuse(self, found: str, remedy: str) -> SinkRefused:
+    def make_refusal(self, found: str, remedy: str) -> SinkRefused:
         """Make the error of a table that cannot be written."""
         return SinkRefused(f"write {self.name!r} to {self.sink.target}", found, remedy)
 
-    def _fill(self) -> None:
+    def _write_contents(self) -> None:
         """Give an empty table all rows that the output has now."""
         self.look(0)
         made = self.to_changes(self.epochs.epoch)(self.epochs.read_contents(self.name))
@@ -233,7 +235,7 @@ class Delivery:
         in_parts = None
         if self.sink.mode != "upsert":
             key = () if self.sink.mode == "updates" else self.key
-            in_parts = self.epochs.parts(receipt, self.name, key)
+            in_parts = self.epochs.find_parts(receipt, self.name, key)
         staging = None if in_parts is None else self.table.staging()
         if in_parts is not None and staging is not None:
             if fragments := [each for each in in_parts(partial(_stage_part, make, staging.stage)) if each]:
@@ -265,11 +267,11 @@ class Delivery:
         self.before = new
 
     def _make_record(self, epoch: int) -> TargetRecord:
-        digest = self.epochs.digest(epoch)
+        digest = self.epochs.find_digest(epoch)
         assert digest is not None, f"epoch {epoch} is kept"
         return TargetRecord(self.epochs.manifest.id, self.name, epoch, digest)
 
-    def acknowledge(self) -> None:
+    def note_delivered(self) -> None:
         """Record the delivered epoch of the sink for the next manifest."""
         sink, (written, digest) = self.sink, (0, "") if self.before is None else self.before[2:]
         columns = tuple(self.shape.schema.names) if written else ()
@@ -337,14 +339,14 @@ class Deliveries:
     def make_room(self) -> None:
         """Pump while too much waits.  Raises as `pump` does, and what has failed for too long."""
         while self.full():
-            self._again()
+            self._pump_again()
 
     def drain(self) -> None:
         """Pump until nothing waits any more.  Raises as `make_room`."""
         while not self.pump():
-            self._again()
+            self._pump_again()
 
-    def _again(self) -> None:
+    def _pump_again(self) -> None:
         self.pump()
         self.give_up()
         sleep(NAP)

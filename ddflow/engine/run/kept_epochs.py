@@ -57,10 +57,10 @@ class KeptEpochs(ABC):
         """Return whether an output is new, so that the next epoch brings its earlier rows."""
 
     @abstractmethod
-    def acknowledge(self) -> None:
+    def publish_attached(self) -> None:
         """Publish what is attached, where the newest manifest does not say it.  Raises as a commit does."""
 
-    def parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
+    def find_parts(self, receipt: Epoch, name: str, key: Sequence[str] | None) -> InParts | None:
         """Return a function over each part of an output's updates; None if the sink takes them in one piece.
 
         ``key``: all updates of a key must be in one part; None: all equal rows, (): any.
@@ -127,13 +127,13 @@ class KeptEpochs(ABC):
         schema, past = self.output_schema(name), self.log.past(receipt.epoch)
         there = None if past is None else past.outputs[name]
         given = [
-            self.log.table(receipt.epoch, name, call.outputs[name], schema, there, self.batch_store)
+            self.log.read_call_output(receipt.epoch, name, call.outputs[name], schema, there, self.batch_store)
             for call in receipt.calls
             if name in call.outputs
         ]
         return pa.concat_tables([each.cast(schema) for each in given]) if given else schema.empty_table()
 
-    def digest(self, epoch: int) -> str | None:
+    def find_digest(self, epoch: int) -> str | None:
         """Return the digest of the manifest that committed an epoch; None if it is no longer kept."""
         found = next(self.list_kept(epoch - 1), None)
         if epoch == self.epoch and (found is None or not found.digest):
@@ -167,9 +167,9 @@ class EngineEpochs(KeptEpochs):
         """Return whether the next step gives it."""
         return name in self.calls.dataflow.owed
 
-    def acknowledge(self) -> None:
+    def publish_attached(self) -> None:
         """With the engine's state."""
-        self.durable.acknowledge(self.calls.dataflow)
+        self.durable.publish_attached(self.calls.dataflow)
 
 
 def durable(calls: Calls, asked: str) -> Commits:

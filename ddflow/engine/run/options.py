@@ -13,8 +13,9 @@ ddflow.errors.SpecError: interval= soon: that is no span of time; write a number
 >>> import ddflow as dd
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
->>> check(flow, {"people": dd.sources.files("people/*.csv")}, {"people": dd.sinks.sqlite("a.db", "t")}, RunOptions())
->>> check(flow, {}, {"peple": dd.sinks.sqlite("a.db", "t")}, RunOptions())
+>>> sinks = {"people": dd.sinks.sqlite("a.db", "t")}
+>>> check_run(flow, {"people": dd.sources.files("people/*.csv")}, sinks, RunOptions())
+>>> check_run(flow, {}, {"peple": dd.sinks.sqlite("a.db", "t")}, RunOptions())
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: the sink of 'peple': there is no such output; did you mean 'people'? there are ['people']
@@ -60,7 +61,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         if self.max_absent is not None:
             most_absent(self.max_absent, 0)
-        _ = self.every, self.ends(), self.left_out, self.patience, self.most, self.bytes
+        _ = self.every, self.ends(), self.left_out, self.patience, self.most, self.room_bytes
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
             raise SpecError(Option("rows", self.rows), "that is no number of rows", "give a whole number, 1 or more")
         if self.evolve not in ("add", "stop"):
@@ -96,11 +97,11 @@ class RunOptions:
         return parse_size(self.sink_backlog, "sink_backlog=") or 0
 
     @property
-    def bytes(self) -> int:
+    def room_bytes(self) -> int:
         """Bytes of rows in an epoch, about."""
         return parse_size(self.room, "room=") or 0
 
-    def behind(self, kind: pa.DataType) -> int | None:
+    def convert_lateness(self, kind: pa.DataType) -> int | None:
         """``lateness`` in the unit of a type of time.  Raises `SpecError`."""
         if self.lateness is None or (isinstance(self.lateness, int) and not isinstance(self.lateness, bool)):
             return self.lateness
@@ -111,7 +112,7 @@ class RunOptions:
         return round(seconds(self.lateness, "lateness=") * a_second)
 
 
-def check(plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions) -> None:
+def check_run(plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions) -> None:
     """Raise what is wrong with a run.  O(inputs and outputs).  Raises as `check_sources`, `shape_of` and `lateness`."""
     check_sources(plan, sources)
     for name, sink in sinks.items():
@@ -177,7 +178,7 @@ def lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
     """
     if not plan.holds_back:
         return {}
-    given, late = how.behind(plan.time_type), dict[str, int]()
+    given, late = how.convert_lateness(plan.time_type), dict[str, int]()
     for name, input in plan.inputs.items():
         mine = input.bound.spec.lateness if given is None else given
         if mine is None:

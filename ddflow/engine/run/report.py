@@ -65,7 +65,7 @@ class RunReport:
         self.rows = 0
         """Taken in so far."""
         for each in readers:
-            each.on_open = self.publish
+            each.on_open = self.publish_lags
 
     def close(self) -> None:
         """End the line."""
@@ -74,28 +74,28 @@ class RunReport:
     def tell(self, holder: tuple[str, int] | None) -> None:
         """Show and publish what is due.  ``holder``: as `RunLoop` has it."""
         due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY
-        if due or any(each.last_lag is None and each.lag().amount is not None for each in self.readers):
-            self.publish()
+        if due or any(each.last_lag is None and each.find_lag().amount is not None for each in self.readers):
+            self.publish_lags()
         elif self.outlets.at != self._taken:
-            self._publish()
+            self._publish_sink_lags()
         if monotonic() - self._said >= REMIND:
             self._said = monotonic()
             for each in (reader for reader in self.readers if reader.is_copying):
                 LOG.info("the first copy of %r has %d rows so far", each.name, each.gathered)
         self._holder = holder
         if self.line.due:
-            self.line.show(self._text())
+            self.line.show(self._format_line())
 
     def doing(self, what: str, rows: int, began: float) -> None:
         """Show the current work of an epoch, if a report is due. ``rows``: done since it ``began``."""
         if self.line.due:
             rate = rows / max(monotonic() - began, 1e-3)
-            self.line.show(self._text(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
+            self.line.show(self._format_line(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
 
-    def before(self, what: str) -> None:
+    def show_next(self, what: str) -> None:
         """Show what is done next, and takes long."""
         if self.line.shows:
-            self.line.show(self._text(what))
+            self.line.show(self._format_line(what))
 
     def writing(self, name: str) -> Look:
         """Make a function that shows the rows written to an output's sink; 0 rows begin an epoch."""
@@ -108,11 +108,11 @@ class RunReport:
 
         return look
 
-    def epoch(self, moved: Sequence[SourceReader], rows: int, updates: int, seconds: float) -> None:
+    def log_epoch(self, moved: Sequence[SourceReader], rows: int, updates: int, seconds: float) -> None:
         """Log one line for a committed epoch. ``moved``: the sources of its rows."""
         if not LOG.isEnabledFor(logging.INFO):
             return
-        lags = {each.name: each.lag() for each in self.readers}
+        lags = {each.name: each.find_lag() for each in self.readers}
         amounts, behind = ({name: getattr(lag, of) for name, lag in lags.items()} for of in ("amount", "seconds"))
         done = EpochDone(self.calls.epoch, rows, updates, seconds, amounts, behind, self.outlets.at)
         parts = [f"{count_of(rows, 'row')} of {[each.name for each in moved]}", count_of(updates, "update")]
@@ -120,13 +120,13 @@ class RunReport:
         parts += [f"the sink of {name} has {at:,}" for name, at in done.sinks.items()]
         LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=fields(done))
 
-    def publish(self) -> None:
+    def publish_lags(self) -> None:
         """Publish the lags of sources and sinks to the listeners of calls."""
         if self.calls.listeners:
-            self._sources = {each.name: each.lag() for each in self.readers}
-        self._publish()
+            self._sources = {each.name: each.find_lag() for each in self.readers}
+        self._publish_sink_lags()
 
-    def _publish(self) -> None:
+    def _publish_sink_lags(self) -> None:
         """Publish the lags of sinks with the last known lags of sources."""
         now, self._epoch, self._taken = monotonic(), self.calls.epoch, self.outlets.at
         seconds, self._published = now - self._published, now
@@ -136,14 +136,14 @@ class RunReport:
         call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending, {})
         publish(self.calls.listeners, call._replace(sources=self._sources, sinks=self.outlets.lags()))
 
-    def _text(self, doing: str = "") -> str:
+    def _format_line(self, doing: str = "") -> str:
         """One line."""
         holder = self._holder
         took = max(monotonic() - self._began, 1e-3)
         parts = [f"epoch {self.calls.epoch:,}", f"{self.rows:,} rows, {self.rows / took:,.0f} rows/s"]
         parts += [doing] if doing else []
         for each in self.readers:
-            lag = f"first copy, {each.gathered:,} rows" if each.is_copying else str(each.lag())
+            lag = f"first copy, {each.gathered:,} rows" if each.is_copying else str(each.find_lag())
             lag = each.retry.describe(monotonic()) or lag
             parts += [f"{each.name}: {lag}"] if lag else []
         if holder is not None:

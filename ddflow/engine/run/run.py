@@ -28,7 +28,7 @@ from ddflow.connectors.api import Source, TableSink
 from ddflow.connectors.error_location import at_spots
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import Calls, CommitTimer
-from ddflow.engine.evolve import evolve
+from ddflow.engine.evolve import evolve_engine
 from ddflow.engine.full_contents import order_columns
 from ddflow.engine.replace import check_counted
 from ddflow.engine.run.delivery import NAP, Deliveries, Delivery, warn_of_detached
@@ -131,8 +131,8 @@ class RunLoop:
                 full = self.outlets.full()
                 if not full:
                     self._gather(began, ends)
-                    self._epoch()
-                    self._evolve()
+                    self._commit_epoch()
+                    self._take_new_columns()
                 self.report.tell(self._holder())  # a sink may take long, and its epoch waits meanwhile
                 # Before the commit a table would have columns that the state may yet lose.
                 drained = not self._evolved and self.outlets.pump()
@@ -143,9 +143,9 @@ class RunLoop:
                     break
                 if full or over:
                     sleep(NAP)
-            self._acknowledge()
-            self.report.publish()
-            self.done.behind = {each.name: each.lag().seconds for each in self.readers}
+            self._publish_attached()
+            self.report.publish_lags()
+            self.done.behind = {each.name: each.find_lag().seconds for each in self.readers}
         self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
         self.done.sinks = self.outlets.at
         return self.done
@@ -164,7 +164,7 @@ class RunLoop:
                 guard.state, guard.failure = "failed", error  # their positions are not committed with them
             raise
         finally:
-            timer.settle(self.calls.epoch)
+            timer.wake_waiters(self.calls.epoch)
             self.calls.timer = timer
 
     @contextmanager
@@ -222,7 +222,7 @@ class RunLoop:
         until = start + self.how.every
         while True:
             now = monotonic()
-            full = size >= self.how.bytes or rows >= (self.how.rows or 1 << 62)
+            full = size >= self.how.room_bytes or rows >= (self.how.rows or 1 << 62)
             over = full or self._stop is not None or now >= until or any(each.new_columns for each in self.readers)
             # What no epoch may end behind, as a first copy, may take hours more; it is read again.
             finishes = self._stop not in ("signal", "stop")
@@ -234,7 +234,7 @@ class RunLoop:
                 if rows or each.state == "closed":
                     self.report.doing(f"reading {each.name}", rows, start)
                 with self._locate_errors(each):
-                    found = each.poll(max(self.how.bytes - size, 1 << 16))
+                    found = each.poll(max(self.how.room_bytes - size, 1 << 16))
                 if found is not None:
                     batches = [batch for given in found.rows.values() for batch in given]
                     size, rows = size + sum(b.nbytes for b in batches), rows + sum(b.num_rows for b in batches)
@@ -249,23 +249,23 @@ class RunLoop:
                 if self.outlets.waiting and not any(each.has_moved for each in self.readers):
                     return
 
-    def _epoch(self) -> None:
+    def _commit_epoch(self) -> None:
         """Take in the gathered rows, and commit them with their positions."""
         moved, calls, began = [each for each in self.readers if each.has_moved], self._called, monotonic()
         rows, updates = self.done.rows, self.done.updates
         for reader in moved:
             with self._locate_errors(reader):
-                self._take(reader)
-        advanced = self._advance()
+                self._take_rows(reader)
+        advanced = self._close_times()
         if self.dataflow.owed:  # what new outputs hold already; no row may ever come to bring it
-            self._count((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
+            self._count_step((self.engine.push if self.dataflow.holds_back else self.engine.step)({}), ())
         elif not moved and not advanced:
             return
         for reader in moved:
             self.dataflow.sources[reader.name] = reader.make_record()
         if self.log is not None:
             self._flush()
-            self._acknowledge()  # a position behind which no row came is in no epoch
+            self._publish_attached()  # a position behind which no row came is in no epoch
         for reader in moved:
             reader.commit()
         if self._evolved:
@@ -276,7 +276,7 @@ class RunLoop:
             LOG.info("epoch %d: no rows, only positions of %s moved", self.calls.epoch, [each.name for each in moved])
             return
         self.done.epochs += 1
-        self.report.epoch(moved, self.done.rows - rows, self.done.updates - updates, monotonic() - began)
+        self.report.log_epoch(moved, self.done.rows - rows, self.done.updates - updates, monotonic() - began)
         steps, self._steps = self._steps, []
         if self._on_epoch is not None:
             self._on_epoch(Step.join(steps))
@@ -288,7 +288,7 @@ class RunLoop:
         with self.dataflow.guard.use("run"):
             self.calls.flush()
 
-    def _evolve(self) -> None:
+    def _take_new_columns(self) -> None:
         """Take in columns that are new in sources, behind the epoch before them.  Raises `SchemaMismatch`."""
         news = {name: columns for reader in self.readers for name, columns in reader.new_columns.items()}
         if not news:
@@ -303,7 +303,7 @@ class RunLoop:
                 "evolve='add'; the state is whole",
             )
         types = {name: {column: each.kind for column, each in columns.items()} for name, columns in news.items()}
-        evolve(self.calls, types, found=True)
+        evolve_engine(self.calls, types, found=True)
         for name, columns in news.items():
             LOG.info("epoch %d: %r gets %s", self.calls.epoch + 1, name, describe_columns(columns))
         bounds = {name: admission.bound for name, admission in self.dataflow.admissions.items()}
@@ -311,14 +311,14 @@ class RunLoop:
             reader.update_bounds(bounds)
         self._evolved = True
 
-    def _take(self, reader: SourceReader) -> None:
+    def _take_rows(self, reader: SourceReader) -> None:
         """Take in the rows of a source. Errors about its rows name their place."""
         for given in reader.group_calls():
             with at_spots(given.spots), self.calls.reading(spot.file for spot, _ in given.spots):
-                step = self._replace(given) if given.whole else self._step(given)
-            self._count(step, [batch for batches in given.rows.values() for batch in batches])
+                step = self._replace_rows(given) if given.whole else self._step(given)
+            self._count_step(step, [batch for batches in given.rows.values() for batch in batches])
 
-    def _replace(self, given: CallRows) -> Step:
+    def _replace_rows(self, given: CallRows) -> Step:
         ((name, batches),) = given.rows.items()
         bound = self.dataflow.admissions[name].bound
         table = pa.Table.from_batches(batches, batches[0].schema if batches else bound.schema)
@@ -329,14 +329,14 @@ class RunLoop:
         call = self.engine.push if self.dataflow.holds_back else self.engine.step
         rows = sum(batch.num_rows for batches in given.rows.values() for batch in batches)
         if rows >= MANY:
-            self.report.before(f"taking in {rows:,} rows")
+            self.report.show_next(f"taking in {rows:,} rows")
         self.calls.quiet = True
         try:
             return call(given.rows)
         finally:
             self.calls.quiet = False
 
-    def _count(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
+    def _count_step(self, step: Step, batches: Iterable[pa.RecordBatch]) -> None:
         self._called += 1
         if self._on_epoch is not None:
             self._steps.append(step)
@@ -344,12 +344,12 @@ class RunLoop:
         self.report.rows = self.done.rows
         self.done.updates += sum(table.num_rows for table in step.values())
 
-    def _advance(self) -> bool:
+    def _close_times(self) -> bool:
         """Hold-back mode: close the times that no source holds open."""
         holder = self._holder()
         if holder is None or holder[1] <= self.dataflow.frontier:
             return False
-        self._count(self.engine.advance_to(holder[1]), [])
+        self._count_step(self.engine.advance_to(holder[1]), [])
         return True
 
     def _holder(self) -> tuple[str, int] | None:
@@ -374,7 +374,7 @@ class RunLoop:
             each.retry.give_up(monotonic(), self.how.patience)
         self.outlets.give_up()
 
-    def _acknowledge(self) -> None:
+    def _publish_attached(self) -> None:
         """Say in the state what the sinks have."""
         if self.calls.durable is not None:
-            self.calls.durable.acknowledge(self.dataflow)
+            self.calls.durable.publish_attached(self.dataflow)

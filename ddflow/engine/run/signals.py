@@ -70,17 +70,17 @@ def on_signal(call: Callable[[int], None]) -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def restored() -> None:
+    def restore_handlers() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
     def stop(number: int, frame: Any) -> None:
         call(number)
-        restored()
+        restore_handlers()
 
     for number in before:
         signal.signal(number, stop)
     try:
         yield
     finally:
-        restored()
+        restore_handlers()

@@ -116,7 +116,7 @@ class SourceReader:
         """Whether a first copy is read, which is one epoch."""
         return self.is_unfinished and self.committed is None
 
-    def lag(self) -> SourceLag:
+    def find_lag(self) -> SourceLag:
         """Ask the source for the amount that it has not given yet; during its answer, repeat the last known amount."""
         known, now = None, time()
         if self._open is not None and not self.is_unfinished and not self.new_columns:
@@ -131,7 +131,7 @@ class SourceReader:
 
     def make_record(self) -> Attached:
         """Make the record of the source for the next manifest."""
-        self.lag()
+        self.find_lag()
         # A source whose clock is wrong says any time; a manifest takes no time that is none.
         reached = None if self._reached is None else int(min(max(self._reached, 0.0), time()) * 1000)
         return Attached(self.source.kind, self.source.target, self.position, self.left_out, reached)
@@ -157,7 +157,7 @@ class SourceReader:
             check_polled(f"the source {self.name!r}", found, typed=self.source.positions is not Any)
         # What no epoch may end behind is read again when the rest of it fails.
         self.retry.note_answer(now, whole=found is None or found.position is not None)
-        return None if found is None else self._take(found, now)
+        return None if found is None else self._take_polled(found, now)
 
     def _open_source(self) -> OpenSource:
         """Open the source at its position.  Raises like `Source.open`."""
@@ -171,7 +171,7 @@ class SourceReader:
         self.on_open()
         return made
 
-    def _take(self, found: Polled, now: float) -> Polled | None:
+    def _take_polled(self, found: Polled, now: float) -> Polled | None:
         """Take in what a poll gave; None before a column that is new."""
         self.last_rows = now
         self._find_new_columns(found)
@@ -190,7 +190,7 @@ class SourceReader:
         for name, bound in self.bounds.items():
             if name in found.beside:
                 fresh = self._list_fresh(name, found.beside[name])
-                self._note(name, {column: found.beside[name][column] for column in fresh})
+                self._note_new_columns(name, {column: found.beside[name][column] for column in fresh})
             if bound.format is not None:
                 for batch in found.rows.get(name, ()):
                     self._look_within(name, bound.format, pa.Table.from_batches([batch]))
@@ -205,7 +205,9 @@ class SourceReader:
         kinds = format.kinds(messages, asked) if asked else {}
         if kinds:
             shown = format.columns(messages, known)
-            self._note(name, {c: Beside(kinds[c], str(messages.place(row))) for c, row in shown.items() if c in kinds})
+            self._note_new_columns(
+                name, {c: Beside(kinds[c], str(messages.place(row))) for c, row in shown.items() if c in kinds}
+            )
         self._valueless[name] = {column for column in asked if column not in kinds}
 
     def _list_fresh(self, name: str, there: Mapping[str, Any]) -> list[str]:
@@ -214,7 +216,7 @@ class SourceReader:
         left_out = self.left_out.setdefault(name, tuple(beside))
         return [column for column in beside if column not in left_out]
 
-    def _note(self, name: str, columns: Mapping[str, Beside]) -> None:
+    def _note_new_columns(self, name: str, columns: Mapping[str, Beside]) -> None:
         typed = {column: each for column, each in columns.items() if each.kind is not None}
         if typed:
             self.new_columns[name] = {**typed, **self.new_columns.get(name, {})}
@@ -293,7 +295,7 @@ class FedBy(NamedTuple):
         read = describe_position(self.kind, self.position)
         return f"the source {self.source!r}: {self.kind} {self.target}, read up to {read}"
 
-    def order(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def describe_order(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the position in an order by the source system's notation for it."""
         place = row.get(POSITION)
         return dict(row) if place is None else {**row, POSITION: describe_place(self.kind, place)}

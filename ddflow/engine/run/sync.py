@@ -70,7 +70,7 @@ def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | N
 class Mirror(Delivery):
     """A delivery whose table is made equal to the output.  ``look`` is called for rows that were read as well."""
 
-    def compare(self) -> tuple[TableChanges, Synced]:
+    def find_difference(self) -> tuple[TableChanges, Synced]:
         """Compare the target's table with the output's rows; return the changes that make them equal. O(rows of both).
 
         Empty for a side output: its rows about past events stay.
@@ -109,9 +109,9 @@ class Mirror(Delivery):
         if other and not adopt and not self.table.missing():
             found = "nobody" if there is None else f"{there.output!r} of the state {there.state}"
             remedy = "give another table, or take it over with --adopt, which lists what that deletes"
-            raise self.refuse(f"it has rows, written by {found}", remedy)
+            raise self.make_refusal(f"it has rows, written by {found}", remedy)
 
-    def prepare(self, *, dry: bool) -> None:
+    def prepare_table(self, *, dry: bool) -> None:
         """Make the table fit for a difference.  Raises `SinkRefused`, `SinkFailed`.
 
         A column that others dropped comes back, unless the call is ``dry``.  The state says so first: if the sync dies
@@ -125,7 +125,7 @@ class Mirror(Delivery):
                 raise
             self.close()
             self.epochs.log.sinks[self.name] = replace(known, syncing=True)
-            self.epochs.acknowledge()
+            self.epochs.publish_attached()
             self.shape = self.shape._replace(had=frozenset())
             self.table.prepare()
         self.before = self.table.written()
@@ -134,10 +134,10 @@ class Mirror(Delivery):
         """Write a difference, with the record of this epoch.  O(its rows).  Raises `SinkAhead`, `SinkFailed`."""
         self.write(made, self.epochs.epoch)
         self.at = self.epochs.epoch
-        self.acknowledge()
+        self.note_delivered()
 
 
-def sync(
+def sync_targets(
     epochs: KeptEpochs, sinks: Mapping[str, TableSink], adopt: bool, dry: bool, look: Look = lambda rows: None
 ) -> dict[str, Synced]:
     """Write the difference to the targets, after a check of all of them. Like `Engine.sync`."""
@@ -147,11 +147,11 @@ def sync(
             delivery.claim(adopt)
         for delivery in each.values():
             if not (dry and delivery.table.missing()):
-                delivery.prepare(dry=dry)
-        found = {name: delivery.compare() for name, delivery in each.items()}
+                delivery.prepare_table(dry=dry)
+        found = {name: delivery.find_difference() for name, delivery in each.items()}
         if not dry:
             _write_all({name: (delivery, found[name][0]) for name, delivery in each.items()})
-            epochs.acknowledge()
+            epochs.publish_attached()
     return {name: difference for name, (_, difference) in found.items()}
 
 
@@ -184,4 +184,4 @@ def detach(epochs: KeptEpochs, names: tuple[str, ...]) -> None:
         chosen.append(known[ways[0]])
     for of, name in chosen:
         of.pop(name, None)
-    epochs.acknowledge()
+    epochs.publish_attached()
