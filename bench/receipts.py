@@ -48,7 +48,7 @@ class Receipts(Bench):
     def measure(self, partitions: int, epochs: int) -> dict[str, Any]:
         """Commit ``epochs`` epochs; the driver's part of all but the first is timed."""
         import ddflow as dd
-        from ddflow.partitions.commit import EpochDriver
+        from ddflow.partitions.commit import DriverOptions, EpochDriver
         from ddflow.partitions.step import StagePart
         from ddflow.storage.opening import open_store
 
@@ -57,7 +57,7 @@ class Receipts(Bench):
         begins, finishes, files = list[float](), list[float](), 0
         with tempfile.TemporaryDirectory(prefix="ddflow-bench-") as folder:
             state = os.path.join(folder, "state")
-            coordinator = EpochDriver.open(flow(), open_store(state, create=True), partitions=partitions)
+            coordinator = EpochDriver.open(flow(), open_store(state, create=True), DriverOptions(partitions=partitions))
             parts, given = dict[tuple[int, int], StagePart](), dict[int, int]()
             for _ in range(epochs):
                 rows = rows_of(partitions * ROWS, rng)

@@ -211,11 +211,11 @@ def _driver(state: str, partitions: int, epochs: int) -> dict[str, Any]:
 
 def _epochs(store: Any, partitions: int, epochs: int, asking: _Asking | None) -> tuple[list[float], list[Any], Any]:
     """Milliseconds of the driver's part of epochs, the receipts of the last, and what a bucket would be asked."""
-    from ddflow.partitions.commit import EpochDriver
+    from ddflow.partitions.commit import DriverOptions, EpochDriver
 
     rng, finishes, told = np.random.default_rng(partitions), list[float](), list[Any]()
     tasks, once, parts = Counter[str](), Counter[str](), dict[tuple[int, int], Any]()
-    driver = EpochDriver.open(receipts.flow(), store, partitions=partitions)
+    driver = EpochDriver.open(receipts.flow(), store, DriverOptions(partitions=partitions))
     for epoch in range(epochs):
         start = driver.begin()
         if asking is not None:

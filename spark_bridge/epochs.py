@@ -28,7 +28,7 @@ from ddflow.engine.flow import Flow
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.sync import Synced
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import sync_state
 from ddflow.partitions.receipt import Committed
 from ddflow.partitions.stages import Stages, cut_stages
@@ -554,5 +554,5 @@ def sync(
     -----
     O(rows of the output and the table), in this process; no Spark job runs.
     """
-    with closing(EpochDriver.open(flow, check_address(state), trust=trust)) as driver:
+    with closing(EpochDriver.open(flow, check_address(state), DriverOptions(trust=trust))) as driver:
         return sync_state(driver, sinks, adopt, dry, detach)

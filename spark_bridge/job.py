@@ -40,7 +40,7 @@ from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
 from ddflow.metrics import Metrics
 from ddflow.partitions.chunks import PACKED, add_digests, chunk_limits, chunk_schema
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs
 from ddflow.partitions.epoch_start import EpochStart, Version
 from ddflow.partitions.messages import Heard
@@ -125,13 +125,15 @@ class Job:
         self.coordinator = EpochDriver.open(
             self.flow,
             options.state,
-            partitions=options.partitions,
-            outputs=options.outputs,
-            trust=options.trust,
-            default_partitions=_default_partitions(session),
-            memory=self.memory,
-            keep=options.keep,
-            checkpoint=options.checkpoint,
+            DriverOptions(
+                partitions=options.partitions,
+                outputs=options.outputs,
+                trust=options.trust,
+                default_partitions=_default_partitions(session),
+                memory=self.memory,
+                keep=options.keep,
+                checkpoint=options.checkpoint,
+            ),
         )
         self.flow = self.coordinator.flow
         self.store = self.coordinator.log.manifest_log.store.where

@@ -57,7 +57,7 @@ def sync(
 
     * `ddflow sync flow.py --state state/shop --to by_city=duckdb:shop.duckdb --adopt --yes`
     """
-    from ddflow.partitions.commit import EpochDriver
+    from ddflow.partitions.commit import DriverOptions, EpochDriver
     from ddflow.partitions.driver_epochs import sync_state
 
     targets, given = make_sinks(to, mode), load_flow(flow)
@@ -67,7 +67,7 @@ def sync(
     forget = tuple(detach or () if yes else ())
     with show_amount("comparing and writing" if yes else "comparing") as tick:
         if _partitions(state, trust) > 1:
-            with closing(EpochDriver.open(given, state, **choices)) as driver:
+            with closing(EpochDriver.open(given, state, DriverOptions(**choices))) as driver:
                 done = sync_state(driver, targets, adopt, not yes, forget, tick)
         else:
             with given.open(state, **choices) as engine:

@@ -8,7 +8,7 @@ is recognised by its id: a new one is computed, one that was committed is answer
 >>> from ddflow.storage.memory import MemoryStore
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
->>> driver = EpochDriver.open(flow, MemoryStore(), partitions=2)
+>>> driver = EpochDriver.open(flow, MemoryStore(), DriverOptions(partitions=2))
 >>> driver.finish(driver.begin(), [])
 Traceback (most recent call last):
     ...
@@ -84,10 +84,15 @@ from ddflow.time import CLOSED, INT64, NEVER, format_time
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The options of opening a state: see `EpochDriver.open`.  Raises `SpecError`.
+class DriverOptions:
+    """How an `EpochDriver` opens a state.  Raises `SpecError`.
 
-    >>> Wanted(partitions=0)
+    ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder for
+    Parquet files, as in `Flow.open`.  ``grace``: seconds that a version outlives its successor.  ``keep``: how many
+    epochs can be replayed.  ``retain``, ``memory`` (of one task), ``secret``: as in `Flow.open`.  ``checkpoint``: the
+    folder of the checkpoint of the query that gives batches, for messages.
+
+    >>> DriverOptions(partitions=0)
     Traceback (most recent call last):
         ...
     ddflow.errors.SpecError: partitions=0: that is not possible; give a whole number from 1 to 65536
@@ -97,9 +102,11 @@ class Wanted:
     default_partitions: int = 1
     outputs: str | PathLike[str] | None = None
     trust: Literal["owner", "group"] = "owner"
+    grace: float = GRACE
     keep: int = KEPT
     retain: int | None = None
-    memory: int | None = None
+    memory: str | int | None = None
+    secret: Secret | None = None
     checkpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -116,12 +123,17 @@ class Wanted:
                     Option(name, given), "that is not possible", f"give a whole number from {least} to {most}"
                 )
         check_target(self.outputs)  # before anything is made
-        if self.memory is not None and own_memory(self.memory) < LEAST:
+        if (size := self.task_memory) is not None and own_memory(size) < LEAST:
             raise SpecError(
-                f"memory={shown_size(self.memory)}",
+                f"memory={shown_size(size)}",
                 "that is too small for a task to work in",
                 f"give {shown_size(2 * LEAST)} or more",
             )
+
+    @property
+    def task_memory(self) -> int | None:
+        """The bytes that a task may use."""
+        return parse_size(self.memory)
 
     def fits(self, manifest: Manifest, where: str) -> None:
         """Raise `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps."""
@@ -284,15 +296,15 @@ APART: Final = 200
 
 class EpochDriver:
     """``flow``, ``cut``: the plan.  ``log``: the state's epochs.  ``partitions``: of the state.  ``heard``: what
-    is known of inputs that take messages.  ``growing``: what is new, which tasks make before the next epoch (`begin_growth`);
-    None for nothing.  `open` makes it."""
+    is known of inputs that take messages.  ``growing``: what is new, which tasks make before the next epoch
+    (`begin_growth`); None for nothing.  `open` makes it."""
 
-    def __init__(self, flow: Plan, log: EpochLog, wanted: Wanted) -> None:
+    def __init__(self, flow: Plan, log: EpochLog, options: DriverOptions) -> None:
         """Read the inventories of a state.  Raises `CorruptState`."""
-        self.flow, self.cut, self.log, self.given = flow, cut_stages(flow), log, wanted
+        self.flow, self.cut, self.log, self.options = flow, cut_stages(flow), log, options
         manifest, stages = log.manifest_log.manifest, self.cut.stages
-        # What was never committed has no partitions yet, whatever its maker wanted.
-        self.partitions = manifest.partitions if manifest.inventories else wanted.partitions or manifest.partitions
+        # What was never committed has no partitions yet, whatever its options say.
+        self.partitions = manifest.partitions if manifest.inventories else options.partitions or manifest.partitions
         self.growing: GrowthPlan | None = None
         if manifest.inventories and (log.change.outputs or log.change.inputs):
             self.growing = GrowthPlan(self.cut, log.change, log.manifest_log)
@@ -311,37 +323,21 @@ class EpochDriver:
         cls,
         flow: Plan,
         state: str | PathLike[str] | Store,
-        *,
-        partitions: int | None = None,
-        default_partitions: int = 1,
-        outputs: str | PathLike[str] | None = None,
-        trust: Literal["owner", "group"] = "owner",
-        grace: float = GRACE,
-        keep: int = KEPT,
-        retain: int | None = None,
-        memory: str | int | None = None,
-        secret: Secret | None = None,
-        checkpoint: str | None = None,
+        options: DriverOptions = DriverOptions(),
     ) -> Self:
         """Take hold of a state, or make a new one there.  O(bytes of its inventories).
-
-        ``partitions``: None for as many as the state has, ``default_partitions`` for a new one.  ``outputs``: a folder
-        for Parquet files, as in `Flow.open`.  ``grace``: seconds that a version outlives its successor.  ``keep``: how
-        many epochs can be replayed.  ``retain``, ``memory`` (bytes of one task), ``secret``: as in `Flow.open`.
-        ``checkpoint``: the folder of the checkpoint of the query that gives batches, for messages.
 
         Raises `PlanChanged`, `SpecError` (for another number of partitions than it has, too), `StateRefused`,
         `CorruptState`, and what the store raises.
         """
-        flow, size = flow.frozen(), parse_size(memory)
-        wanted = Wanted(partitions, default_partitions, outputs, trust, keep, retain, size, checkpoint)
+        flow = flow.frozen()
         cut_stages(flow)  # a plan that has no place on Spark is refused before anything is made
         log = EpochLog.open(
             flow,
             state,
-            partitions=partitions or default_partitions,
-            fits=wanted.fits,
-            options=LogOptions(outputs, trust, grace, keep, secret),
+            partitions=options.partitions or options.default_partitions,
+            fits=options.fits,
+            options=LogOptions(options.outputs, options.trust, options.grace, options.keep, options.secret),
         )
         with on_failure(log.close):
             many, before = log.manifest_log.manifest.partitions > 1, log.change.before
@@ -351,7 +347,7 @@ class EpochDriver:
                     f"{log.change.text}; rows of {moved} are told apart by it, and would be in other partitions",
                     Phrase("rewrite the state first: ", Command("evolve")),
                 )
-            return cls(log.flow, log, wanted)
+            return cls(log.flow, log, options)
 
     @property
     def manifest(self) -> Manifest:
@@ -380,7 +376,7 @@ class EpochDriver:
             if epoch is not None:
                 raise SpecError(f"epoch={epoch}, feed={feed!r}", "they may contradict each other", "give one of them")
             self._asked = feed
-            return find_batch_epoch(where, manifest.feed, feed, manifest.receipts, adopt, self.given.checkpoint)
+            return find_batch_epoch(where, manifest.feed, feed, manifest.receipts, adopt, self.options.checkpoint)
         return None if epoch is None else self.log.find_committed(epoch, f"epoch {epoch} of {where}")
 
     def replayed(self, epoch: CommittedEpoch, rows: Mapping[str, int], digests: Mapping[str, str]) -> Committed:
@@ -394,7 +390,7 @@ class EpochDriver:
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
             if now is not None and asked is not None and began_anew(now, asked, epoch):
-                raise restart_error(self.log.manifest_log.store.where, now, asked, self.given.checkpoint)
+                raise restart_error(self.log.manifest_log.store.where, now, asked, self.options.checkpoint)
             more = ", and the plan has other columns since" if self.log.past(epoch.epoch) is not None else ""
             raise ReplayMismatch(
                 f"give epoch {epoch.epoch} of {self.log.manifest_log.store.where} again",
@@ -441,7 +437,7 @@ class EpochDriver:
         """Build the start of the next epoch."""
         manifest, log = self.manifest, self.log.manifest_log
         return EpochStart(
-            version=Version(address_of(log.store), self.given.trust, log.number, log.digest),
+            version=Version(address_of(log.store), self.options.trust, log.number, log.digest),
             epoch=self.epoch + 1,
             partitions=self.partitions,
             secret=manifest.secret,
@@ -454,7 +450,7 @@ class EpochDriver:
             inventories=self.live.parts,
             folder=self.log.outputs.path,
             retain=self._retain,
-            memory=self.given.memory,
+            memory=self.options.task_memory,
             past=self._past,
             growth=growth,
         )
@@ -466,7 +462,7 @@ class EpochDriver:
         assert self.growing is not None, "nothing is new"
         log = self.log.manifest_log
         log.check_newest()
-        parts = self.growing.write_inventories(self.given.trust, self.given.memory)
+        parts = self.growing.write_inventories(self.options.trust, self.options.task_memory)
         self.live = LiveFiles.read(log.store, parts, self.cut.stages, self.partitions)
         self._start = self._build_start(self.manifest.last, self.manifest.frontier, self.growing.new)
         return self._start
@@ -481,7 +477,7 @@ class EpochDriver:
     @property
     def _retain(self) -> int:
         """The span of history that is kept before the last time: the span asked for, else the span so far."""
-        return self.manifest.retain if self.given.retain is None else self.given.retain
+        return self.manifest.retain if self.options.retain is None else self.options.retain
 
     def _to(self) -> int:
         """Return the frontier that rows of earlier epochs allow to close to."""

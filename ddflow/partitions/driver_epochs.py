@@ -202,7 +202,7 @@ class DriverEpochs(KeptEpochs):
         if self.is_new(name):
             return self.output_schema(name).empty_table()
         manifest, log = self.manifest, self.log.manifest_log
-        version = Version(address_of(log.store), self.driver.given.trust, manifest.number, log.digest)
+        version = Version(address_of(log.store), self.driver.options.trust, manifest.number, log.digest)
         parts = find_partitioning(self.flow, name) if manifest.partitions > 1 else None
         if parts is None:
             return read_updates(version, self.flow, name, None)

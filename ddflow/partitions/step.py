@@ -53,12 +53,12 @@ class StagePart:
     """``at``: the name of the inventory that it holds, "" for none.  ``stage``, ``number``: which part it is.
 
     >>> import os, tempfile, ddflow as dd
-    >>> from ddflow.partitions.commit import EpochDriver
+    >>> from ddflow.partitions.commit import DriverOptions, EpochDriver
     >>> from ddflow.partitions.stages import cut_stages
     >>> flow = dd.Flow()
     >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), partitions=1)
+    ...     coordinator = EpochDriver.open(flow, os.path.join(place, "state"), DriverOptions(partitions=1))
     ...     start = coordinator.begin()
     ...     part = StagePart(cut_stages(flow), start, stage=0, number=0)
     ...     rows = pa.table({"id": [1, 2]}).to_reader()

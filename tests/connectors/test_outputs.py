@@ -35,7 +35,7 @@ from ddflow.connectors.parquet.folder import MARK_BYTES, folder_name
 from ddflow.connectors.parquet.sink import OutputFolder
 from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
@@ -117,7 +117,7 @@ def another_folder(state: Path) -> None:
 
 
 def goes_on_in_partitions(state: Path) -> None:
-    coordinator = EpochDriver.open(flow(), state, grace=0, keep=1)
+    coordinator = EpochDriver.open(flow(), state, DriverOptions(grace=0, keep=1))
     coordinator.close()
 
 
@@ -181,7 +181,7 @@ def test_outputs_may_go_to_another_folder_and_epochs_are_told_from_the_one_that_
     "opened",
     [
         lambda state, outputs: flow().open(state, outputs=outputs),
-        lambda state, outputs: EpochDriver.open(flow(), state, outputs=outputs, partitions=2),
+        lambda state, outputs: EpochDriver.open(flow(), state, DriverOptions(outputs=outputs, partitions=2)),
     ],
 )
 @pytest.mark.parametrize("new", [True, False])
@@ -306,7 +306,7 @@ def test_a_damaged_outputs_json_is_named_with_a_remedy_that_helps(damage: str, t
         lambda: flow().open(state, outputs=outputs),
         lambda: gc(state),
         lambda: rollback(state),
-        lambda: EpochDriver.open(flow(), state, outputs=outputs),
+        lambda: EpochDriver.open(flow(), state, DriverOptions(outputs=outputs)),
     ):
         with raises(CorruptState) as caught:
             wrong()

@@ -21,7 +21,7 @@ from test_laws import calls
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.engine.read.history import check_readable
+from ddflow.engine.read.history import check_readable, net_changes
 from ddflow.engine.read.readers import Reader
 from ddflow.time import CLOSED, NEVER
 
@@ -187,8 +187,8 @@ def test_the_circuit_gives_changes_of_inner_collections_too() -> None:
     with flow.open(retain=5) as engine:
         for time in range(3):
             step(engine, time, (time, "Bern"))
-        assert bag(changes(engine.dataflow.graph, inner, 0, 2)) == {("Bern",): 2}
-        refused(lambda: changes(engine.dataflow.graph, inner, 2, 1), errors.TimeWentBack, "from 2 to 1")
+        assert bag(net_changes(engine.dataflow.graph, inner, 0, 2)) == {("Bern",): 2}
+        refused(lambda: net_changes(engine.dataflow.graph, inner, 2, 1), errors.TimeWentBack, "from 2 to 1")
 
 
 # Readers

@@ -37,7 +37,7 @@ from ddflow.errors import (
     WrongMode,
 )
 from ddflow.partitions import commit as module
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.storage.fields import encoded
@@ -131,7 +131,9 @@ def epoch(coordinator: EpochDriver, rows: int = 3, feed: Feed | None = None, **o
 def opened(store: MemoryStore | Path | None = None, flow: dd.Flow | None = None, **options: Any) -> EpochDriver:
     """A coordinator of two partitions."""
     store = store.writer() if isinstance(store, MemoryStore) else store or MemoryStore()
-    return EpochDriver.open(flow or flow_of(), store, **{"partitions": 2, "secret": Secret(1, 2), **options})
+    return EpochDriver.open(
+        flow or flow_of(), store, DriverOptions(**{"partitions": 2, "secret": Secret(1, 2), **options})
+    )
 
 
 def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
@@ -454,7 +456,7 @@ def test_a_driver_that_dies_while_it_publishes_is_told_by_the_state(happened: bo
             raise OutcomeUnknown("publish", "the driver died", "open it again")
 
     store = MemoryStore()
-    coordinator = EpochDriver.open(flow_of(), Dying(store.shared), partitions=2)
+    coordinator = EpochDriver.open(flow_of(), Dying(store.shared), DriverOptions(partitions=2))
     epoch(coordinator, feed=Feed("a", 0))
     with pytest.raises(OutcomeUnknown):
         epoch(coordinator, feed=Feed("a", 1))

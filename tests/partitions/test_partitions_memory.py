@@ -19,7 +19,7 @@ import gc, json, os, sys
 import numpy as np, pyarrow as pa, pyarrow.compute as pc
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.stages import cut_stages
 from ddflow.partitions.step import StagePart
 from ddflow.partitions.partitioner import Partitioner
@@ -42,7 +42,7 @@ def batches(total):
                                pc.binary_join_element_wise(pa.array(k).cast(pa.string()), 'x' * 70, '')], schema=schema)
 
 def take(name, total, wait):
-    coordinator = EpochDriver.open(flow, os.path.join(place, name), partitions=1, memory=memory)
+    coordinator = EpochDriver.open(flow, os.path.join(place, name), DriverOptions(partitions=1, memory=memory))
     router = Partitioner(flow, "s", 1, Secret(*coordinator.manifest.secret), None, chunk_bytes=memory // 16)
     chunks = os.path.join(place, name + ".arrow")
     # What Spark keeps on its own disk between two stages; it hands over an eighth of the budget together, at most.

@@ -34,7 +34,7 @@ from ddflow.errors import (
     WrongMode,
 )
 from ddflow.partitions.chunks import RECEIPT
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.epoch_start import Version
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Receipt
@@ -355,7 +355,7 @@ def test_an_executor_that_sees_another_state_says_so_before_it_works(tmp_path: P
     here, there = str(tmp_path / "here"), str(tmp_path / "there")
     with flow.open(there) as engine:
         engine.step({"orders": orders_of(3)}, time=1)
-    coordinator = EpochDriver.open(flow, here, partitions=1)
+    coordinator = EpochDriver.open(flow, here, DriverOptions(partitions=1))
     sight = Version(here, "owner", 0, coordinator.log.manifest_log.digest)
     check_version(sight)
     router = Partitioner(flow, "orders", 1, Secret(1, 2))
@@ -382,7 +382,7 @@ def receipts_of(batches: list[pa.RecordBatch]) -> list[Receipt]:
 def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part_tells(state: str) -> None:
     flow = dd.Flow()
     flow.output("o", flow.upserts("orders", test_spark.ORDERS, dd.Upsert("id", order_by="at")))
-    coordinator = EpochDriver.open(flow, state, partitions=1)
+    coordinator = EpochDriver.open(flow, state, DriverOptions(partitions=1))
     columns = {"orders": tuple(test_spark.ORDERS.names)}
     hits = []
     with flow.open() as engine:

@@ -18,7 +18,7 @@ import spark_bridge
 from ddflow.cli import app
 from ddflow.engine.garbage import gc
 from ddflow.errors import DdflowError, EngineClosed, SpillRefused, StateRefused
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import address
 from ddflow.storage import object_store as bucket
@@ -47,7 +47,7 @@ def made(place: Path) -> str:
 
 STATES: dict[str, Callable[[Any, Path], Any]] = {
     "flow.open": lambda given, _: flow().open(given),
-    "EpochDriver.open": lambda given, _: EpochDriver.open(flow(), given, partitions=2),
+    "EpochDriver.open": lambda given, _: EpochDriver.open(flow(), given, DriverOptions(partitions=2)),
     "open_store": lambda given, _: open_store(given, readonly=True),
     "dd.read": lambda given, _: dd.read(given, "all"),
     "Snapshot": lambda given, _: dd.Snapshot.open(given).close(),
@@ -68,7 +68,7 @@ STATES: dict[str, Callable[[Any, Path], Any]] = {
 FOLDERS: dict[str, Callable[[Any, Path], Any]] = {
     "flow.open": lambda given, place: flow().open(place / "state", outputs=given),
     "in memory": lambda given, _: flow().open(MemoryStore(), outputs=given),
-    "EpochDriver.open": lambda given, place: EpochDriver.open(flow(), place / "state", outputs=given),
+    "EpochDriver.open": lambda given, place: EpochDriver.open(flow(), place / "state", DriverOptions(outputs=given)),
     "spark run": lambda given, place: spark_bridge.run(flow(), {}, state=str(place / "state"), outputs=given),
     "spark stream": lambda given, place: spark_bridge.stream(
         flow(),

@@ -17,7 +17,7 @@ from parts_by_hand import Hands
 
 import ddflow as dd
 from ddflow.engine.garbage import blobs_of
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.partitions.step import StagePart
 from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompressed, read_batches
@@ -174,7 +174,7 @@ def test_a_budget_is_kept_though_files_hold_more_than_they_take(tmp_path: Path) 
     flow.output("rows", rows)
     n, budget = 600_000, 64 << 20
     store = open_store(str(tmp_path / "state"), create=True)
-    coordinator = EpochDriver.open(flow, store, partitions=1)
+    coordinator = EpochDriver.open(flow, store, DriverOptions(partitions=1))
     start = coordinator.begin()
     part = StagePart(coordinator.cut, start, 0, 0)
     made = part.step(start, {"rows": pa.table({"id": range(n), "n": [7] * n})}, {}, {"rows": n}, {"rows": "0" * 32})

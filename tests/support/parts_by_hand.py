@@ -14,7 +14,7 @@ import pyarrow as pa
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret, identities, partition_of
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.partitions.step import PartDone, StagePart, idle
@@ -33,7 +33,7 @@ class Hands:
         self, flow: dd.Flow, store: Store, partitions: int | None, chance: random.Random, **options: Any
     ) -> None:
         self.store, self.chance = store, chance
-        self.coordinator = EpochDriver.open(flow, store, partitions=partitions, **options)
+        self.coordinator = EpochDriver.open(flow, store, DriverOptions(partitions=partitions, **options))
         self.cut = self.coordinator.cut
         self.warm: dict[tuple[int, int], list[StagePart]] = {}
         self.hits, self.behind, self.copies = 0, 0, 3

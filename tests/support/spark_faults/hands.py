@@ -19,7 +19,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.errors import StorageFull
 from ddflow.partitions.chunks import PACKED, RECEIPT
-from ddflow.partitions.commit import EpochDriver
+from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.epoch_start import Version
 from ddflow.partitions.partitioner import Partitioner
 from ddflow.partitions.receipt import Committed, Receipt
@@ -53,7 +53,7 @@ class Hands:
         memory: int | None = None,
     ) -> None:
         self.flow, self.state, self.chance, self.memory = flow, state, chance, memory
-        self.coordinator = EpochDriver.open(flow, state, partitions=partitions, memory=memory)
+        self.coordinator = EpochDriver.open(flow, state, DriverOptions(partitions=partitions, memory=memory))
         self.workers = [PartCache() for _ in range(workers)]
         self.late: list[tuple[PartCache, int, Iterator[pa.RecordBatch]]] = []
         self.seen: dict[str, int] = {}
