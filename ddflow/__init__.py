@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ddflow.engine.flow import Flow
     from ddflow.engine.garbage import gc
     from ddflow.engine.lineage.log_parts import Full, Restated
-    from ddflow.engine.read.readers import Reader
+    from ddflow.engine.read.reads import Reader
     from ddflow.engine.snapshot import Snapshot, read
     from ddflow.engine.stats import Stats
     from ddflow.operators.upserts import ToUpserts, to_upserts
@@ -76,7 +76,7 @@ _HOMES = {
     "connectors.files.file_path": "FilePath",
     "dataflow.result": "Step Verdicts",
     "engine.engine": "Engine",
-    "engine.read.readers": "Reader",
+    "engine.read.reads": "Reader",
     "engine.snapshot": "Snapshot read",
     "engine.stats": "Stats",
     "operators.upserts": "ToUpserts to_upserts",

@@ -22,7 +22,7 @@ from test_laws import calls
 import ddflow as dd
 from ddflow import errors
 from ddflow.engine.read.history import check_readable, net_changes
-from ddflow.engine.read.readers import Reader
+from ddflow.engine.read.reads import Reader
 from ddflow.time import CLOSED, NEVER
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("city", pa.string())])

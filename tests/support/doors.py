@@ -36,7 +36,7 @@ from tight import MEMORY, tighten
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.engine.read.readers import Reader
+from ddflow.engine.read.reads import Reader
 from ddflow.errors import DdflowError
 from ddflow.plan.inputs.spec import Upsert
 
