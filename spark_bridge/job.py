@@ -39,7 +39,7 @@ from ddflow.errors.base import replace_texts
 from ddflow.kernels import cache
 from ddflow.kernels.compile import cache_directory
 from ddflow.metrics import Metrics
-from ddflow.partitions.chunks import PACKED, add_digests, chunk_limits, chunk_schema
+from ddflow.partitions.chunks import PACKED, ChunkLimits, add_digests, chunk_limits, chunk_schema
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs
 from ddflow.partitions.epoch_start import EpochStart, Version
@@ -182,10 +182,10 @@ class Job:
         manifest, partitions = self.coordinator.manifest, self.coordinator.partitions
         secret = Secret(*manifest.secret)
         version = Version(self.store, self.options.trust, manifest.number, self.coordinator.log.manifest_log.digest)
-        most = chunk_limits(partitions)[1]
+        limits = chunk_limits(partitions)
         if self.memory is not None:
-            most = min(most, max(self.memory // 16, 1 << 20))
-        how = {name: (self.columns[name], most, self.coordinator.heard.get(name)) for name in frames}
+            limits = limits._replace(bytes=min(limits.bytes, max(self.memory // 16, 1 << 20)))
+        how = {name: (self.columns[name], limits, self.coordinator.heard.get(name)) for name in frames}
         routers = (router(self.flow, name, partitions, secret, *each) for name, each in how.items())
         return union(route_rows(frames[each.input], each, version) for each in routers)
 
@@ -292,13 +292,13 @@ def router(
     partitions: int,
     secret: Secret,
     columns: tuple[str, ...],
-    chunk_bytes: int | None = None,
+    limits: ChunkLimits | None = None,
     heard: Heard | None = None,
 ) -> Partitioner:
     """Make the partitioner of an input's rows, in Spark's types."""
     came = loose(flow.inputs[name].bound.schema)
     restore: Any = partial(from_spark, schema=came, what=f"rows for {name!r}")
-    return Partitioner(flow, name, partitions, secret, columns, restore=restore, chunk_bytes=chunk_bytes, heard=heard)
+    return Partitioner(flow, name, partitions, secret, columns, limits, restore, heard)
 
 
 def route_rows(frame: DataFrame, by: Partitioner, version: Version | None) -> DataFrame:

@@ -75,13 +75,20 @@ class Origin(NamedTuple):
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 
 
-def chunk_limits(partitions: int) -> tuple[int, int]:
-    """Return how many rows, and how many bytes of them, are packed together at most.  Pure.
+class ChunkLimits(NamedTuple):
+    """How many rows, and how many bytes of them, are packed together at most."""
+
+    rows: int
+    bytes: int
+
+
+def chunk_limits(partitions: int) -> ChunkLimits:
+    """Choose the limits of chunks for a number of partitions.  Pure.
 
     262,144 rows or 8 MB, and with many partitions more: a chunk costs some 0.5 KB and 20 us beside its rows, so each
     should have 512 rows or 16 KB; but no more than 2 million rows or 64 MB, since four copies may be in memory.
     """
-    return min(max(1 << 18, partitions << 9), 1 << 21), min(max(8 << 20, partitions << 14), 64 << 20)
+    return ChunkLimits(min(max(1 << 18, partitions << 9), 1 << 21), min(max(8 << 20, partitions << 14), 64 << 20))
 
 
 def chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
@@ -298,7 +305,7 @@ class ShuffleReader(Closing):
     >>> flow = dd.Flow()
     >>> orders = flow.upserts("orders", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id"))
     >>> _ = flow.output("orders", orders)
-    >>> route = Partitioner(flow, "orders", 1, Secret(1, 2), chunk_rows=2)
+    >>> route = Partitioner(flow, "orders", 1, Secret(1, 2), limits=ChunkLimits(2, 8 << 20))
     >>> chunks = list(route([pa.record_batch({"id": [3, 1, 2], "city": ["Bern", "Basel", "Chur"]})], origin=0))
     >>> with ShuffleReader(cut_stages(flow), stage=0, number=0) as shuffle:
     ...     for chunk in reversed(chunks):

@@ -36,6 +36,7 @@ from ddflow.errors import DdflowError, SchemaMismatch
 from ddflow.errors.base import name_input
 from ddflow.partitions.chunks import (
     PACKED,
+    ChunkLimits,
     Origin,
     chunk_limits,
     chunk_schema,
@@ -60,8 +61,8 @@ TOPIC: Final = "topic"
 
 class Partitioner:
     """``input``: its name in the flow.  ``columns``: the declared ones that the rows have, as `columns_there` tells
-    them (None: all, and those that rows lack are null).  ``chunk_rows``, ``chunk_bytes``: what is packed together (see
-    `chunk_limits`); four copies of it are in memory at most.  ``restore``: makes the flow's types of those that rows
+    them (None: all, and those that rows lack are null).  ``limits``: of rows that are packed together (by default
+    `chunk_limits`); four copies of them are in memory at most.  ``restore``: makes the flow's types of those that rows
     travelled in before.  ``heard``: what is known of messages.
 
     It holds no rows between calls, and may be called any number of times.
@@ -74,8 +75,7 @@ class Partitioner:
         partitions: int,
         secret: Secret,
         columns: tuple[str, ...] | None = None,
-        chunk_rows: int | None = None,
-        chunk_bytes: int | None = None,
+        limits: ChunkLimits | None = None,
         restore: Restore | None = None,
         heard: Heard | None = None,
     ) -> None:
@@ -90,8 +90,7 @@ class Partitioner:
         self.table = None if heard is None else heard.table
         self.left, self.asked = ([], None) if heard is None else (heard.unseen.left, heard.unseen.table)
         self.known = None if heard is None else {*heard.known, *bound.schema.names}
-        rows, size = chunk_limits(partitions)
-        self.chunk_rows, self.chunk_bytes = chunk_rows or rows, chunk_bytes or size
+        self.limits = limits or chunk_limits(partitions)
 
     def __call__(self, batches: Iterable[pa.RecordBatch], origin: int) -> Iterator[pa.RecordBatch]:
         """Pack rows into chunks, in batches of the columns `PACKED`.
@@ -127,9 +126,9 @@ class Partitioner:
                     yield pa.Table.from_batches(chunk)
                 chunk, rows, size, schema = [], 0, 0, batch.schema
                 yield pa.Table.from_batches([], schema)
-            for piece in slice_rows(batch, self.chunk_rows, self.chunk_bytes):
+            for piece in slice_rows(batch, *self.limits):
                 taken = plain_size(piece)
-                if chunk and (rows + piece.num_rows > self.chunk_rows or size + taken > self.chunk_bytes):
+                if chunk and (rows + piece.num_rows > self.limits.rows or size + taken > self.limits.bytes):
                     yield pa.Table.from_batches(chunk)
                     chunk, rows, size = [], 0, 0
                 chunk.append(piece)

@@ -21,7 +21,16 @@ import ddflow as dd
 from ddflow.columns.hashing import identities, partition_of
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import SchemaMismatch
-from ddflow.partitions.chunks import NO_ROWS, PACKED, add_digests, chunk_schema, payload_at, unpack, with_arrival
+from ddflow.partitions.chunks import (
+    NO_ROWS,
+    PACKED,
+    ChunkLimits,
+    add_digests,
+    chunk_schema,
+    payload_at,
+    unpack,
+    with_arrival,
+)
 from ddflow.partitions.partitioner import Partitioner, columns_there, tells_arrival
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
@@ -70,10 +79,10 @@ def test_all_rows_arrive_in_order_each_in_the_partition_of_its_key(data: st.Data
     partitions = data.draw(st.sampled_from([1, 2, 3, 8, 1000]))
     schema, spec = schema_of(input["columns"]), spec_of(input["spec"])
     flow = opened(schema, spec)
-    limits = {"chunk_rows": data.draw(st.integers(1, 6)), "chunk_bytes": data.draw(st.sampled_from([1, 60, 10**6]))}
+    limits = ChunkLimits(data.draw(st.integers(1, 6)), data.draw(st.sampled_from([1, 60, 10**6])))
     shape = data.draw(shapes())
     given_rows = to_arrow(input["columns"], rows)
-    chunks = routed(Partitioner(flow, "s", partitions, SECRET, **limits), batches_of(shape(given_rows), schema))
+    chunks = routed(Partitioner(flow, "s", partitions, SECRET, limits=limits), batches_of(shape(given_rows), schema))
     high, _ = identities(given_rows.select(list(spec.key)), SECRET, len(rows))
     home = partition_of(high, partitions).tolist()
     for to in range(partitions) if partitions < 10 else {*home, 0, 999}:
@@ -97,19 +106,17 @@ def test_the_digest_of_the_rows_is_of_nothing_else(data: st.DataObject) -> None:
     flow = opened(schema, spec)
     rows = data.draw(events(input, most=12, least=1))
 
-    def digest(rows: list[Any], partitions: int = 1, cuts: list[list[Any]] | None = None, **options: Any) -> bytes:
+    def digest(rows: list[Any], partitions: int = 1, cuts: list[list[Any]] | None = None, most: int = 1 << 18) -> bytes:
         """Of rows read by several tasks, each of which gives them in some shape."""
-        route = Partitioner(flow, "s", partitions, SECRET, **options)
+        route = Partitioner(flow, "s", partitions, SECRET, limits=ChunkLimits(most, 8 << 20))
         shape = data.draw(shapes())
         parts = [batches_of(shape(to_arrow(input["columns"], part)), schema) for part in cuts or [rows]]
         return of_all([c for task, part in enumerate(parts) for c in routed(route, part, task)])
 
     once = digest(rows)
     mixed = data.draw(st.permutations(rows))
-    assert digest(
-        mixed, data.draw(st.integers(1, 9)), data.draw(splits(mixed)), chunk_rows=data.draw(st.integers(1, 5))
-    )
-    assert once == digest(mixed, data.draw(st.integers(1, 9)), data.draw(splits(mixed)), chunk_rows=2)
+    assert digest(mixed, data.draw(st.integers(1, 9)), data.draw(splits(mixed)), most=data.draw(st.integers(1, 5)))
+    assert once == digest(mixed, data.draw(st.integers(1, 9)), data.draw(splits(mixed)), most=2)
     at = data.draw(st.integers(0, len(rows) - 1))
     assert once != digest(rows[:at] + rows[at + 1 :])
     assert once != digest([*rows, rows[at]])
@@ -124,7 +131,7 @@ def test_a_chunk_is_no_larger_than_asked() -> None:
     table = pa.table(
         {"id": rng.integers(0, 999, 5000), "city": ["x" * (i % 50) for i in range(5000)], "at": range(5000)}
     )
-    route = Partitioner(flow, "s", 2, SECRET, chunk_rows=700, chunk_bytes=20_000)
+    route = Partitioner(flow, "s", 2, SECRET, limits=ChunkLimits(700, 20_000))
     held = [sum(c["rows"] for c in batch.to_pylist()) for batch in route(table.to_batches(max_chunksize=60), 0)]
     assert sum(held) == 5000 and max(held) <= 700 and min(held[:-1]) > 300
     sizes = [batch.nbytes for batch in route(table.to_batches(), 0)]

@@ -23,7 +23,7 @@ from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.stages import cut_stages
 from ddflow.partitions.step import StagePart
 from ddflow.partitions.partitioner import Partitioner
-from ddflow.partitions.chunks import ShuffleReader
+from ddflow.partitions.chunks import ChunkLimits, ShuffleReader
 
 mode, place, total, memory = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 schema = pa.schema({"k": pa.int64(), "v": pa.int64(), "t": pa.int64(), "s": pa.string()})
@@ -43,7 +43,7 @@ def batches(total):
 
 def take(name, total, wait):
     coordinator = EpochDriver.open(flow, os.path.join(place, name), DriverOptions(partitions=1, memory=memory))
-    router = Partitioner(flow, "s", 1, Secret(*coordinator.manifest.secret), None, chunk_bytes=memory // 16)
+    router = Partitioner(flow, "s", 1, Secret(*coordinator.manifest.secret), None, ChunkLimits(1 << 18, memory // 16))
     chunks = os.path.join(place, name + ".arrow")
     # What Spark keeps on its own disk between two stages; it hands over an eighth of the budget together, at most.
     with pa.OSFile(chunks, "wb") as file:

@@ -25,6 +25,7 @@ from ddflow.errors import Misrouted, SpillRefused
 from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
+    ChunkLimits,
     Origin,
     ShuffleReader,
     add_digests,
@@ -70,7 +71,7 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
     rows = data.draw(events(input, most=20))
     flow = opened(schema_of(input["columns"]), spec_of(input["spec"]))
     partitions = data.draw(st.integers(1, 3))
-    route = Partitioner(flow, "s", partitions, SECRET, chunk_rows=data.draw(st.integers(1, 5)))
+    route = Partitioner(flow, "s", partitions, SECRET, limits=ChunkLimits(data.draw(st.integers(1, 5)), 8 << 20))
     tasks = data.draw(splits(rows))
     batches = [b for n, part in enumerate(tasks) for b in route(to_arrow(input["columns"], part).to_batches(), n)]
     whole = to_arrow(input["columns"], rows)
@@ -99,7 +100,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
     n = len(array)
     flow = opened({"id": pa.int64(), "v": array.type})
     rows = pa.record_batch({"id": pa.array(range(n)), "v": array})
-    chunks = shuffled(Partitioner(flow, "s", 1, SECRET, chunk_rows=4)([rows], 0), 1)
+    chunks = shuffled(Partitioner(flow, "s", 1, SECRET, limits=ChunkLimits(4, 8 << 20))([rows], 0), 1)
     odd = Origin(["t/0"], np.empty(0, np.int64), np.arange(n) * 3 % n, True)
     hashes = row_hashes(rows, SECRET)
     halves = [
@@ -142,7 +143,7 @@ def kafka(
             "partition": pa.array([partition] * n, pa.int32()),
         }
     )
-    return list(Partitioner(flow, "s", 1, SECRET, chunk_rows=chunk_rows)([rows], task))
+    return list(Partitioner(flow, "s", 1, SECRET, limits=ChunkLimits(chunk_rows, 8 << 20))([rows], task))
 
 
 @effort(80, deadline=None)
@@ -272,7 +273,7 @@ def test_columns_that_are_not_there_stay_away() -> None:
 
 def test_an_eighth_of_the_budget_is_held_in_memory(tmp_path: Path) -> None:
     flow = opened({"id": pa.int64()})
-    route = Partitioner(flow, "s", 1, SECRET, chunk_rows=1000)
+    route = Partitioner(flow, "s", 1, SECRET, limits=ChunkLimits(1000, 8 << 20))
     batches = list(route([pa.record_batch({"id": range(40_000)})], 0))
     shuffle = ShuffleReader(cut_stages(flow), 0, 0, 800_000, str(tmp_path))
     held = []
