@@ -9,8 +9,8 @@ the span of time in which it held; spans of a key do not overlap.
 >>> with flow.open(retain=9) as engine:
 ...     for time, city in enumerate(["Bern", "Basel", "Bern", "Chur"]):
 ...         _ = engine.step({"people": pa.table({"id": [1], "city": [city]})}, time)
-...     away = changes(engine.dataflow.graph, people, 0, 3).to_pylist()
-...     back = changes(engine.dataflow.graph, people, 0, 2).to_pylist()
+...     away = net_changes(engine.dataflow.graph, people, 0, 3).to_pylist()
+...     back = net_changes(engine.dataflow.graph, people, 0, 2).to_pylist()
 >>> away
 [{'id': 1, 'city': 'Bern', '_diff': -1}, {'id': 1, 'city': 'Chur', '_diff': 1}]
 >>> back  # it was away in between, and nothing has changed
