@@ -90,8 +90,7 @@ class EpochLog:
 
     def __init__(self, flow: Plan, manifest_log: ManifestLog, change: PlanChange, outputs: Outputs, keep: int) -> None:
         self.flow, self.manifest_log, self.change, self.outputs, self.keep = flow, manifest_log, change, outputs, keep
-        self.plan = describe(flow)
-        self.fingerprint = fingerprint(self.plan)
+        self.set_plan(flow)
         manifest = manifest_log.manifest
         self.sources, self.sinks = dict(manifest.sources), dict(manifest.sinks)
         """The sources and sinks of the next version."""
