@@ -185,7 +185,7 @@ def _driver(state: str, partitions: int, epochs: int) -> dict[str, Any]:
         driver = EpochDriver.open(receipts.flow(), state)
         opens.append(time.perf_counter() - began)
         held = tracemalloc.get_traced_memory()[0] - before
-        manifest, names = driver.manifest, driver.live.names()
+        manifest, names = driver.manifest, driver.live.file_names()
         length = len(driver.log.manifest_log.store.manifest(manifest.number))
         driver.close()
         del driver

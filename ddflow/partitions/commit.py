@@ -182,10 +182,7 @@ def find_batch_epoch(
             "that is no batch of a query",
             f"give Feed(query, batch): a text of {QUERY} characters at most, a whole number from 0",
         )
-    what, folder = (
-        f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
-        _describe_folder(checkpoint),
-    )
+    what, folder = f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}", _name_folder(checkpoint)
     if now is None and asked.batch and not adopt:
         raise FeedChanged(
             what,
@@ -240,7 +237,7 @@ def restart_error(where: str, now: Feed, asked: Feed, checkpoint: str | None = N
         f"give batch {asked.batch} of {_describe_query(asked.query)} to {where}",
         f"batch {asked.batch} was given before with other rows, and the last one was {now.batch}: this "
         "is another query, or its checkpoint was deleted",
-        f"restore {_describe_folder(checkpoint)}; or start with " + ADOPT + ": " + AGAIN,
+        f"restore {_name_folder(checkpoint)}; or start with " + ADOPT + ": " + AGAIN,
     )
 
 
@@ -277,7 +274,7 @@ def _is_batch(batch: object) -> bool:
     return isinstance(batch, int) and not isinstance(batch, bool) and 0 <= batch < CLOSED
 
 
-def _describe_folder(checkpoint: str | None) -> str:
+def _name_folder(checkpoint: str | None) -> str:
     return "its checkpoint's folder" if checkpoint is None else f"the folder {checkpoint}"
 
 

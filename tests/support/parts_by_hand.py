@@ -105,7 +105,7 @@ class Hands:
             if part.at == start.inventory(stage, number):
                 self.hits += 1
                 return part
-            if part.at in start.before(stage, number):
+            if part.at in start.find_past(stage, number):
                 self.behind += 1
                 part.catch_up(start)
                 for upsert in part.dataflow.graph.inputs.values():
