@@ -59,7 +59,7 @@ def watch(
     def look() -> "tuple[LiveLook, int, str]":
         with Snapshot.open(state, **options) as snapshot:
             kind, epoch = snapshot.flow.time_type, snapshot.epoch
-            when = f"epoch {epoch:,}" if kind == INT64 else f"{shown(snapshot.last, kind)}, epoch {epoch:,}"
+            when = f"epoch {epoch:,}" if kind == INT64 else f"{format_time(snapshot.last, kind)}, epoch {epoch:,}"
             return live.compare_rows(snapshot.read(output)), epoch, f"{output} at {when}"
 
     seen, epoch, head = look()

@@ -166,7 +166,9 @@ def contents(reading: Reading, name: str, as_of: int | None = None, after: int |
         return graph.output(node, time, as_of)
     if DIFF not in node.updates_schema(kind).names:
         raise SpecError(f"changes of {name!r}", "it gives upserts", "read the collection that they are made of")
-    table = net_changes(graph, node, reading.closed(f"changes of {name!r} after {as_shown(after, kind)}", after), time)
+    table = net_changes(
+        graph, node, reading.closed(f"changes of {name!r} after {format_given_time(after, kind)}", after), time
+    )
     return stamp_time(table, time, node.updates_schema(kind))
 
 

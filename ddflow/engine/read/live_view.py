@@ -150,7 +150,7 @@ class Watch:
         with self._dataflow.at_rest("watch") as still:
             check_readable("watch", still.last, still.since, still.frontier)
             look = self._live.compare_rows(still.graph.read(self._node, None))
-            return html(self._live.name, look, f"at {shown(still.last, still.time_type)}")
+            return html(self._live.name, look, f"at {format_time(still.last, still.time_type)}")
 
 
 def html(name: str, look: LiveLook, when: str) -> str:

@@ -39,7 +39,7 @@ from ddflow.operators.updates import consolidate, ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Input
 from ddflow.storage.closing import Closing
-from ddflow.time import CLOSED, Time, as_int64, as_shown, shown
+from ddflow.time import CLOSED, Time, as_int64, format_given_time, format_time
 
 PAUSE: Final = 1.0
 """Seconds after which a waiting reader checks that the engine still runs."""
@@ -243,7 +243,7 @@ class Reader(Closing):
 
     def _to(self, what: str, time: Time | None) -> int:
         kind = self._engine.dataflow.time_type
-        asked = f"{what} of a reader of {self.name!r} to {as_shown(time, kind)}"
+        asked = f"{what} of a reader of {self.name!r} to {format_given_time(time, kind)}"
         to = None if time is None else as_int64(asked, time, CLOSED, kind)
         if to is not None and to < self.time:
             raise went_back(to, self.time, kind)
@@ -269,7 +269,7 @@ class Reader(Closing):
 
     @property
     def _time_text(self) -> str:
-        return shown(self.time, self._engine.dataflow.time_type)
+        return format_time(self.time, self._engine.dataflow.time_type)
 
     def __repr__(self) -> str:
         return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {self._time_text})"
