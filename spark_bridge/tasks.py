@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from pyspark import TaskContext
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.connectors.parquet.sink import Fragment, open_outputs
 from ddflow.errors import SnapshotExpired
 from ddflow.partitions.chunks import ShuffleReader, packed_receipts, packed_sums
@@ -266,7 +266,7 @@ class UpdatesFile:
             table = store().table(self.blob, there, None)
         else:
             table = open_outputs(self.folder).read(self.epoch, Fragment(output, self.blob), there)
-        return table if self.columns is None else pa.Table.from_batches([filled(table, schema)])
+        return table if self.columns is None else pa.Table.from_batches([fill_columns(table, schema)])
 
 
 @dataclass(frozen=True)

@@ -83,10 +83,10 @@ def partition_of(high: Words, partitions: int) -> Narrow:
     >>> partition_of(np.array([0, 2**63, 1, 2**64 - 1], np.uint64), 4).tolist()
     [0, 2, 2, 1]
     """
-    return (mixed(high) * np.uint64(partitions) >> np.uint64(32)).astype(np.int32)
+    return (mix_words(high) * np.uint64(partitions) >> np.uint64(32)).astype(np.int32)
 
 
-def mixed(high: Words) -> Words:
+def mix_words(high: Words) -> Words:
     """uint64[n], below 2**32: what partitions are ranges of.  O(n)."""
     return high * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
 

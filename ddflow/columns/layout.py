@@ -98,7 +98,7 @@ class Laid(NamedTuple):
 Column = pa.Array | Laid
 
 
-def arrayed(columns: Iterable[Column]) -> list[pa.Array]:
+def to_arrays(columns: Iterable[Column]) -> list[pa.Array]:
     """Columns as Arrow has them.  O(columns)."""
     return [pa.Array.from_buffers(*each) if isinstance(each, Laid) else each for each in columns]
 

@@ -28,10 +28,10 @@ RESERVED = (TIME, DIFF)
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Quote a name for SQL, whatever is in it.
 
-    >>> quoted('a"b')
+    >>> quote_name('a"b')
     '"a""b"'
     """
     return '"' + name.replace('"', '""') + '"'

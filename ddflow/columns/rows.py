@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.layout import BITS, BYTES, OTHER, WORDS, Array, Column, Laid, Layouts, address, arrayed
+from ddflow.columns.layout import BITS, BYTES, OTHER, WORDS, Array, Column, Laid, Layouts, address, to_arrays
 from ddflow.columns.schema import arrays
 from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
@@ -79,7 +79,7 @@ class Rows:
     def columns(self) -> list[pa.Array]:
         """The columns."""
         if self._columns is None:
-            self._columns = arrayed(self._given)
+            self._columns = to_arrays(self._given)
         return self._columns
 
     @property
@@ -188,7 +188,7 @@ class View:
                 else:
                     made[name] = column
         if missing:
-            for field, each in zip(missing, laid(self.pool, self.references, missing), strict=True):
+            for field, each in zip(missing, lay_out(self.pool, self.references, missing), strict=True):
                 made[field.name] = pa.Array.from_buffers(*each) if isinstance(each, Laid) else each
         return [made[name] for name in names]
 
@@ -213,20 +213,20 @@ def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
     ``references``: int64[n], batch number and row packed as in ``kernels.gather``; flags above are ignored. ``schema``:
     the columns wanted.  Raises `TooLarge` when a 32-bit text column would pass 2 GiB.  O(n) a column.
     """
-    return pa.Table.from_arrays(gathered(pool, references, schema), schema=schema)
+    return pa.Table.from_arrays(gather_arrays(pool, references, schema), schema=schema)
 
 
-def gathered(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
+def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
     """Gather columns as `gather` does, of a schema or of some fields."""
-    return arrayed(laid(pool, references, fields))
+    return to_arrays(lay_out(pool, references, fields))
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
     """One column of `gather`."""
-    return gathered(pool, references, [field])[0]
+    return gather_arrays(pool, references, [field])[0]
 
 
-def laid(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
+def lay_out(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
     """Gather columns as `gather` does, for `Rows`."""
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []

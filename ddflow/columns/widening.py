@@ -1,12 +1,12 @@
 """Widening: the values of columns in wider types (``wider`` says which those are), and back.
 
-Invariant: what `widened` gives is exact and injective: two values are equal afterwards exactly when they were before,
+Invariant: `widen_column` is exact and injective: two values are equal afterwards if and only if they were equal before,
 and null stays null. So rows of a collection map one to one to rows of the wider types, and so do keys of a group. Where
 only some values of a type fit (an int64 as a double, an integer as a decimal) they are checked one by one.
 
->>> widened(pa.array([7, None]), pa.decimal128(12, 2)).to_pylist()
+>>> widen_column(pa.array([7, None]), pa.decimal128(12, 2)).to_pylist()
 [Decimal('7.00'), None]
->>> widened(pa.array([2**53 + 1]), pa.float64())
+>>> widen_column(pa.array([2**53 + 1]), pa.float64())
 Traceback (most recent call last):
     ...
 ddflow.columns.widening.Inexact: 9007199254740993 is no double
@@ -32,7 +32,7 @@ class Inexact(ValueError):
     column = ""
 
 
-def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
+def widen_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert a column to a type that `widening` allows, or to its own; missing fields of a struct become null.
 
     O(values).  Raises `Inexact` for a value that the type does not hold.
@@ -46,12 +46,12 @@ def widened(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return _as_text(column).cast(kind)
     if pat.is_struct(old):
         had = dict(zip([field.name for field in old], column.flatten(), strict=True))
-        parts = [widened(had[f.name], f.type) if f.name in had else pa.nulls(len(column), f.type) for f in kind]
+        parts = [widen_column(had[f.name], f.type) if f.name in had else pa.nulls(len(column), f.type) for f in kind]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=column.is_null())
     if pat.is_list(old) or pat.is_large_list(old):
         made = pa.LargeListArray if pat.is_large_list(old) else pa.ListArray
         ends = pa.array(np.asarray(column.offsets))  # those of a slice are refused
-        return made.from_arrays(ends, widened(column.values, kind.value_type), type=kind, mask=column.is_null())
+        return made.from_arrays(ends, widen_column(column.values, kind.value_type), type=kind, mask=column.is_null())
     try:
         if pat.is_integer(old) and pat.is_decimal(kind):
             return column.cast(pa.decimal256(20 + kind.scale, kind.scale)).cast(kind)
@@ -85,14 +85,14 @@ def _first(column: pa.Array, kind: pa.DataType) -> str:
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            widened(column.slice(low, middle - low), kind)
+            widen_column(column.slice(low, middle - low), kind)
             low = middle
         except Inexact:
             high = middle
     return str(column[low])
 
 
-def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
+def fill_columns(table: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Convert a table or batch to the columns of a schema: wider types, and nulls for missing columns and fields.
 
     O(rows) a column that changes.  Raises `Inexact`.
@@ -102,7 +102,7 @@ def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
         try:
-            made = widened(had[field.name], field.type) if field.name in had else pa.nulls(rows, field.type)
+            made = widen_column(had[field.name], field.type) if field.name in had else pa.nulls(rows, field.type)
         except Inexact as error:
             error.column = field.name
             raise
@@ -110,12 +110,12 @@ def filled(table: Any, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def narrowed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Undo `filled`: return to narrower types if that loses nothing, and drop columns of nulls.
+def narrow_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Undo `fill_columns`: return to narrower types if that loses nothing, and drop columns of nulls.
 
     A column that cannot be narrowed keeps its type.  O(rows) a column that changes.
 
-    >>> narrowed(pa.table({"n": [1.0, 2.0], "new": pa.nulls(2)}), pa.schema({"n": pa.int32()})).to_pydict()
+    >>> narrow_columns(pa.table({"n": [1.0, 2.0], "new": pa.nulls(2)}), pa.schema({"n": pa.int32()})).to_pydict()
     {'n': [1, 2]}
     """
     for name in table.column_names:
@@ -126,7 +126,7 @@ def narrowed(table: pa.Table, schema: pa.Schema) -> pa.Table:
             whole = one_chunk(column)
             try:
                 narrow = whole.cast(schema.field(at).type)
-                same = widened(narrow, column.type).equals(whole)
+                same = widen_column(narrow, column.type).equals(whole)
             except (pa.ArrowException, ValueError):
                 same = False
             if same:

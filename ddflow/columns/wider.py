@@ -24,7 +24,7 @@ UNITS: Final = ("s", "ms", "us", "ns")
 def widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
     """How a column of one type becomes one of another: None where it may not, also where both are the same.  O(type).
 
-    ``"rewrite"`` may still meet a value that does not fit: see `widened`.
+    ``"rewrite"`` may still meet a value that does not fit: see `widen_column`.
     """
     if old == new:
         return None

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from ddflow.columns.names import quoted
+from ddflow.columns.names import quote_name
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.file_database import FileDatabase, split_columns
 from ddflow.connectors.sql_table import SqlTable, no_records
@@ -60,7 +60,7 @@ class DuckDBSource(FileDatabase):
             with self._connect_to_read(duckdb) as connection:
                 there = connection.sql(f"select * from {self.operand} limit 0").to_arrow_table().schema
                 schema, others = split_columns(schema, there.names, all_of_it)
-                names = ", ".join(quoted(name) for name in schema.names)
+                names = ", ".join(quote_name(name) for name in schema.names)
                 rows = connection.sql(f"select {names} from {self.operand}").to_arrow_table()
                 return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}
         except duckdb.Error as error:
@@ -154,27 +154,27 @@ class DuckDBTable(SqlTable):
     def insert(self, table: str, rows: pa.Table) -> None:
         """Add rows."""
         names = self._names(rows.schema.names)
-        self._with(rows, f"insert into {quoted(table)} ({names}) select {names} from {_GIVEN}")
+        self._with(rows, f"insert into {quote_name(table)} ({names}) select {names} from {_GIVEN}")
 
     def delete(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys."""
         same = " and ".join(
-            f"t.{quoted(name)} is not distinct from {_GIVEN}.{quoted(name)}" for name in keys.schema.names
+            f"t.{quote_name(name)} is not distinct from {_GIVEN}.{quote_name(name)}" for name in keys.schema.names
         )
-        self._with(keys, f"delete from {quoted(table)} t using {_GIVEN} where {same}")
+        self._with(keys, f"delete from {quote_name(table)} t using {_GIVEN} where {same}")
 
     def read(self) -> pa.Table:
         """Read all rows."""
         with self.talking("read"):
             names = self._names(self.shape.schema.names)
-            found: pa.Table = self.connection.sql(f"select {names} from {quoted(self.table)}").to_arrow_table()
+            found: pa.Table = self.connection.sql(f"select {names} from {quote_name(self.table)}").to_arrow_table()
             return found.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def close(self) -> None:
         """Do nothing: each operation closes its connection."""
 
     def _names(self, names: Sequence[str]) -> str:
-        return ", ".join(map(quoted, names))
+        return ", ".join(map(quote_name, names))
 
     def _with(self, rows: pa.Table, text: str) -> None:
         self.connection.register(_GIVEN, rows)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, TypedDict
 
 import pyarrow as pa
 
-from ddflow.columns.names import quoted
+from ddflow.columns.names import quote_name
 from ddflow.connectors.api import Beside, OpenSource, Polled, Source
 from ddflow.errors import SourceFailed, SpecError
 
@@ -76,7 +76,7 @@ class FileDatabase(Source):
     @property
     def operand(self) -> str:
         """Operand of ``from``: a table or a query."""
-        return self.table if self.table.startswith("(") else ".".join(map(quoted, self.table.split(".")))
+        return self.table if self.table.startswith("(") else ".".join(map(quote_name, self.table.split(".")))
 
     @staticmethod
     def read_stamp(path: str) -> list[int]:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.names import quoted
+from ddflow.columns.names import quote_name
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import mark_among
 from ddflow.connectors.table_shape import build_refusal, build_vanished, find_lacking, is_written
@@ -77,7 +77,7 @@ class SqlTable(OpenSink):
     def clear(self, keys: pa.Table) -> None:
         """Delete the rows of some keys; of no columns: all."""
         if not keys.num_columns:
-            self.execute(f"delete from {quoted(self.table)}")
+            self.execute(f"delete from {quote_name(self.table)}")
         elif keys.num_rows:
             self.delete(self.table, keys)
 
@@ -144,7 +144,7 @@ class SqlTable(OpenSink):
         """Return whether there is a row."""
         with self.talking("ask"):
             there = self.columns(self.table)
-            return bool(there) and bool(self.execute(f"select 1 from {quoted(self.table)} limit 1"))
+            return bool(there) and bool(self.execute(f"select 1 from {quote_name(self.table)} limit 1"))
 
     def holds(self) -> None:
         """Raise `SinkRefused` for a column whose type the target does not have."""
@@ -156,22 +156,22 @@ class SqlTable(OpenSink):
         wanted = {field.name: self._require_type(field) for field in self.shape.schema}
         with self.talking("prepare"):
             there = self.columns(self.table)
-            name = quoted(self.table)
+            name = quote_name(self.table)
             if not there:
-                shown = ", ".join(f"{quoted(column)} {kind}" for column, kind in wanted.items())
-                key = ", ".join(map(quoted, self.shape.key or ())) if self.indexed else ""
+                shown = ", ".join(f"{quote_name(column)} {kind}" for column, kind in wanted.items())
+                key = ", ".join(map(quote_name, self.shape.key or ())) if self.indexed else ""
                 with self.transaction():
                     if self._record() is not None:
                         self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
                     self.execute(f"create table {name} ({shown}{f', primary key ({key})' * self._primary})")
                     if key and not self._primary:
                         kind = "index" if self.unique is None else "unique index"
-                        called = quoted(self.table + self.index) if self.index else ""
+                        called = quote_name(self.table + self.index) if self.index else ""
                         made = f"create {kind} {called} on {name} ({key})"
                         self.execute(made + (self.unique or ""))
                 return
             for column in find_lacking(self.shape, there, wanted, self.place, self.type_of):
-                self.execute(f"alter table {name} add column {quoted(column)} {wanted[column]}")
+                self.execute(f"alter table {name} add column {quote_name(column)} {wanted[column]}")
 
     @property
     def _primary(self) -> bool:
@@ -269,7 +269,7 @@ class InPlaceTable(SqlTable):
         """Read all rows."""
         schema = self.shape.schema
         with self.talking("read"):
-            found = self.execute(f"select {', '.join(map(quoted, schema.names))} from {quoted(self.table)}")
+            found = self.execute(f"select {', '.join(map(quote_name, schema.names))} from {quote_name(self.table)}")
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
         arrays = [self.array_of(each, field.type) for each, field in zip(columns, schema, strict=True)]
         return pa.table(arrays, schema=schema)
@@ -285,7 +285,7 @@ class InPlaceTable(SqlTable):
     def replace(self, gone: pa.Table, rows: pa.Table) -> None:
         """See `SqlTable.replace`."""
         keys = rows.select(list(self.shape.key or ()))
-        if not self.execute(f"select 1 from {quoted(self.table)} limit 1"):
+        if not self.execute(f"select 1 from {quote_name(self.table)} limit 1"):
             self.add(self.table, rows)
             return
         if gone.num_columns:
@@ -294,19 +294,21 @@ class InPlaceTable(SqlTable):
             self.clear(gone)
         if not rows.num_rows:
             return
-        typed = ", ".join(f"{quoted(field.name)} {self._require_type(field)}" for field in self.shape.schema)
+        typed = ", ".join(f"{quote_name(field.name)} {self._require_type(field)}" for field in self.shape.schema)
         self.execute(f"create temporary table if not exists {GIVEN} ({typed}){self.staged}")
         self.execute(f"delete from {GIVEN}")
         self.add(GIVEN, rows)
         if not self._try_update(rows, self.matches(keys)):
             self.clear(keys)
-            names = ", ".join(map(quoted, rows.schema.names))
-            self.execute(f"insert into {quoted(self.table)} ({names}) select {names} from {GIVEN}")
+            names = ", ".join(map(quote_name, rows.schema.names))
+            self.execute(f"insert into {quote_name(self.table)} ({names}) select {names} from {GIVEN}")
 
     def _try_update(self, rows: pa.Table, matches: Sequence[Match]) -> bool:
         """Update and insert the given rows.  Return False if that would not give the same table."""
-        table, names = quoted(self.table), [quoted(name) for name in rows.schema.names]
-        sets = ", ".join(f"{quoted(each)} = g.{quoted(each)}" for each in rows.schema.names if each not in self._key)
+        table, names = quote_name(self.table), [quote_name(name) for name in rows.schema.names]
+        sets = ", ".join(
+            f"{quote_name(each)} = g.{quote_name(each)}" for each in rows.schema.names if each not in self._key
+        )
         self.execute("savepoint ddflow")
         found = 0
         try:

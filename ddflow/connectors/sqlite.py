@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.names import quoted
+from ddflow.columns.names import quote_name
 from ddflow.columns.schema import is_bytes
 from ddflow.columns.wider import widen
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
@@ -53,7 +53,7 @@ class SQLiteSource(FileDatabase):
                 connection.execute("begin")
                 described = connection.execute(f"select * from {self.operand} limit 0").description
                 schema, others = split_columns(schema, [each[0] for each in described], all_of_it)
-                names = ", ".join(quoted(name) for name in schema.names)
+                names = ", ".join(quote_name(name) for name in schema.names)
                 found = connection.execute(f"select {names} from {self.operand}").fetchall()
                 beside = {name: self._kind(connection, name) for name in others}
         except sqlite3.Error as error:
@@ -66,7 +66,7 @@ class SQLiteSource(FileDatabase):
 
     def _kind(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
         """Return the type of an undeclared column: the type of its values, else the declared one."""
-        column = quoted(name)
+        column = quote_name(name)
         there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.operand}")}
         if there - {"null"}:
             return next((kind for kinds, kind in _VALUES.items() if there - {"null"} <= kinds), pa.string())
@@ -180,18 +180,18 @@ class SQLiteTable(InPlaceTable):
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Add rows."""
-        names = ", ".join(map(quoted, rows.schema.names))
+        names = ", ".join(map(quote_name, rows.schema.names))
         marks = ", ".join("?" * rows.num_columns)
-        self.connection.executemany(f"insert into {quoted(table)} ({names}) values ({marks})", _values(rows))
+        self.connection.executemany(f"insert into {quote_name(table)} ({names}) values ({marks})", _values(rows))
 
     def delete(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys."""
-        same = " and ".join(f"{quoted(name)} is ?" for name in keys.schema.names)
-        self.connection.executemany(f"delete from {quoted(table)} where {same}", _values(keys))
+        same = " and ".join(f"{quote_name(name)} is ?" for name in keys.schema.names)
+        self.connection.executemany(f"delete from {quote_name(table)} where {same}", _values(keys))
 
     def matches(self, keys: pa.Table) -> Sequence[Match]:
         """Compare keys by ``is``, so that an index serves."""
-        same = (f"t.{name} is g.{name}" for name in map(quoted, keys.schema.names))
+        same = (f"t.{name} is g.{name}" for name in map(quote_name, keys.schema.names))
         return [Match("1", " and ".join(same) or "1")]
 
     def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:

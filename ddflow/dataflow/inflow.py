@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.rows import gathered
+from ddflow.columns.rows import gather_arrays
 from ddflow.columns.schema import plain_size
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import DELETED, Truncate
@@ -118,7 +118,7 @@ def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa
     keys = bound.key_schema
     for high, _, references in living(upsert.arranged):
         for begin in range(0, high.size, PIECE):
-            rows = gathered(upsert.arranged.pool(), references[begin : begin + PIECE], keys)
+            rows = gather_arrays(upsert.arranged.pool(), references[begin : begin + PIECE], keys)
             yield _make_deletes(upsert, rows, cut)
     before = [events.rows.select(keys.names) for events in inflow.pieces]
     if before:

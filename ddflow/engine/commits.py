@@ -26,7 +26,7 @@ import pyarrow as pa
 import xxhash
 
 from ddflow.columns.hashing import RowHashes, Secret
-from ddflow.columns.widening import narrowed
+from ddflow.columns.widening import narrow_columns
 from ddflow.dataflow.admission import Admission, MessagesRead
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import portions
@@ -106,7 +106,7 @@ def digest_of(
         read = MessagesRead(admission.table)
         for portion in portions(given, admission, MOST):
             for part in admission.decode(portion, read):
-                digests[name].update(admission.events(narrowed(part.rows, schema)))
+                digests[name].update(admission.events(narrow_columns(part.rows, schema)))
     return combine_digests(kind, time, digests)
 
 

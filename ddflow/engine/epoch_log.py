@@ -30,7 +30,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.widening import Inexact, filled
+from ddflow.columns.widening import Inexact, fill_columns
 from ddflow.connectors.parquet.sink import Fragment
 from ddflow.engine.garbage import gc, names_of
 from ddflow.engine.outputs import Outputs
@@ -240,7 +240,7 @@ class EpochLog:
         if there is None:
             return table
         try:
-            return pa.Table.from_batches([filled(table, schema)])
+            return pa.Table.from_batches([fill_columns(table, schema)])
         except Inexact as error:
             raise SchemaMismatch(
                 f"epoch {epoch} given again",

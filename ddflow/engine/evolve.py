@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.schema import empty
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
@@ -98,7 +98,7 @@ def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> N
     none = SideOutputs(dataflow.sides, plan.time_type).tables()
     dataflow.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **none}
     dataflow.owed = {
-        name: pa.Table.from_batches([filled(table, outputs[name])]) for name, table in dataflow.owed.items()
+        name: pa.Table.from_batches([fill_columns(table, outputs[name])]) for name, table in dataflow.owed.items()
     }
     for node, running in graph.keeping.items():
         if not running.arrangements and dataflow.last > NEVER:
@@ -122,7 +122,7 @@ def _wait(dataflow: Dataflow, name: str, schema: pa.Schema) -> None:
     """Bring waiting events into the columns of a schema."""
     out = Batcher()
     for run in dataflow.batchers[name].runs.by_least:
-        events = run.events._replace(rows=filled(run.events.rows, schema))
+        events = run.events._replace(rows=fill_columns(run.events.rows, schema))
         out.runs.add(PendingRun(events, run.begin, run.bytes_resident, run.file, run.final, run.stored))
         out.pending += len(run)
     dataflow.batchers[name] = out

@@ -26,7 +26,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import NONE, Secret, Words, flags, ordered_words, validity, value_hashes
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import gathered, shown_row
+from ddflow.columns.rows import gather_arrays, shown_row
 from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import Sorted, sort
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, cut
@@ -146,7 +146,7 @@ class Contents:
                 missing &= ~self.upsert.expiring.among(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
-                rows = gathered(arranged.pool(), gone[begin : begin + PIECE], schema)
+                rows = gather_arrays(arranged.pool(), gone[begin : begin + PIECE], schema)
                 batch = pa.RecordBatch.from_arrays(rows, schema=schema)
                 if self.scope is not None:
                     batch = batch.filter(pa.array(flags(self.scope(batch)) != 0))

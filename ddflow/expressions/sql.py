@@ -17,7 +17,7 @@ import pyarrow.types as pat
 from sqlglot import exp
 
 from ddflow.aside import aside
-from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.widening import Inexact, widen_column
 from ddflow.columns.wider import differing, widening
 from ddflow.errors import ExpressionError, cut
 from ddflow.expressions.casts import convert
@@ -236,7 +236,7 @@ def _fits(node: Node, kind: pa.DataType | None) -> bool:
     if node.constant is None or is_float(node.type):
         return False
     try:
-        return widening(node.type, kind) is not None and len(widened(pa.array([node.constant]), kind)) == 1
+        return widening(node.type, kind) is not None and len(widen_column(pa.array([node.constant]), kind)) == 1
     except Inexact:
         return False
 

@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
-from ddflow.columns.layout import Arena, Column, arrayed
-from ddflow.columns.rows import RowPool, Rows, gather, laid, shown_row
+from ddflow.columns.layout import Arena, Column, to_arrays
+from ddflow.columns.rows import RowPool, Rows, gather, lay_out, shown_row
 from ddflow.columns.schema import arrays
 from ddflow.columns.sorting import Sorted, sort
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.errors import AggregateOverflow
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, Prior
@@ -237,12 +237,12 @@ class RunningAggregate(Running):
             *self._groups(cells.rows.take(cells.starts.take(at[:made]))),
             *(each.take(taken) for each in results),
         ]
-        rows = pa.Table.from_arrays(arrayed(columns), schema=self.shown)
+        rows = pa.Table.from_arrays(to_arrays(columns), schema=self.shown)
         return Updates(rows, ranks[:made].copy(), diffs[:made].copy(), step.updates.times)
 
     def _groups(self, rows: Ints) -> list[Column]:
         """Gather the group columns of some updates."""
-        return laid(self.given, rows, self.fields)
+        return lay_out(self.given, rows, self.fields)
 
     def _change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
         """Build the versions to store, in the order of identities and times.
@@ -301,11 +301,11 @@ class RunningAggregate(Running):
         shown, was = (pa.schema([*each.shown][len(self.groups) :]) for each in (self, narrow))
         if shown != was:
             there, results, _ = narrow._compute_results(states)
-            filled(pa.Table.from_arrays(results, schema=was).filter(pa.array(there)), shown)
+            fill_columns(pa.Table.from_arrays(results, schema=was).filter(pa.array(there)), shown)
         parts = zip(self.parts.values(), states, narrow.parts.values(), strict=True)
         states = [part.widen(state, its) for part, state, its in parts]
         groups = arrays(rows, self.groups.names)
-        return filled(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
+        return fill_columns(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
     def output_rows(self, arranged: pa.Table) -> Updates:
         """See `Readable.output_rows`: the results of groups that have rows."""

@@ -24,10 +24,10 @@ import pyarrow as pa
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words
 from ddflow.columns.layout import Column, Laid
 from ddflow.columns.row_match import Alike
-from ddflow.columns.rows import RowPool, Rows, laid
+from ddflow.columns.rows import RowPool, Rows, lay_out
 from ddflow.columns.sorting import Sorted
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, consolidate, few, ints
@@ -164,7 +164,7 @@ class Running(Readable):
 
         ``live``: bool[n]; the row of a deletion may be any.  O(bytes).  Raises `Inexact`.
         """
-        return filled(rows, schema)
+        return fill_columns(rows, schema)
 
     def filling(self, inputs: Sequence[Updates], since: int) -> Any:
         """Compute the change that fills state without files from the ``inputs`` at the last time.  O(rows)."""
@@ -250,7 +250,7 @@ class SteppedRows(Running):
     def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """Gather some rows of the step, and append their numbers."""
         column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
-        return [*laid(self.given, rows, self.fields), column]
+        return [*lay_out(self.given, rows, self.fields), column]
 
 
 class Linear(Running):

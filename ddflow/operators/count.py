@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, RowHashes, Secret, is_wide
-from ddflow.columns.layout import Arena, arrayed
+from ddflow.columns.layout import Arena, to_arrays
 from ddflow.columns.names import check_known, check_names, column_names
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.schema import arrays
@@ -123,7 +123,7 @@ class RunningCount(SteppedRows):
         if refused >= 0:
             raise overflow(pa.RecordBatch.from_arrays(groups, schema=self.groups), refused)
         ranks, rows, values, diffs = [column[:changed] for column in up]
-        made = pa.Table.from_arrays(arrayed(self._columns(rows, values)), schema=self.schema)
+        made = pa.Table.from_arrays(to_arrays(self._columns(rows, values)), schema=self.schema)
         out = Updates(made, ranks, diffs.copy(), updates.times)
         place = empty(m, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)

@@ -28,7 +28,7 @@ from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, flags, 
 from ddflow.columns.layout import Arena, Column
 from ddflow.columns.names import TIMES, check_apart, check_names
 from ddflow.columns.row_match import Alike
-from ddflow.columns.rows import RowPool, Rows, gather, gathered, shown_row
+from ddflow.columns.rows import RowPool, Rows, gather, gather_arrays, shown_row
 from ddflow.columns.schema import arrays, empty
 from ddflow.errors import NotUnique
 from ddflow.kernels.join import find_single
@@ -264,7 +264,7 @@ class RunningLookup(OrderedRows):
         place[at] = np.arange(at.size)
         places = pa.array(place, mask=found < 0)
         fields = [self.theirs.field(of) for _, of in self.node.columns]
-        columns = [column.take(places) for column in gathered(pool, references[found[at]], fields)]
+        columns = [column.take(places) for column in gather_arrays(pool, references[found[at]], fields)]
         return pa.Table.from_arrays([*columns, pa.array(found >= 0)], schema=self.kept)
 
     def _number_equal_rows(self, pool: RowPool, references: Ints, held: Ints, changes: Ints) -> Ints:
@@ -274,7 +274,7 @@ class RunningLookup(OrderedRows):
         some = np.append(np.flatnonzero(mixed), out[mixed.size :])
         if some.size > 1:
             hashes = RowHashes(self.theirs, self.secret)
-            words = hashes.identities(gathered(pool, references[some], self.theirs), some.size)
+            words = hashes.identities(gather_arrays(pool, references[some], self.theirs), some.size)
             number, first = number_identities(*words, Arena())
             out[some] = some[first[number]]
         return out

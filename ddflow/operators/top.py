@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Ints
 from ddflow.columns.names import DIFF, TIMES, check_known, check_names, column_name, column_names
 from ddflow.columns.row_match import Alike
-from ddflow.columns.rows import RowPool, gather, gathered
+from ddflow.columns.rows import RowPool, gather, gather_arrays
 from ddflow.columns.schema import one_chunk
 from ddflow.errors import Option, SpecError
 from ddflow.kernels.sort import order_by_rank
@@ -241,7 +241,7 @@ class RunningTop(OrderedGroups):
 
     def _gather_output(self, pool: RowPool, references: Ints, row: pa.Schema, places: Ints) -> pa.Table:
         """Rows of the output.  ``row``: the columns wanted.  ``places``: counted from 0."""
-        columns = gathered(pool, references, row)
+        columns = gather_arrays(pool, references, row)
         if self.rank_name is None:
             return pa.Table.from_arrays(columns, schema=row)
         rank = pa.field(self.rank_name, pa.int64(), nullable=False)

@@ -30,7 +30,7 @@ from ddflow.columns.hashing import Ints, RowHashes, Words, flags
 from ddflow.columns.names import TIMES, check_known, check_names, column_name, column_names
 from ddflow.columns.order_words import OrderColumn, exact, word_count
 from ddflow.columns.row_match import Alike
-from ddflow.columns.rows import RowPool, gather, gathered
+from ddflow.columns.rows import RowPool, gather, gather_arrays
 from ddflow.columns.schema import arrays, one_chunk, plain
 from ddflow.columns.sorting import in_order
 from ddflow.connectors.formats.base import DELETED
@@ -377,11 +377,11 @@ class RunningVersions(OrderedGroups):
     def _table(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
         """Versions as rows of the output.  ``wanted``: its columns, None for all."""
         fields = [field for field in self.whole_row if wanted is None or field.name in wanted]
-        columns = gathered(pool, rows.references[at], fields)
+        columns = gather_arrays(pool, rows.references[at], fields)
         order, ended = self.row.field(self.order_by[0]), until >= 0
         for name, references in zip(self.names, (at, np.where(ended, until, at)), strict=True):
             if wanted is None or name in wanted:
-                (column,) = gathered(pool, rows.references[references], [order])
+                (column,) = gather_arrays(pool, rows.references[references], [order])
                 if name == self.names[1]:
                     column = pc.if_else(pa.array(ended), column, pa.scalar(None, order.type))
                     fields.append(order.with_name(name).with_nullable(True))

@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
-from ddflow.columns.widening import narrowed
+from ddflow.columns.widening import narrow_columns
 from ddflow.connectors.formats.base import OWN, Unseen, decode_messages, find_undeclared, refuse_truncates
 from ddflow.connectors.formats.messages import Messages
 from ddflow.dataflow.admission import MessagesRead
@@ -295,6 +295,6 @@ class PastDigests:
         table = pa.Table.from_batches([batch])
         if "/" in origin:
             table = table.select(list(range(table.num_columns - 1)))  # the last says where rows stood
-        then = one_batch(narrowed(table, self.past[what]))
+        then = one_batch(narrow_columns(table, self.past[what]))
         found: bytes = digests(row_hashes(then, self.secret), np.zeros(1, np.int64))[0].as_py()
         return found

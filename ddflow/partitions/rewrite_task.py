@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, identities, partition_of
 from ddflow.columns.rows import Rows, gather
 from ddflow.columns.schema import one_batch
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.inflow import add
@@ -233,7 +233,7 @@ class _Task:
         schema, memory = (was or input.bound).event_schema, self.start.memory
         old = pending.restore(given.runs, what, schema, self.batch_store, True, self.home)
         after = input.bound.event_schema
-        every = [run.waiting._replace(rows=filled(run.waiting.rows, after)) for run in old.runs.by_least]
+        every = [run.waiting._replace(rows=fill_columns(run.waiting.rows, after)) for run in old.runs.by_least]
         picked = [(part, self._by_target(input, part)) for part in every]
         out: dict[int, Batcher] = {to: Batcher() for _, places in picked for to in places}
         order = {

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints
 from ddflow.columns.rows import RowPool, Rows
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.columns.wider import widening
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, VALUE
@@ -44,8 +44,8 @@ Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
 
 
 def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -> pa.RecordBatch:
-    """Rows whose columns say what they say whatever their types are.  See `Cast`, and `filled`."""
-    return filled(rows, schema)
+    """Rows whose columns say what they say whatever their types are.  See `Cast`, and `fill_columns`."""
+    return fill_columns(rows, schema)
 
 
 def rekeys(old: pa.Schema, new: pa.Schema) -> bool:
@@ -150,7 +150,7 @@ def regrown(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) 
         if batch is None:
             slots.pool.put(slot, None)
             continue
-        rows = filled(batch.rows.table, schema)
+        rows = fill_columns(batch.rows.table, schema)
         if hashed:
             values[slot] = made(rows)[2]
             batch = replace(batch, value=values[slot] if batch.value.size else batch.value)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Words
-from ddflow.columns.rows import Rows, laid
+from ddflow.columns.rows import Rows, lay_out
 from ddflow.columns.sorting import in_order, sort
 from ddflow.errors import CorruptState
 from ddflow.kernels.merge import prune
@@ -107,7 +107,7 @@ class Picked(NamedTuple):
     def batch(self, slots: Slots, values: bool) -> Batch:
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
         pool = slots.pool
-        rows = Rows.of(laid(pool, self.references, pool.schema), pool.shape, self.references.size)
+        rows = Rows.of(lay_out(pool, self.references, pool.schema), pool.shape, self.references.size)
         value = self.value if values else NONE
         return Batch(self.high, self.low, self.time, self.live, value, self.order, rows, ordered=self.ordered)
 

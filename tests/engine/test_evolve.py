@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.columns.widening import Inexact, filled
+from ddflow.columns.widening import Inexact, fill_columns
 from ddflow.columns.wider import widening
 from ddflow.errors import Fenced, PlanChanged, ReplayMismatch, SchemaMismatch, SpecError
 from ddflow.partitions.evolve import Evolution
@@ -256,7 +256,7 @@ def test_a_merge_goes_on_where_it_was(what: str) -> None:
         return out
 
     def wider(table: pa.Table) -> pa.Table:
-        return pa.Table.from_batches([filled(table, pa.schema({"id": pa.int64(), "n": wide}))])
+        return pa.Table.from_batches([fill_columns(table, pa.schema({"id": pa.int64(), "n": wide}))])
 
     store = MemoryStore()
     with flow(narrow).open(store) as engine:
@@ -516,7 +516,7 @@ def test_each_type_is_widened_without_losing_or_mixing_values() -> None:
         column = pa.array(values[old], old)
         for part in (column, column.slice(1)):
             try:
-                batch = filled(pa.table({"c": part}), pa.schema({"c": new}))
+                batch = fill_columns(pa.table({"c": part}), pa.schema({"c": new}))
             except Inexact:
                 assert (old, new) == (pa.int64(), pa.decimal128(20, 9))  # of 64 bits only some fit
                 continue

@@ -18,7 +18,7 @@ from messages import raises
 from test_evolve import FOREVER, one, same, told
 
 import ddflow as dd
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.errors import PlanChanged, SchemaMismatch
 from ddflow.kernels.accumulate import GroupTimes
 from ddflow.operators.aggregates.parts import BYTES, Exact, Folding
@@ -69,7 +69,7 @@ def test_a_state_in_another_unit_is_the_one_that_the_wider_values_make(
     narrow, wide = WIDER[what]
     numbers, diffs = values(narrow, [n for n, _ in drawn]), [diff for _, diff in drawn]
     was = states(narrow, square, numbers, diffs)
-    (wider,) = filled(pa.table({"n": numbers}), pa.schema({"n": wide})).columns
+    (wider,) = fill_columns(pa.table({"n": numbers}), pa.schema({"n": wide})).columns
     assert Exact(wide, square).widen(was, Exact(narrow, square)).equals(states(wide, square, wider, diffs))
 
 
@@ -114,7 +114,7 @@ def test_what_is_added_up_goes_on_in_the_wider_column(
         narrower = pa.table({"id": pa.array(ids, pa.int64()), "g": pa.array(groups, pa.string())})
         narrower = narrower.append_column("n", values(narrow, list(numbers)))
         schema = pa.schema({"id": pa.int64(), "g": pa.string(), "n": kind})
-        return pa.Table.from_batches([filled(narrower, schema)])
+        return pa.Table.from_batches([fill_columns(narrower, schema)])
 
     store = MemoryStore()
     with flow(narrow).open(store, memory=memory, retain=retain) as engine:

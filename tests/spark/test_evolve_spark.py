@@ -18,7 +18,7 @@ from spark_session import counted, frame_of
 
 import ddflow as dd
 import spark_bridge
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.errors import FeedChanged, PlanChanged, ReplayMismatch
 from spark_bridge import rewrite
 
@@ -40,7 +40,7 @@ def plan(columns: dict[str, Any], distinct: bool = False) -> dd.Flow:
 
 def rows(begin: int, n: int, columns: dict[str, Any] = NARROW) -> pa.Table:
     given = [{"id": i % 7, "city": f"c{i % 3}", "n": i % 4 or None} for i in range(begin, begin + n)]
-    return pa.Table.from_batches([filled(pa.Table.from_pylist(given, pa.schema(NARROW)), pa.schema(columns))])
+    return pa.Table.from_batches([fill_columns(pa.Table.from_pylist(given, pa.schema(NARROW)), pa.schema(columns))])
 
 
 def test_a_state_is_rewritten_by_a_job_and_goes_on(

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 import xxhash
 
-from ddflow.columns.names import DELETED, quoted
+from ddflow.columns.names import DELETED, quote_name
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
 from ddflow.connectors.modes import with_deletes
@@ -194,8 +194,8 @@ class DeltaLakeTable(LakeTable):
         rows = rows.select(self.schema.names).cast(self.schema).append_column(DELETED, flags)
         nulls = {name for name in key if rows.column(name).null_count}
         equal = {name: "is not distinct from" if name in nulls else "=" for name in key}
-        same = " and ".join(f"(t.{quoted(name)} {sign} s.{quoted(name)})" for name, sign in equal.items())
-        values = {quoted(name): f"s.{quoted(name)}" for name in self.schema.names}
+        same = " and ".join(f"(t.{quote_name(name)} {sign} s.{quote_name(name)})" for name, sign in equal.items())
+        values = {quote_name(name): f"s.{quote_name(name)}" for name in self.schema.names}
         merge = table.merge(rows, same, source_alias="s", target_alias="t", commit_properties=told)
         merge = merge.when_matched_delete(f"s.{DELETED}").when_matched_update(values, f"not s.{DELETED}")
         merge.when_not_matched_insert(values, f"not s.{DELETED}").execute()

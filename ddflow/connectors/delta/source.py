@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
-from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.widening import Inexact, widen_column
 from ddflow.columns.wider import widen, widening
 from ddflow.connectors.api import Beside, OpenSource, Polled, Source
 from ddflow.connectors.delta.sink import OPTIONS, library, place_of, read_files
@@ -303,7 +303,7 @@ class FeedReader(OpenSource):
             field, column = self.schema.field(name), plain(columns[name])
             try:
                 if widening(column.type, field.type) is not None:
-                    columns[name] = widened(column, field.type)
+                    columns[name] = widen_column(column, field.type)
                 elif widening(field.type, column.type) is not None:
                     if is_text(column.type) and not is_text(field.type):
                         raise pa.ArrowInvalid(f"it is {column.type}, and {field.type} is declared")

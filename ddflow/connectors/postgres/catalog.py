@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.types as pat
 
-from ddflow.columns.names import did_you_mean, quoted, split_qualified
+from ddflow.columns.names import did_you_mean, quote_name, split_qualified
 from ddflow.connectors.api import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
@@ -92,13 +92,13 @@ class SourceTable(NamedTuple):
     @property
     def full(self) -> str:
         """Its name behind its schema's, as people write it."""
-        schema = quoted(self.schema) if '"' in self.schema else self.schema
-        return f"{schema}.{quoted(self.name) if {'.', chr(34)} & {*self.name} else self.name}"
+        schema = quote_name(self.schema) if '"' in self.schema else self.schema
+        return f"{schema}.{quote_name(self.name) if {'.', chr(34)} & {*self.name} else self.name}"
 
     @property
     def quoted(self) -> str:
         """Name in a statement."""
-        return ".".join(map(quoted, (self.schema, self.name)))
+        return ".".join(map(quote_name, (self.schema, self.name)))
 
     @property
     def filter_name(self) -> str:
@@ -148,7 +148,7 @@ def cell(name: str, kind: str | None, precise: str = "") -> str:
     said = json.dumps(
         {"name": name} | ({"type": precise} if precise else {}), ensure_ascii=False, separators=(",", ":")
     )
-    head, column = literal(f'{said.removesuffix("}")},"value":'), quoted(name)
+    head, column = literal(f'{said.removesuffix("}")},"value":'), quote_name(name)
     if kind is None:
         return f"{head} || 'null}}'"
     value = column if kind == "boolean" else f"encode({column}, 'hex')" if kind == "bytea" else f"concat({column})"
@@ -287,7 +287,7 @@ def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]
     telling = [row[4] for row in unique]
     other = " or ".join(f"key={each}" for each in telling)
     if full:
-        index = f"create unique index on {table.quoted} ({', '.join(map(quoted, key))})"
+        index = f"create unique index on {table.quoted} ({', '.join(map(quote_name, key))})"
         remedy = f"give it {other}, or: {index}" if other else index
         raise UnreadableInput(asked, "no unique index says that these differ in every row", remedy)
     remedy = f"give it {other}" if other else f"alter table {table.quoted} replica identity full"

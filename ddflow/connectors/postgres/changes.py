@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.names import quoted
+from ddflow.columns.names import quote_name
 from ddflow.connectors.api import Beside, Polled
 from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.messages import POSITION, ROW
@@ -131,13 +131,15 @@ class Numbers:
             kinds, cells = read_keys(texts, key)
             if not kinds:
                 continue
-            own = [f"t.{quoted(each)}" for each in key]
+            own = [f"t.{quote_name(each)}" for each in key]
             same = " and ".join(f"{one} = k.c{n}::{kind}" for n, (one, kind) in enumerate(zip(own, kinds, strict=True)))
             given = (
                 f"unnest({', '.join(['%s::text[]'] * len(key))}) as k({', '.join(f'c{n}' for n in range(len(key)))})"
             )
-            lost = f"t.{quoted(name)}::text in ('NaN', 'Infinity', '-Infinity')"
-            query = f"select {', '.join(own)}, t.{quoted(name)}::text from only {table.quoted} t join {given} on {same}"
+            lost = f"t.{quote_name(name)}::text in ('NaN', 'Infinity', '-Infinity')"
+            query = (
+                f"select {', '.join(own)}, t.{quote_name(name)}::text from only {table.quoted} t join {given} on {same}"
+            )
             with suppress(driver().Error):  # a type that is not found by its name alone, a right that is lacking
                 found = connection.execute(f"{query} where {lost} limit 1", cells).fetchone()
                 if found is not None:
@@ -163,10 +165,9 @@ def _in_row(message: str, key: Sequence[str]) -> str:
 
 def _never_null(table: SourceTable, looked: Looked, name: str, found: str) -> UnreadableInput:
     """Build the error for a value that would be null in a column declared not null."""
-    null = (
-        f"to have null for it: alter table {table.quoted} alter {quoted(name)} drop not null, until a run has read it"
-    )
-    text = f"add column ... text generated always as ({quoted(name)}::text) stored"
+    column = quote_name(name)
+    null = f"to have null for it: alter table {table.quoted} alter {column} drop not null, until a run has read it"
+    text = f"add column ... text generated always as ({column}::text) stored"
     kept = f"to keep it: alter table {table.quoted} {text}, and a new state that declares that column"
     remedy = f"{null}; or {kept}" if name in looked.exact else f"{NEWER}; or {null}; or {kept}"
     return UnreadableInput(f"read the table {table.full} for {table.input!r}", found, remedy)

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.types as pat
 
-from ddflow.columns.names import did_you_mean, quoted
+from ddflow.columns.names import did_you_mean, quote_name
 from ddflow.connectors.api import (
     BREAKS,
     Mode,
@@ -231,9 +231,12 @@ class PostgresSink(TableSink):
                     set_ = f"select set_config('{name}', '{value}', false)"
                     connection.execute(f"{set_} where current_setting('{name}') = '{unset}'")
                 if self.schema is not None:
-                    connection.execute(f"set search_path to {quoted(self.schema)}")
+                    connection.execute(f"set search_path to {quote_name(self.schema)}")
                     if connection.execute("select current_schema()").fetchone() == (None,):
-                        found, remedy = f"there is no schema {self.schema!r}", f"create schema {quoted(self.schema)}"
+                        found, remedy = (
+                            f"there is no schema {self.schema!r}",
+                            f"create schema {quote_name(self.schema)}",
+                        )
                         raise SinkRefused(f"write to {self.target}", found, remedy)
         except psycopg.Error as error:
             asked, said = f"connect to {self.target}", str(error).strip()
@@ -305,16 +308,16 @@ class PostgresTable(InPlaceTable):
         found = self.execute(
             "select attname, format_type(atttypid, atttypmod) from pg_attribute "
             "where attrelid = to_regclass(?) and attnum > 0 and not attisdropped order by attnum",
-            [quoted(table)],
+            [quote_name(table)],
         )
         return dict(found)
 
     def insert(self, table: str, rows: pa.Table) -> None:
         """Add rows, as CSV: what is null there is not quoted, and all else is."""
-        names = ", ".join(map(quoted, rows.schema.names))
+        names = ", ".join(map(quote_name, rows.schema.names))
         texts = pa.table([_text(column) for column in rows.columns], names=[str(at) for at in range(rows.num_columns)])
         options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
-        with self.connection.cursor().copy(f"copy {quoted(table)} ({names}) from stdin (format csv)") as copy:
+        with self.connection.cursor().copy(f"copy {quote_name(table)} ({names}) from stdin (format csv)") as copy:
             for batch in texts.to_batches(max_chunksize=10_000):
                 out = io.BytesIO()
                 csv.write_csv(batch, out, options)
@@ -325,9 +328,9 @@ class PostgresTable(InPlaceTable):
         null = pa.array([False] * keys.num_rows)
         for column in keys.columns:
             null = pc.or_(null, pc.is_null(column))
-        names = [quoted(name).replace("%", "%%") for name in keys.schema.names]
+        names = [quote_name(name).replace("%", "%%") for name in keys.schema.names]
         kinds = [column_type(kind) for kind in keys.schema.types]
-        of = f"delete from {quoted(table).replace('%', '%%')} t"
+        of = f"delete from {quote_name(table).replace('%', '%%')} t"
         for some, same in ((keys.filter(pc.invert(null)), "="), (keys.filter(null), "is not distinct from")):
             made = (f"g.c{at}::{kind}" for at, kind in enumerate(kinds))
             where = " and ".join(f"t.{name} {same} {cell}" for name, cell in zip(names, made, strict=True))
@@ -345,7 +348,7 @@ class PostgresTable(InPlaceTable):
 
     def matches(self, keys: pa.Table) -> Sequence[Match]:
         """Compare keys without null by ``=``, so that an index serves."""
-        names = [quoted(name) for name in keys.schema.names]
+        names = [quote_name(name) for name in keys.schema.names]
         same, alike = (
             " and ".join(f"t.{name} {each} g.{name}" for name in names) or "true"
             for each in ("=", "is not distinct from")
@@ -357,14 +360,14 @@ class PostgresTable(InPlaceTable):
     def pointed_at(self) -> bool:
         """Return whether a foreign key in the catalog refers to the table."""
         asked = "select 1 from pg_constraint where contype = 'f' and confrelid = to_regclass(?) limit 1"
-        return bool(self.execute(asked, [quoted(self.table)]))
+        return bool(self.execute(asked, [quote_name(self.table)]))
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Write an epoch.  Analyze the key after the first one, else the server scans the table for a few rows."""
         super().write(changes, now, before)
         if before is None and self.shape.key:
             with self.talking("analyze"):
-                self.execute(f"analyze {quoted(self.table)} ({', '.join(map(quoted, self.shape.key))})")
+                self.execute(f"analyze {quote_name(self.table)} ({', '.join(map(quote_name, self.shape.key))})")
 
     def cancel(self) -> None:
         """See `break_off`."""

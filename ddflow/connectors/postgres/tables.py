@@ -16,7 +16,7 @@ from typing import Any, Final, NotRequired, TypedDict
 
 import pyarrow as pa
 
-from ddflow.columns.names import quoted
+from ddflow.columns.names import quote_name
 from ddflow.connectors.api import Beside, Polled
 from ddflow.connectors.postgres.catalog import (
     Looked,
@@ -236,8 +236,10 @@ def new_in(table: SourceTable, name: str, how: str) -> str:
     'public.orders.paid has default false: rows that were'
     """
     text = f"{table.full}.{name} {how}: rows that were there may have a value in Postgres that no "
-    text += f"change has, and have null here until Postgres writes them: update {table.quoted} set {quoted(name)} = "
-    return text + quoted(name)
+    text += (
+        f"change has, and have null here until Postgres writes them: update {table.quoted} set {quote_name(name)} = "
+    )
+    return text + quote_name(name)
 
 
 class SlotTables:

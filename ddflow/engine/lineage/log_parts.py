@@ -29,7 +29,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.columns.schema import conform, normal_type, plain
-from ddflow.columns.widening import Inexact, widened
+from ddflow.columns.widening import Inexact, widen_column
 from ddflow.columns.wider import widening
 from ddflow.connectors.to_arrow import arrow, is_rows, to_table
 from ddflow.dataflow.admission import Admission, MessagesRead
@@ -269,7 +269,7 @@ def fit_types(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
         kind = normal_type(field.type)
         if wanted >= 0 and widening(kind, schema.field(wanted).type) is not None:
             try:
-                made = [widened(plain(chunk), schema.field(wanted).type) for chunk in table.column(at).chunks]
+                made = [widen_column(plain(chunk), schema.field(wanted).type) for chunk in table.column(at).chunks]
             except Inexact as error:
                 asked, found = f"column {field.name!r} of rows for {what}", f"{error}, and it was {kind}"
                 raise SchemaMismatch(asked, found, "mend the rows, or give the log in the types of the state") from None

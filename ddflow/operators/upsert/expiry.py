@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
-from ddflow.columns.rows import gathered
+from ddflow.columns.rows import gather_arrays
 from ddflow.columns.sorting import sort
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Prior
 from ddflow.operators.upsert.events import Events, Keyed, Seen
@@ -283,7 +283,7 @@ class Expiring:
         prior = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
         names = list(self.bound.spec.key)
         schema = pa.schema([self.bound.row_schema.field(name) for name in names])
-        columns = dict(zip(names, gathered(self.arranged.pool(), prior.reference, schema), strict=True))
+        columns = dict(zip(names, gather_arrays(self.arranged.pool(), prior.reference, schema), strict=True))
         columns[self.horizons.field.name] = self.horizons.values(prior.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
         rows = self.bound.add_notes(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
 from ddflow.columns.layout import SMALL, Arena, Column, Laid, width
-from ddflow.columns.rows import RowPool, Rows, View, laid
+from ddflow.columns.rows import RowPool, Rows, View, lay_out
 from ddflow.columns.sorting import Sorted, shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import DdflowError
@@ -250,7 +250,7 @@ class Resolution:
                     unmix_words(hashes, keep, *state.secret.words, values)
                     kind = self.pool.schema.field(name).type
                     words[name] = Laid(kind, hashes.size, [None, pa.py_buffer(values)], 0)
-        rest = iter(laid(self.pool, out.row, [field for field in state.stored if field.name not in words]))
+        rest = iter(lay_out(self.pool, out.row, [field for field in state.stored if field.name not in words]))
         return [words[field.name] if field.name in words else next(rest) for field in state.stored]
 
     def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:

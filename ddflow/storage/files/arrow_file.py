@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.widening import filled
+from ddflow.columns.widening import fill_columns
 from ddflow.columns.wider import widening
 from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.storage.files.flatbuffer import FlatTable, Malformed, root
@@ -259,7 +259,7 @@ def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: st
     total = sum(batch.num_rows for batch in batches)
     if rows is not None and total != rows:
         raise _odd(what, f"it has {total:,} rows, and {rows:,} are expected")
-    return batches if there is schema else [filled(batch, schema) for batch in batches]
+    return batches if there is schema else [fill_columns(batch, schema) for batch in batches]
 
 
 def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str) -> pa.RecordBatch:
