@@ -15,6 +15,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+_WINS, _GOES, _MERGES = "Which event of a key wins", "What deletes, what is no change", "How partial rows are merged"
+_OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
+
 State = Annotated[
     str, typer.Argument(metavar="STATE", show_default=False, help="The folder of a state, or s3://bucket/prefix.")
 ]
@@ -66,101 +69,13 @@ Rewriting = Annotated[
     ),
 ]
 """The memory of a verb that rewrites a state."""
-FILES = "Files"
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
-        rich_help_panel=FILES,
-        help="What the files are, whatever their names say: csv, tsv, jsonl, json, parquet, csv.gz, ... For standard "
-        "input; without, its first bytes tell. Or the message that each line is: debezium, debezium-flat, maxwell, "
-        "canal, wal2json, kcat:debezium, ...",
-    ),
-]
-OnBad = Annotated[
-    str,
-    typer.Option(
-        "--on-bad",
-        metavar="stop|drop",
-        rich_help_panel=FILES,
-        help="What becomes of a message that cannot be read: the run stops, or it is counted and left out.",
-    ),
-]
-BadOutput = Annotated[
-    Path | None,
-    typer.Option(
-        "--bad-output",
-        metavar="FILE",
-        show_default=False,
-        rich_help_panel=FILES,
-        help="Where --on-bad drop writes those messages, each with its place and the reason.",
-    ),
-]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(
-        "--delimiter",
-        metavar="CHARACTER",
-        show_default=False,
-        rich_help_panel=FILES,
-        help="What stands between the values of CSV: ';', '|', or tab. Without: a comma; in .tsv and .tab a tab.",
-    ),
-]
-Null = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--null",
-        metavar="TEXT",
-        show_default=False,
-        rich_help_panel=FILES,
-        help="A value of CSV that means null where it is not in quotes, beside the empty one: NA. May be repeated.",
-    ),
-]
-Encoding = Annotated[
-    str,
-    typer.Option(
-        "--encoding", metavar="NAME", rich_help_panel=FILES, help="Of text files: latin-1, cp1252, utf-16, ..."
-    ),
-]
-Decimal = Annotated[
-    str,
-    typer.Option(
-        "--decimal",
-        metavar="CHARACTER",
-        rich_help_panel=FILES,
-        help="What stands before the fraction of a number of CSV: . or a comma.",
-    ),
-]
-Thousands = Annotated[
-    str | None,
-    typer.Option(
-        "--thousands",
-        metavar="CHARACTER",
-        show_default=False,
-        rich_help_panel=FILES,
-        help="What stands between groups of three digits of a number of CSV: . or a comma, an apostrophe, a space.",
-    ),
-]
-Dates = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dates",
-        metavar="FORM",
-        show_default=False,
-        rich_help_panel=FILES,
-        help="How dates and timestamps of text are written: '%d.%m.%Y', '%m/%d/%Y %H:%M', iso. Without: as ISO 8601 "
-        "says. May be repeated; a value is in the first that it looks like.",
-    ),
-]
 Types = Annotated[
     list[str] | None,
     typer.Option(
         "--types",
         metavar="COLUMN=TYPE,...",
         show_default=False,
-        rich_help_panel=FILES,
+        rich_help_panel=_FILES,
         help="Types of columns, in every file that has them: zip=string,total=decimal(12,2).",
     ),
 ]
@@ -182,10 +97,6 @@ Trust = Annotated[
     ),
 ]
 
-
-_WINS, _GOES, _MERGES = "Which event of a key wins", "What deletes, what is no change", "How partial rows are merged"
-_OUT, _TIME, _ROWS, _STATE, _FILES = "Output", "Time", "Rows", "State", "Files"
-
 OF_FULL_FILES = frozenset({"scope", "allow_empty", "max_absent"})
 """The options of ``replace`` and ``count --full``; below those of ``count`` alone, of a state, of merges, of events."""
 OF_COUNTS = frozenset({"by", "name", "net"})
@@ -193,6 +104,8 @@ OF_STATE = frozenset({"at", "epoch", "retain", "memory", "trust"})
 OF_MERGES = frozenset({"merge", "group", "versions", "derive"})
 OF_EVENTS = OF_MERGES | {"order_by", "tie", "seq", "stale", "stale_output", "time", "lateness", "late"}
 OF_MESSAGES = frozenset({"on_bad", "bad_output"})
+OF_TEXT = frozenset({"format", "delimiter", "null", "encoding", "decimal", "dates", "thousands"})
+"""The options of text files, which logs and tables have, too."""
 
 
 def _option(flags: str, metavar: str | None, panel: str, text: str, least: int | None = None) -> Any:
@@ -226,7 +139,7 @@ class Ask:
     ] = field(default_factory=list)
     key: Annotated[
         list[str], _option("--key/-k", "COLUMNS", _WINS, "The columns that identify a row: id, or id,region.")
-    ]
+    ] = field(default_factory=list)
     scope: Annotated[
         str | None,
         _option(
@@ -383,15 +296,79 @@ class Ask:
             "zip=string,total=decimal(12,2). A column may come in later files only.",
         ),
     ] = None
-    format: Format = None
-    on_bad: OnBad = "stop"
-    bad_output: BadOutput = None
-    delimiter: Delimiter = None
-    null: Null = None
-    encoding: Encoding = "utf-8"
-    decimal: Decimal = "."
-    dates: Dates = None
-    thousands: Thousands = None
+    format: Annotated[
+        str | None,
+        _option(
+            "--format",
+            "FORMAT",
+            _FILES,
+            "What the files are, whatever their names say: csv, tsv, jsonl, json, parquet, csv.gz, ... For standard "
+            "input; without, its first bytes tell. Or the message that each line is: debezium, debezium-flat, maxwell, "
+            "canal, wal2json, kcat:debezium, ...",
+        ),
+    ] = None
+    on_bad: Annotated[
+        str,
+        _option(
+            "--on-bad",
+            "stop|drop",
+            _FILES,
+            "What becomes of a message that cannot be read: the run stops, or it is counted and left out.",
+        ),
+    ] = "stop"
+    bad_output: Annotated[
+        Path | None,
+        _option(
+            "--bad-output",
+            "FILE",
+            _FILES,
+            "Where --on-bad drop writes those messages, each with its place and the reason.",
+        ),
+    ] = None
+    delimiter: Annotated[
+        str | None,
+        _option(
+            "--delimiter",
+            "CHARACTER",
+            _FILES,
+            "What stands between the values of CSV: ';', '|', or tab. Without: a comma; in .tsv and .tab a tab.",
+        ),
+    ] = None
+    null: Annotated[
+        list[str] | None,
+        _option(
+            "--null",
+            "TEXT",
+            _FILES,
+            "A value of CSV that means null where it is not in quotes, beside the empty one: NA. May be repeated.",
+        ),
+    ] = None
+    encoding: Annotated[str, _option("--encoding", "NAME", _FILES, "Of text files: latin-1, cp1252, utf-16, ...")] = (
+        "utf-8"
+    )
+    decimal: Annotated[
+        str,
+        _option("--decimal", "CHARACTER", _FILES, "What stands before the fraction of a number of CSV: . or a comma."),
+    ] = "."
+    dates: Annotated[
+        list[str] | None,
+        _option(
+            "--dates",
+            "FORM",
+            _FILES,
+            "How dates and timestamps of text are written: '%d.%m.%Y', '%m/%d/%Y %H:%M', iso. Without: as ISO 8601 "
+            "says. May be repeated; a value is in the first that it looks like.",
+        ),
+    ] = None
+    thousands: Annotated[
+        str | None,
+        _option(
+            "--thousands",
+            "CHARACTER",
+            _FILES,
+            "What stands between groups of three digits of a number of CSV: . or a comma, an apostrophe, a space.",
+        ),
+    ] = None
     strict_columns: Annotated[
         bool,
         _option(
@@ -488,10 +465,13 @@ class Ask:
         return self.time is not None
 
 
-def with_options(without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(
+    without: Collection[str] = (), only: Collection[str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a verb of the command line from a function of an `Ask`, which it passes as ``ask``.
 
-    The verb has the function's other parameters as its own options, then the options of `Ask` except ``without``.
+    The verb has the function's other parameters as its own options, then the options of `Ask` except ``without``, or
+    ``only`` some of them.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -505,7 +485,7 @@ def with_options(without: Collection[str] = ()) -> Callable[[Callable[..., None]
                 annotation=hints[each.name],
             )
             for each in fields(Ask)
-            if each.name not in {*without, "counts", "whole"}
+            if each.name not in {*without, "counts", "whole"} and (only is None or each.name in only)
         ]
 
         def call(**given: Any) -> None:

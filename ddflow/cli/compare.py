@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import Dates, Decimal, Delimiter, Encoding, Format, Null, Output, Thousands, Types
+from ddflow.cli.arguments import OF_TEXT, Ask, Output, Types, with_options
 from ddflow.cli.say import say
 from ddflow.terminal import count_of
 
@@ -45,10 +45,12 @@ NullKeys = Annotated[
 ]
 
 
+@with_options(only=OF_TEXT)
 def compare(
     before: Before,
     after: After,
     key: Key,
+    ask: Ask,
     ignore: Ignored = None,
     null_key: NullKeys = "error",
     output: Output = None,
@@ -58,13 +60,6 @@ def compare(
         typer.Option("--exit-code", help="End as `diff` does: 0 no row differs, 1 some do, 2 they cannot be compared."),
     ] = False,
     types: Types = None,
-    format: Format = None,
-    delimiter: Delimiter = None,
-    null: Null = None,
-    encoding: Encoding = "utf-8",
-    decimal: Decimal = ".",
-    dates: Dates = None,
-    thousands: Thousands = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="How many rows differ, as one JSON object, in the place of the rows.")
     ] = False,
@@ -92,7 +87,7 @@ def compare(
     from ddflow.tools.compare import compare_tables
 
     try:
-        files = file_options(format, delimiter, null, encoding, decimal, dates, thousands)
+        files = file_options(ask)
         columns = parse_names(key), parse_names(ignore or []), parse_types(types or ())
         with show_amount("reading") as tick:
             done = compare_tables(before, after, *columns, files, tick, null_key)  # type: ignore[arg-type]

@@ -89,18 +89,10 @@ class Skipped(dict[str, str]):
             raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
 
 
-def file_options(
-    format: str | None = None,
-    delimiter: str | None = None,
-    null: Sequence[str] | None = None,
-    encoding: str = "utf-8",
-    decimal: str = ".",
-    dates: Sequence[str] | None = None,
-    thousands: str | None = None,
-) -> FileOptions:
+def file_options(ask: Ask) -> FileOptions:
     """Build the options of the files of a command line.  Raises `SpecError`."""
-    said = Dialect(delimiter, tuple(null or ()), encoding, decimal, tuple(dates or ()), thousands, parse_kind(format))
-    return FileOptions(dialect=said)
+    nulls, dates, kind = tuple(ask.null or ()), tuple(ask.dates or ()), parse_kind(ask.format)
+    return FileOptions(dialect=Dialect(ask.delimiter, nulls, ask.encoding, ask.decimal, dates, ask.thousands, kind))
 
 
 def parse_kind(format: str | None) -> Kind | None:
@@ -126,7 +118,7 @@ def run_options(ask: Ask, skipped: Skipped) -> FileOptions:
         return replace(fix, state=public(ask.state), moves=fix.moves or name in fixed)
 
     return replace(
-        file_options(ask.format, ask.delimiter, ask.null, ask.encoding, ask.decimal, ask.dates, ask.thousands),
+        file_options(ask),
         strict=ask.strict_columns,
         empty=ask.whole and ask.allow_empty,
         skip=skipped.note if skipped.allowed else None,

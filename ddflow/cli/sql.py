@@ -19,19 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from ddflow.cli.arguments import (
-    BadOutput,
-    Dates,
-    Decimal,
-    Delimiter,
-    Encoding,
-    Format,
-    Null,
-    OnBad,
-    Output,
-    Thousands,
-    Types,
-)
+from ddflow.cli.arguments import OF_MESSAGES, OF_TEXT, Ask, Output, Types, with_options
 from ddflow.cli.say import say
 from ddflow.errors import SpecError
 from ddflow.terminal import count_of
@@ -152,22 +140,15 @@ Tables = Annotated[
 Diff = Annotated[bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")]
 
 
+@with_options(only=OF_TEXT | OF_MESSAGES)
 def sql(
     query: Query,
     tables: Tables,
+    ask: Ask,
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
     diff: Diff = False,
     types: Types = None,
-    format: Format = None,
-    on_bad: OnBad = "stop",
-    bad_output: BadOutput = None,
-    delimiter: Delimiter = None,
-    null: Null = None,
-    encoding: Encoding = "utf-8",
-    decimal: Decimal = ".",
-    dates: Dates = None,
-    thousands: Thousands = None,
     as_json: Annotated[bool, typer.Option("--json", help="With -o: what was done as one JSON object.")] = False,
 ) -> None:
     """Ask a query of files of upserts: joins, groups, subqueries, tops.
@@ -194,19 +175,21 @@ def sql(
     from ddflow.cli.plan import check_apart, check_bad, parse_format
 
     named = {name: (parts, table_options(name, parts)) for name, parts in group_tables(tables).items()}
-    words = {name: told["format"][-1] if "format" in told else format for name, (_, told) in named.items()}
-    check_bad(next(filter(parse_format, words.values()), None), on_bad, bad_output)
-    check_apart({"--output": output, "--bad-output": bad_output})
+    words = {name: told["format"][-1] if "format" in told else ask.format for name, (_, told) in named.items()}
+    check_bad(next(filter(parse_format, words.values()), None), ask.on_bad, ask.bad_output)
+    check_apart({"--output": output, "--bad-output": ask.bad_output})
     flow, read, bad = dd.Flow(), 0, 0
     full = {name for name, (_, told) in named.items() if "full" in told}
-    options = file_options(format, delimiter, null, encoding, decimal, dates, thousands)
-    given = {n: _declare_table(flow, n, *each, types or (), options, (words[n], on_bad)) for n, each in named.items()}
+    options = file_options(ask)
+    given = {
+        n: _declare_table(flow, n, *each, types or (), options, (words[n], ask.on_bad)) for n, each in named.items()
+    }
     answer, order = _plan_query(flow, query, diff)
     rows = flow.output(OUT, answer.of)
     schema = rows.updates_schema(flow.time_type) if diff else rows.schema.empty_table().select(answer.columns).schema
     with flow.open() as engine, ExitStack() as stack:
         out: Any = stack.enter_context(open_rows(output, schema, overwrite))
-        aside = _open_aside(flow, bad_output, overwrite, stack)
+        aside = _open_aside(flow, ask.bad_output, overwrite, stack)
         tick = stack.enter_context(_show_progress(given, out))
         for files in zip_longest(*(source.files for source in given.values())):
             readers, counts = _readers(given, files, full, tick)
@@ -220,7 +203,7 @@ def sql(
             read += sum(counts)
         if not diff:
             out.write(_repeat_rows(engine.read(OUT), order).select(answer.columns))
-    _report(read, len(given), {"updates" if diff else "rows": out.written}, (bad, bad_output), output, as_json)
+    _report(read, len(given), {"updates" if diff else "rows": out.written}, (bad, ask.bad_output), output, as_json)
 
 
 def _declare_table(

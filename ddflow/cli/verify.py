@@ -14,20 +14,7 @@ from typing import Annotated
 import typer
 
 from ddflow.cli import REFUSED
-from ddflow.cli.arguments import (
-    Dates,
-    Decimal,
-    Delimiter,
-    Encoding,
-    Format,
-    Full,
-    Input,
-    Null,
-    Scope,
-    State,
-    Thousands,
-    Trust,
-)
+from ddflow.cli.arguments import OF_TEXT, Ask, Full, Input, Scope, State, Trust, with_options
 from ddflow.cli.say import say
 
 Log = Annotated[
@@ -40,19 +27,14 @@ Log = Annotated[
 ]
 
 
+@with_options(only=OF_TEXT)
 def verify(
     state: State,
     log: Log,
+    ask: Ask,
     full: Full = None,
     scope: Scope = None,
     input: Input = None,
-    format: Format = None,
-    delimiter: Delimiter = None,
-    null: Null = None,
-    encoding: Encoding = "utf-8",
-    decimal: Decimal = ".",
-    dates: Dates = None,
-    thousands: Thousands = None,
     memory: Annotated[
         str, typer.Option("--memory", metavar="SIZE", help="What the fold may take; it goes to temporary files beyond.")
     ] = "1GB",
@@ -86,7 +68,7 @@ def verify(
     from ddflow.tools.verify import verify as compared
 
     bound = find_input(state, input, trust)
-    options = file_options(format, delimiter, null, encoding, decimal, dates, thousands)
+    options = file_options(ask)
     with (
         closing(open_log(log, bound, options)) as given,
         show_amount(f"folding {bound.name}", given.rows, lambda n: f"{n:,} events") as tick,

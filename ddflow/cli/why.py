@@ -20,21 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import (
-    AsOf,
-    Dates,
-    Decimal,
-    Delimiter,
-    Encoding,
-    Format,
-    Full,
-    Input,
-    Null,
-    Scope,
-    State,
-    Thousands,
-    Trust,
-)
+from ddflow.cli.arguments import OF_TEXT, Ask, AsOf, Full, Input, Scope, State, Trust, with_options
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
@@ -59,9 +45,11 @@ KeyOrName = Annotated[
 ]
 
 
+@with_options(only=OF_TEXT)
 def why(
     state: State,
     key: KeyOrName,
+    ask: Ask,
     log: Annotated[
         list[str] | None,
         typer.Argument(
@@ -76,13 +64,6 @@ def why(
     full: Full = None,
     scope: Scope = None,
     input: Input = None,
-    format: Format = None,
-    delimiter: Delimiter = None,
-    null: Null = None,
-    encoding: Encoding = "utf-8",
-    decimal: Decimal = ".",
-    dates: Dates = None,
-    thousands: Thousands = None,
     trust: Trust = "owner",
     as_json: Annotated[bool, typer.Option("--json", help="The story as one JSON object.")] = False,
 ) -> None:
@@ -119,7 +100,7 @@ def why(
         if name is None or name in inputs or files:
             bound = find_input(state, name if name in inputs else input, trust)
             if files:
-                options = file_options(format, delimiter, null, encoding, decimal, dates, thousands)
+                options = file_options(ask)
                 source = stack.enter_context(closing(open_log(files, bound, options)))
                 given[bound.name] = FilesLog(source, full, scope)
         told: Story | Origins
