@@ -102,7 +102,7 @@ class Feeder:
         job.sinks.make_room()
         committed = job.commit(session, packed, feed=feed)
         ACCOUNTS.put(feed.query, self.account)
-        self._report(job, session, committed, feed.batch)
+        self._report_commit(job, session, committed, feed.batch)
 
     def pump(self, session: Any) -> bool:
         """Write waiting epochs to the sinks and return whether nothing waits. A thread retries a sink that fails.
@@ -160,11 +160,11 @@ class Feeder:
                 and each.calls[-1].frontier == CLOSED
             ]
             if manifest.frontier < CLOSED:
-                self._report(job, session, job.commit(session, None, close=True), None)
+                self._report_commit(job, session, job.commit(session, None, close=True), None)
             elif closing:
-                self._report(job, session, job.replay(session, None, closing[-1]), None)
+                self._report_commit(job, session, job.replay(session, None, closing[-1]), None)
 
-    def _report(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
+    def _report_commit(self, job: Job, session: Any, committed: Committed, number: int | None) -> None:
         """Report what was committed: to the account, the log and the caller's function."""
         batch = EpochStats.of(committed, number, job.flow.time_type)
         self.account.add(batch)

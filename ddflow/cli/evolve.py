@@ -120,10 +120,10 @@ def evolve(
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
     else:
-        _report(state, done)
+        _say_result(state, done)
 
 
-def _report(state: str, done: Evolved) -> None:
+def _say_result(state: str, done: Evolved) -> None:
     """Report the result."""
     from ddflow.dataflow.budget import shown_size
     from ddflow.storage.address import public

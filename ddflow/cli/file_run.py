@@ -108,7 +108,7 @@ class FileRun:
         flow = plan_flow(ask, columns)
         kind = INT64 if self.bound is None else self.bound.time_type
         if kind == INT64 and ask.at is not None:
-            kind = type_of(_number(ask.at)) or kind
+            kind = type_of(_parse_time(ask.at)) or kind
         return flow if kind == INT64 else dd.Flow.of(with_time_type(flow, kind)[0])
 
     def open_engine(self) -> dd.Engine:
@@ -194,7 +194,7 @@ class FileFeed:
         reader = pa.RecordBatchReader.from_batches(self.files.columns(file), read_rows(self.files, file, self.tick))
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
         with locate_errors(self.files, FilePosition(file)), engine.calls.reading([file]):
-            at = as_value(time, engine.flow.time_type) if ask.at is None else _number(ask.at)
+            at = as_value(time, engine.flow.time_type) if ask.at is None else _parse_time(ask.at)
             with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
                 step = take_part(engine, INPUT, part, at, self.number, Allowed(ask.max_absent, ask.allow_empty))
         self._commit()
@@ -244,7 +244,7 @@ class FileFeed:
     def _check_time(self, file: str) -> None:
         """Refuse a file without a time that the state asks for, and one whose time is of another type."""
         kind, at = self.engine.flow.time_type, self.ask.at
-        if self.engine.last == NEVER and kind != INT64 and (None if at is None else type_of(_number(at))) != kind:
+        if self.engine.last == NEVER and kind != INT64 and (None if at is None else type_of(_parse_time(at))) != kind:
             found = f"the times of the state's steps are {kind}, as was said with a file that was refused"
             remedy = "say of this type what its time is: --at TIME; or begin another state"
             raise SpecError(f"take in {file}", found, remedy)
@@ -312,7 +312,7 @@ def run(ask: Ask) -> None:
         epochs=None if ask.held_back else len(inputs),
         updates=updates,
         written=out.written,
-        verdicts=_verdicts(counts),
+        verdicts=_count_verdicts(counts),
         seconds=perf_counter() - began,
         output=str(out.path) if isinstance(out, FileOutput) else None,
         epoch=None if ask.state is None else epoch,
@@ -328,7 +328,7 @@ def run(ask: Ask) -> None:
         say(hint, err=True)
 
 
-def _verdicts(counts: dict[str, int]) -> dict[str, int]:
+def _count_verdicts(counts: dict[str, int]) -> dict[str, int]:
     """Count events by verdict, and the keys that full contents deleted, if there are any."""
     absent = counts.pop("absent", 0)
     return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
@@ -362,12 +362,12 @@ def _check_at(ask: Ask, files: Sequence[str]) -> None:
         raise typer.BadParameter("--at is the time of a step, and with --time each event has its own: leave one out")
     if len(files) != 1:
         raise typer.BadParameter(f"--at is the time of one file, and there are {len(files)} of them: give one a run")
-    if type_of(_number(ask.at)) is None:
+    if type_of(_parse_time(ask.at)) is None:
         raise typer.BadParameter(
             f"--at {ask.at} is no time: write a day (2026-11-26), a moment (2026-11-26T12:00Z) or a whole number"
         )
 
 
-def _number(text: str) -> Time:
+def _parse_time(text: str) -> Time:
     """Parse a time as Python takes it."""
     return int(text) if re.fullmatch(r"-?\d+", text) else text

@@ -61,12 +61,12 @@ def _show(found: Mapping[str, Any]) -> None:
         widths = [max(map(len, column)) for column in zip(head or rows[0], *rows, strict=True)]
         wide = sum(widths) + 2 * len(widths) > console.width and max(widths) > LONG
         with console.capture() as drawn:
-            console.print(_records(title, head, rows) if head and wide else _table(title, head, rows, person))
+            console.print(_records(title, head, rows) if head and wide else _build_table(title, head, rows, person))
         say("\n".join(line.rstrip() for line in drawn.get().splitlines()), drawn=True)
         say()
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], person: bool) -> "Table":
+def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], person: bool) -> "Table":
     """Build a table with a line a row.  For a pipe it has no frames, so that it can be searched and cut."""
     from rich import box
     from rich.text import Text
@@ -133,9 +133,9 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         "events in",
         "pending",
     )
-    yield "Collections", head, _collections(found)
+    yield "Collections", head, _collection_rows(found)
     head = ("stage", "of its partitions", "keys", "pending", "files", "size")
-    yield "Partitions", head, _partitions(found["parts"]) if found["partitions"] > 1 else iter(())
+    yield "Partitions", head, _partition_rows(found["parts"]) if found["partitions"] > 1 else iter(())
     yield (
         "Inputs",
         ("input", "columns", "spec"),
@@ -155,11 +155,11 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         ),
     )
     head = ("epoch", "call", "at", "from", "verdicts", "outputs", "digest")
-    yield "Epochs that can be given again", head, _receipts(found["receipts"], _time_type(found))
-    yield "Versions that are kept", ("manifest", "epoch", "age", "written", "why"), _versions(found["versions"])
+    yield "Epochs that can be given again", head, _receipt_rows(found["receipts"], _time_type(found))
+    yield "Versions that are kept", ("manifest", "epoch", "age", "written", "why"), _version_rows(found["versions"])
 
 
-def _versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
+def _version_rows(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
     """Yield the newest versions and those with an error; between them, how many there are."""
     shown = [at for at, each in enumerate(versions) if at < LATEST or "error" in each]
     for at, until in zip(shown, [*shown[1:], len(versions)], strict=True):
@@ -168,7 +168,7 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Any]]:
         yield each["manifest"], each.get("epoch"), age, each.get("written", ""), each.get("note", each.get("error"))
         if older:
             ends, first = older[-1], older[0]
-            numbers = (_between(ends[of], first[of]) for of in ("manifest", "epoch"))
+            numbers = (_format_epochs(ends[of], first[of]) for of in ("manifest", "epoch"))
             yield (
                 *numbers,
                 format_age(ends["age"]),
@@ -219,7 +219,13 @@ def _attachments(found: Mapping[str, Any]) -> Iterator[Section]:
 
     columns = ("left_out", "added")
     sources = (
-        (name, of["kind"], of["target"], cut(json.dumps(of["position"]), 80), *(_columns(of[what]) for what in columns))
+        (
+            name,
+            of["kind"],
+            of["target"],
+            cut(json.dumps(of["position"]), 80),
+            *(_join_columns(of[what]) for what in columns),
+        )
         for name, of in found["sources"].items()
     )
     yield "Sources", ("input", "kind", "where", "position", "left out", "added"), sources
@@ -230,13 +236,13 @@ def _attachments(found: Mapping[str, Any]) -> Iterator[Section]:
     yield "Sinks", ("output", "kind", "where", "mode", "has", "waiting", "bytes"), sinks
 
 
-def _columns(of: Mapping[str, Sequence[str]]) -> str:
+def _join_columns(of: Mapping[str, Sequence[str]]) -> str:
     """Format columns by input as text; names the input if there are several."""
     several = {name: ", ".join(columns) for name, columns in of.items() if columns}
     return "; ".join(text if len(of) == 1 else f"{name}: {text}" for name, text in several.items())
 
 
-def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+def _collection_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     from ddflow.dataflow.budget import shown_size
 
     for each in (found["inputs"], found["operators"]):
@@ -251,7 +257,7 @@ def _collections(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
             )
 
 
-def _partitions(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
+def _partition_rows(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any]]:
     """Yield, for each stage, the least and the median of each figure of its partitions, and the largest partition."""
     from statistics import median_low
 
@@ -279,16 +285,16 @@ def _feed_rows(inputs: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         runs, before = each["fed"]["runs"][::-1], each["fed"]["before"]
         for run in runs[:LATEST]:
             order = " with an order" if run["order"] else ""
-            yield name, _between(run["first"], run["last"]), run["calls"], _WAYS[run["way"]] + order, run["scope"]
+            yield name, _format_epochs(run["first"], run["last"]), run["calls"], _WAYS[run["way"]] + order, run["scope"]
         if older := runs[LATEST:]:
             calls = sum(run["calls"] for run in older)
-            yield name, _between(older[-1]["first"], older[0]["last"]), calls, f"{len(older):,} runs of calls", ""
+            yield name, _format_epochs(older[-1]["first"], older[0]["last"]), calls, f"{len(older):,} runs of calls", ""
         if before is not None:
             for way, words in _WAYS.items():
-                yield name, _between(1, before["until"]), before[way], f"{words}, not kept one by one", ""
+                yield name, _format_epochs(1, before["until"]), before[way], f"{words}, not kept one by one", ""
 
 
-def _between(first: int, last: int) -> str:
+def _format_epochs(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
@@ -301,7 +307,7 @@ def _spec(spec: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={text(value)}" for name, value in spec.items())
 
 
-def _receipts(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[Sequence[Any]]:
+def _receipt_rows(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[Sequence[Any]]:
     from ddflow.time import format_time
 
     for receipt in reversed(receipts):

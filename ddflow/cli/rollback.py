@@ -63,7 +63,7 @@ def rollback(
     found = tool.list_versions(state, **choices)
     if versions:
         if as_json:
-            say(json.dumps([_plain(each) for each in found]))
+            say(json.dumps([_to_plain(each) for each in found]))
         else:
             for each in found:
                 say(_line(each))
@@ -77,10 +77,10 @@ def rollback(
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
     with show_amount("reading and copying", None, shown_size) as tick:
         done = tool.rollback(state, to_epoch, **choices, look=tick)
-    _report(state, done, as_json)
+    _say_result(state, done, as_json)
 
 
-def _report(state: State, done: Any, as_json: bool) -> None:
+def _say_result(state: State, done: Any, as_json: bool) -> None:
     """Report the result."""
     if as_json:
         say(
@@ -115,7 +115,7 @@ def _report(state: State, done: Any, as_json: bool) -> None:
         say(f"the sink of {name!r} {ends}: ddflow sync gives it the difference")
 
 
-def _plain(version: OldVersion) -> dict[str, Any]:
+def _to_plain(version: OldVersion) -> dict[str, Any]:
     of = version.manifest
     about = {} if of is None else {"epoch": of.epoch, "written": _when(of.written), "note": of.note}
     return {"manifest": version.number, **about, "wrong": version.wrong}

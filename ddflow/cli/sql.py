@@ -192,7 +192,7 @@ def sql(
         aside = _open_aside(flow, ask.bad_output, overwrite, stack)
         tick = stack.enter_context(_show_progress(given, out))
         for files in zip_longest(*(source.files for source in given.values())):
-            readers, counts = _readers(given, files, full, tick)
+            readers, counts = _open_readers(given, files, full, tick)
             for step in _steps(engine, readers, full):
                 if diff:
                     out.write(step[OUT])
@@ -203,7 +203,7 @@ def sql(
             read += sum(counts)
         if not diff:
             out.write(_repeat_rows(engine.read(OUT), order).select(answer.columns))
-    _report(read, len(given), {"updates" if diff else "rows": out.written}, (bad, ask.bad_output), output, as_json)
+    _say_result(read, len(given), {"updates" if diff else "rows": out.written}, (bad, ask.bad_output), output, as_json)
 
 
 def _declare_table(
@@ -283,7 +283,7 @@ def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "I
         yield engine.step(readers)
 
 
-def _report(
+def _say_result(
     read: int, tables: int, wrote: dict[str, int], left_out: tuple[int, Path | None], output: str | None, as_json: bool
 ) -> None:
     """Report the result."""
@@ -309,7 +309,7 @@ def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContex
     return show_amount("reading", total, hidden=isinstance(out, Piped) and sys.stdout.isatty())
 
 
-def _readers(
+def _open_readers(
     given: "dict[str, FilesSource]", files: Sequence[str | None], full: "set[str]", shown: "Tick"
 ) -> tuple[dict[str, Any], list[int]]:
     """Open the next file of each table that has one; return the readers, and how many rows each gave."""

@@ -66,7 +66,7 @@ def sync(
     choices: dict[str, Any] = {"trust": trust}
     forget = tuple(detach or () if yes else ())
     with show_amount("comparing and writing" if yes else "comparing") as tick:
-        if _partitions(state, trust) > 1:
+        if _count_partitions(state, trust) > 1:
             with closing(EpochDriver.open(given, state, DriverOptions(**choices))) as driver:
                 done = sync_state(driver, targets, adopt, not yes, forget, tick)
         else:
@@ -83,12 +83,12 @@ def sync(
         did = "deleted" if yes else "would be deleted"
         said = f"{count_of(each.deleted, 'row')} {did}, {each.changed:,} changed, {each.added:,} added"
         say(f"{name} ({targets[name].target}): {said}")
-        _list(each)
+        _say_keys(each)
     if not yes:
         say("nothing was written; do it with --yes", err=True)
 
 
-def _list(found: "Synced") -> None:
+def _say_keys(found: "Synced") -> None:
     """List the keys of rows that go or change."""
     keys = found.keys
     if keys is None or not keys.num_columns:
@@ -100,7 +100,7 @@ def _list(found: "Synced") -> None:
         say(f"  and {keys.num_rows - LISTED:,} keys more")
 
 
-def _partitions(state: str, trust: str) -> int:
+def _count_partitions(state: str, trust: str) -> int:
     """Return how many partitions a state has."""
     from ddflow.storage.manifest import newest
     from ddflow.storage.opening import opened_store

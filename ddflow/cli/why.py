@@ -95,7 +95,7 @@ def why(
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
         inputs, outputs = _find_collections(snapshot.flow, key)
         name, values, files = split_words(key, log or [], inputs, outputs)
-        times = _times(as_of, between, snapshot.flow.time_type)
+        times = _parse_times(as_of, between, snapshot.flow.time_type)
         given = dict[str, FilesLog]()
         if name is None or name in inputs or files:
             bound = find_input(state, name if name in inputs else input, trust)
@@ -112,7 +112,7 @@ def why(
     say(json.dumps(told.to_dict(), default=str) if as_json else str(told))
 
 
-def _times(as_of: str | None, between: tuple[str, str] | None, kind: Any) -> dict[str, Any]:
+def _parse_times(as_of: str | None, between: tuple[str, str] | None, kind: Any) -> dict[str, Any]:
     """Parse the times of the options.  Raises `SchemaMismatch` for a text that is no time."""
     from ddflow.time import from_text
 

@@ -221,7 +221,7 @@ def compare_tables(
     rows, doubts = zip((before, after), SIDES, strict=True), dict[str, None]()
     for given in (before, after):
         if isinstance(given, str | os.PathLike):
-            _places(given, how)  # so that a missing one is said before the other is read
+            _list_files(given, how)  # so that a missing one is said before the other is read
     both = [_read_rows(given, types or {}, how, f"the rows {side}", look, doubts) for given, side in rows]
     there = [name for table in both for name in table.column_names]
     _check_known(left_out, "ignore", there)
@@ -230,8 +230,8 @@ def compare_tables(
     for table, side in zip(both, SIDES, strict=True):
         _check_known(keys, f"key (in the rows {side})", table.column_names)
     sides = [Side(*each) for each in zip((before, after), (how, how), both, strict=True)]
-    both = _texts(both, (before, after), how)
-    schema = _schema(both, keys)
+    both = _read_texts(both, (before, after), how)
+    schema = _combine_columns(both, keys)
     lacking = [(n, i) for n in schema.names for i, table in enumerate(both) if n not in table.column_names]
     notes = tuple(
         f"compare: {name!r} is only in the rows {SIDES[1 - i]}, so it is null {SIDES[i]}" for name, i in lacking
@@ -255,7 +255,7 @@ def _read_rows(
 ) -> pa.Table:
     """Read rows in normal types. ``doubts``: collects the doubts about files, once each."""
     if isinstance(given, str | os.PathLike):
-        files = open_files([os.fspath(given)], types=types, how=_how(given, how))
+        files = open_files([os.fspath(given)], types=types, how=_file_options(given, how))
         if doubts is not None:
             doubts |= dict.fromkeys(files.doubts)
         rows = read_files(files)
@@ -273,14 +273,14 @@ def _read_rows(
     return pa.table(columns)
 
 
-def _how(given: Any, how: FileOptions) -> FileOptions:
+def _file_options(given: Any, how: FileOptions) -> FileOptions:
     """Return the options to read a file: the common ones, except those that its path implies."""
     return replace(how, dialect=dialect_of(given)) if isinstance(given, FilePath) else how
 
 
-def _places(given: Any, how: FileOptions) -> list[Place]:
+def _list_files(given: Any, how: FileOptions) -> list[Place]:
     """List the files of a path. Raises `UnreadableInput`."""
-    return list_places([os.fspath(given)], _how(given, how).dialect.kind)
+    return list_places([os.fspath(given)], _file_options(given, how).dialect.kind)
 
 
 def _count_rows(batches: Iterable[pa.RecordBatch], look: Look) -> Iterator[pa.RecordBatch]:
@@ -296,11 +296,11 @@ def _check_known(names: Iterable[str], option: str, known: list[str]) -> None:
             raise SchemaMismatch("compare", found, did_you_mean(name, dict.fromkeys(known)))
 
 
-def _texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> list[pa.Table]:
+def _read_texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> list[pa.Table]:
     """Read a text column again in the other side's type if the two types have no values in common."""
     first, second = both
     shared = [name for name in first.column_names if name in second.column_names]
-    odd = [name for name in shared if _common([table.column(name) for table in both]) is None]
+    odd = [name for name in shared if _common_type([table.column(name) for table in both]) is None]
     texts = [bool(odd) and _is_text(each, how) for each in given]
     if not any(texts):
         return both
@@ -315,10 +315,10 @@ def _texts(both: list[pa.Table], given: tuple[Any, Any], how: FileOptions) -> li
 def _is_text(given: Any, how: FileOptions) -> bool:
     """Return whether rows come from files whose columns have no types but guessed ones."""
     again = isinstance(given, str | os.PathLike) and given != STDIN  # which cannot be read again
-    return again and all(is_text_kind(each.kind.name) for each in _places(given, how))
+    return again and all(is_text_kind(each.kind.name) for each in _list_files(given, how))
 
 
-def _common(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
+def _common_type(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
     """Return a type that holds the values of both columns; None if there is none."""
     one, other = (column.type for column in columns)
     if one == other:
@@ -329,13 +329,13 @@ def _common(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
     return None
 
 
-def _schema(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
+def _combine_columns(both: list[pa.Table], keys: tuple[str, ...]) -> pa.Schema:
     """Combine the columns of both sides: the key's, then the others in their order."""
     names = dict.fromkeys([*keys, *(name for table in both for name in table.column_names)])
     fields = []
     for name in names:
         columns = [table.column(name) for table in both if name in table.column_names]
-        kind = _common(columns) if len(columns) == 2 else columns[0].type
+        kind = _common_type(columns) if len(columns) == 2 else columns[0].type
         if kind is None:
             found = f"it is {columns[0].type} before and {columns[1].type} after"
             raise SchemaMismatch(
@@ -402,7 +402,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
     values = [name for name in schema.names if name not in keys]
     kind = np.where(there.all(axis=0), 2, there[1])
     columns[CHANGE] = pa.array([KINDS[i] for i in kind.tolist()], pa.string())
-    columns[CHANGED] = _names(sides, values, at, secret)
+    columns[CHANGED] = _list_changed(sides, values, at, secret)
     for name in values:
         for i, suffix in enumerate(SUFFIXES):
             columns[name + suffix] = sides[i].column(name).take(pa.array(at[i], mask=~there[i]))
@@ -430,7 +430,7 @@ def _pair_rows(keys: list[pa.Table], secret: Secret) -> Ints:
     return at
 
 
-def _names(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
+def _list_changed(sides: list[pa.Table], values: list[str], at: Ints, secret: Secret) -> pa.Array:
     """List the columns that differ, for each key; null if the key is on only one side."""
     both = (at >= 0).all(axis=0)
     differ = np.zeros((at.shape[1], len(values)), bool)

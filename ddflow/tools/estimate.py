@@ -162,7 +162,7 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     slot = WORD * (3 + wide + order.words)
     version = WORD * (1 + wide + order.words) + 1 + seen.payload
     slots, most_slots = _slots(entries, rows, step)
-    versions, most_versions = _versions(entries, live + dead, rows, step)
+    versions, most_versions = _count_versions(entries, live + dead, rows, step)
     index, batches = round(slots * slot), round(versions * version)
     return Estimate(
         live, dead, index, batches, max(index + batches, round(most_slots * slot + most_versions * version))
@@ -181,7 +181,7 @@ def _slots(entries: int, rows: int, step: int) -> tuple[int, int]:
     return round(need * (1 + GROWTH) / 2) + SPARE, round(need * GROWTH) + SPARE
 
 
-def _versions(entries: int, needed: int, rows: int, step: int) -> tuple[float, float]:
+def _count_versions(entries: int, needed: int, rows: int, step: int) -> tuple[float, float]:
     """Versions in batches: in the mean, at most.  ``needed``: how many would be left if all were merged."""
     if rows <= step:
         return needed, needed
@@ -194,7 +194,7 @@ class _Seen:
     """The rows, looked at once: how many have a key, how many keys there are and are live, bytes of a live row."""
 
     def __init__(self, given: Any, spec: Upsert) -> None:
-        batches, schema = _batches(given)
+        batches, schema = _split_rows(given)
         if VALUE in schema.names and not {*schema.names}.intersection(spec.key):
             remedy = "give their rows, as spark_bridge.decode makes them"
             raise SchemaMismatch("an estimate", f"these are messages, without the key {list(spec.key)}", remedy)
@@ -202,11 +202,11 @@ class _Seen:
         stored = [*self.bound.row_schema.names, *(spec.order_by if orders(self.bound).hidden else [])]
         nbytes, alive, parts = 0.0, 0, []
         for batch in batches:
-            events = _events(batch, self.bound)
+            events = _convert_events(batch, self.bound)
             gone = self.bound.deletes(events) != 0
             parts.append((*RowHashes(self.bound.key_schema, SECRET).of(events), gone))
             rows = events.filter(pa.array(~gone)) if gone.any() else events
-            nbytes, alive = nbytes + sum(_nbytes(rows.column(name)) for name in stored), alive + rows.num_rows
+            nbytes, alive = nbytes + sum(_count_bytes(rows.column(name)) for name in stored), alive + rows.num_rows
         high, low, gone = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         by = sort(high, low)
         self.rows, self.keys = gone.size, by.starts.size - 1
@@ -215,7 +215,7 @@ class _Seen:
         self.payload = nbytes / max(alive, 1)
 
 
-def _nbytes(column: pa.Array) -> float:
+def _count_bytes(column: pa.Array) -> float:
     """Count the bytes of a column that is gathered into a separate batch."""
     n, kind = len(column), column.type
     nulls = n / 8 if column.null_count else 0
@@ -228,7 +228,7 @@ def _nbytes(column: pa.Array) -> float:
     return float(nulls + column.nbytes)
 
 
-def _batches(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
+def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
     """Split the rows into pieces, at least one, and return them with the schema that their input would have."""
     if isinstance(given, pa.RecordBatchReader):
         schema = to_schema(given.schema)
@@ -238,7 +238,7 @@ def _batches(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
     return (table.slice(start, PIECE) for start in starts), to_schema(table.schema)
 
 
-def _events(table: pa.Table, bound: Bound) -> pa.RecordBatch:
+def _convert_events(table: pa.Table, bound: Bound) -> pa.RecordBatch:
     """Convert a piece to the input's types, without the rows that have no key."""
     events = one_batch(conform(table, bound.schema, "an estimate", bound.needed_columns))
     if bound.spec.null_key == "keep":

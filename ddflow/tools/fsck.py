@@ -249,8 +249,8 @@ class _Check:
             self.report.problem("manifests", "there is none")
         for number in reversed(numbers):
             with self._guard(manifest_file(number), number):
-                self._manifest(number)
-        self._garbage(entries)
+                self._check_manifest(number)
+        self._count_garbage(entries)
         if isinstance(self.store, LocalStore):
             self.report.ignored.extend(list_strangers(self.store))
         # What was swept while this went on need not be whole.
@@ -281,7 +281,7 @@ class _Check:
             self.report.problem(file, f"{type(error).__name__}: {str(error)[:200]}", number)
             self.all_named &= not file.startswith("manifests/")
 
-    def _manifest(self, number: int) -> None:
+    def _check_manifest(self, number: int) -> None:
         self.report.manifests += 1
         data = self.store.manifest(number)
         manifest = Manifest.decode(data, number, self.store.where)
@@ -293,7 +293,7 @@ class _Check:
         newest = self.report.epoch < 0
         if newest:
             self.report.epoch = manifest.epoch
-            self._folder(manifest)
+            self._check_folder(manifest)
         if fingerprint(manifest.plan) != manifest.fingerprint:
             self.report.problem(manifest_file(number), "its fingerprint is not that of its plan", number)
         if manifest.epoch and not manifest.inventories:
@@ -304,16 +304,20 @@ class _Check:
         kept = dict[int, str]()
         for receipt in self._receipts(manifest):
             kept[receipt.epoch] = receipt.digest
-            self._receipt(manifest, receipt, flow)
+            self._check_receipt(manifest, receipt, flow)
         for found in find_attachment_faults(manifest, kept):
             self.report.problem(manifest_file(number), found, number)
-        inventories = [self._inventory(manifest, flow, place, newest) for place in range(len(manifest.inventories))]
+        inventories = [
+            self._check_inventory(manifest, flow, place, newest) for place in range(len(manifest.inventories))
+        ]
         whole = [each for each in inventories if each is not None]
         if whole and len(whole) == len(inventories):
             with self._guard(manifest_file(number), number):
                 holds_all(Inventories(whole, manifest.partitions), self._operators(manifest, flow))
 
-    def _inventory(self, manifest: Manifest, flow: Plan | None, place: int, newest: bool) -> StoredInventory | None:
+    def _check_inventory(
+        self, manifest: Manifest, flow: Plan | None, place: int, newest: bool
+    ) -> StoredInventory | None:
         """Check an inventory and all files that it names; return None if it is unreadable."""
         part, number = manifest.inventories[place], manifest.number
         stored, guard = cast(StoredInventory | None, None), partial(self._guard, f"blobs/{part.name}", number)
@@ -324,7 +328,7 @@ class _Check:
             return None
         for blob in stored.text.files:
             self.named.add(blob.name)
-            self._compare(blob, number)
+            self._compare_blob(blob, number)
         with guard():
             at, operators = place % manifest.partitions, self._operators(manifest, flow)
             Examination(manifest, at, operators, self.batch_store, guard, self.seen, newest).run(stored)
@@ -373,9 +377,9 @@ class _Check:
 
     def _fetch(self, blob: Blob, number: int) -> bytes | pa.Buffer:
         self.named.add(blob.name)
-        return self._compare(blob, number) or b""
+        return self._compare_blob(blob, number) or b""
 
-    def _compare(self, blob: Blob, number: int) -> pa.Buffer | None:
+    def _compare_blob(self, blob: Blob, number: int) -> pa.Buffer | None:
         """Return the bytes of a blob, compared once; report a problem and return None if they are damaged."""
         if blob not in self.compared:
             self.compared[blob] = None
@@ -398,20 +402,20 @@ class _Check:
             self.all_named &= part.file.name not in self.damaged
         yield from manifest.receipts
 
-    def _receipt(self, manifest: Manifest, receipt: Epoch, flow: Plan | None) -> None:
+    def _check_receipt(self, manifest: Manifest, receipt: Epoch, flow: Plan | None) -> None:
         for call in receipt.calls:
             for name, output in call.outputs.items():
-                found = [self._output(manifest, receipt.epoch, name, blob, flow) for blob in output.blobs]
+                found = [self._count_output_rows(manifest, receipt.epoch, name, blob, flow) for blob in output.blobs]
                 rows = sum(each for each in found if each is not None)
                 if None not in found and rows != output.rows:
                     self.report.problem(
-                        self._place(manifest, receipt.epoch, name, output.blobs[0]),
+                        self._output_path(manifest, receipt.epoch, name, output.blobs[0]),
                         f"it has {rows:,} rows with the other {len(output.blobs) - 1} of {name!r}, the "
                         f"manifest says {output.rows:,}",
                         manifest.number,
                     )
 
-    def _folder(self, manifest: Manifest) -> None:
+    def _check_folder(self, manifest: Manifest) -> None:
         """Check that the folder of outputs belongs to this state."""
         if manifest.folder is None:
             return
@@ -426,17 +430,19 @@ class _Check:
                     manifest.number,
                 )
 
-    def _place(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
+    def _output_path(self, manifest: Manifest, epoch: int, name: str, blob: Blob) -> str:
         if inside(blob):
             return f"blobs/{blob.name}"
         return open_outputs(str(manifest.folder), self.store).place(epoch, Fragment(name, blob))
 
-    def _output(self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None) -> int | None:
+    def _count_output_rows(
+        self, manifest: Manifest, epoch: int, name: str, blob: Blob, flow: Plan | None
+    ) -> int | None:
         """Count the rows of a file of an output; return None if the file was seen before or cannot be read."""
         if not inside(blob):
-            return self._fragment(manifest, epoch, Fragment(name, blob))
+            return self._count_fragment_rows(manifest, epoch, Fragment(name, blob))
         self.named.add(blob.name)
-        whole = self._compare(blob, manifest.number)
+        whole = self._compare_blob(blob, manifest.number)
         past = at([PastSchemas.of(each, manifest_file(manifest.number)) for each in manifest.past], epoch)
         then = None if past is None else past.outputs.get(name)
         schema = then or (None if flow is None else flow.updates_schema(name))
@@ -447,8 +453,8 @@ class _Check:
             return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, self._what(blob)))
         return None
 
-    def _fragment(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
-        """Check that a fragment in a sink is present and complete; return its number of rows, like `_output`."""
+    def _count_fragment_rows(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
+        """Check that a fragment in a sink is present and complete, and return its number of rows."""
         sink, number, blob = open_outputs(str(manifest.folder), self.store), manifest.number, fragment.blob
         path = sink.place(epoch, fragment)
         if (path, blob) in self.files:
@@ -463,7 +469,7 @@ class _Check:
             return rows
         return None
 
-    def _garbage(self, entries: list[Entry]) -> None:
+    def _count_garbage(self, entries: list[Entry]) -> None:
         left = [entry for entry in entries if entry.name not in self.named]
         found = len(left), sum(entry.length for entry in left)
         self.report.garbage, self.report.garbage_bytes = found if self.all_named else (None, None)

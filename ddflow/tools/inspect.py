@@ -84,7 +84,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "operators": {},
             "verdicts": {},
             "outputs": {},
-            "folder": _folder(manifest),
+            "folder": _describe_folder(manifest),
             "receipts": [_receipt(each) for each in manifest.receipts],
             "partitions": manifest.partitions,
             "stages": max(len(manifest.inventories) // manifest.partitions, 1),
@@ -102,7 +102,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             files = {blob.name: blob.length for blob in stored.text.files}
             stage, number = divmod(place, manifest.partitions)
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
-            out["parts"].append(within | _fill(out, stored.of, manifest, store.where))
+            out["parts"].append(within | _add_inventory(out, stored.of, manifest, store.where))
             named |= files
         versions = [_version(store, number) for number in reversed(store.numbers())]
         return out | {"files": len(named), "bytes": sum(named.values()), "versions": versions}
@@ -165,13 +165,13 @@ def _describe_calls(fed: Fed) -> dict[str, Any]:
     return {"runs": runs, "before": before if fed.forgotten else None}
 
 
-def _folder(manifest: Manifest) -> dict[str, Any] | None:
+def _describe_folder(manifest: Manifest) -> dict[str, Any] | None:
     if manifest.folder is None:
         return None
     return {"path": manifest.folder, "of": {name: folder_name(name) for name in manifest.plan["outputs"]}}
 
 
-def _fill(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:
+def _add_inventory(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:
     """Add the figures of an inventory, with its keys and pending events."""
     keys = pending = 0
     for name, each in inventory.inputs.items():

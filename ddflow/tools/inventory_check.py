@@ -116,7 +116,7 @@ class Examination:
                 continue
             at = stored.name_place("inputs", name)
             with self.guard():
-                self._arrangement(upsert.arranged, inputs[name].rows, f"{at}, rows", upsert.hash_rows, True)
+                self._check_arrangement(upsert.arranged, inputs[name].rows, f"{at}, rows", upsert.hash_rows, True)
             with self.guard():
                 complete = False
                 arrived += inputs[name].arrived
@@ -129,7 +129,7 @@ class Examination:
                     for n, (arranged, part) in enumerate(zip(each.arrangements, kept[name].arrangements, strict=True)):
                         with self.guard():
                             at = f"{stored.name_place('operators', name)}, arrangements[{n}]"
-                            self._arrangement(arranged, part, at, each.hash_rows, False, self._place(name))
+                            self._check_arrangement(arranged, part, at, each.hash_rows, False, self._place_of(name))
         with self.guard():
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
             if complete and arrived != (done := resolved(known)) + waiting:
@@ -142,10 +142,10 @@ class Examination:
         batcher._check()
         for run in batcher.runs.by_least if self.manifest.partitions > 1 else ():
             high, _ = upsert.keys.of(run.waiting.rows)
-            self._within(at, high, "a pending event")
+            self._check_partition(at, high, "a pending event")
         return len(batcher)
 
-    def _within(self, at: str, high: Words, what: str) -> None:
+    def _check_partition(self, at: str, high: Words, what: str) -> None:
         """Check that identities are in the range of this partition."""
         places = partition_of(high, self.manifest.partitions)
         if (odd := np.flatnonzero(places != self.number)).size:
@@ -153,14 +153,14 @@ class Examination:
                 at, f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.partitions}"
             )
 
-    def _place(self, name: str) -> Place:
+    def _place_of(self, name: str) -> Place:
         """Return the function that computes the partition of rows in an operator's state."""
         if name not in self.operators.by:
             return lambda batch: batch.high
         by, secret = list(self.operators.by[name]), Secret(*self.manifest.secret)
         return lambda batch: identities(pa.table(batch.rows.table).select(by), secret, len(batch))[0]
 
-    def _arrangement(
+    def _check_arrangement(
         self,
         arranged: Arrangement,
         record: ArrangementRecord,
@@ -184,11 +184,11 @@ class Examination:
             batch = arranged.slots[slot]
             # What a deletion was of may be gone; its identity is not.
             mine = slice(None) if told else batch.live[begin:end] != 0
-            self._within(at, place(batch)[begin:end][mine], "a key")
+            self._check_partition(at, place(batch)[begin:end][mine], "a key")
         by_file = {file.columns.blob.name: arranged.slots[slot] for slot, file in arranged.slots.files.items()}
         for each in record.batches:
             with self.guard():
-                self._batch(each, by_file[each.file.name], arranged, rows)
+                self._check_batch(each, by_file[each.file.name], arranged, rows)
         if self.whole:
             live, dead = count_keys(arranged, rows)
             if live != arranged.keys or (arranged.keeps and arranged.lapse is None and dead != arranged.tombstones):
@@ -199,7 +199,7 @@ class Examination:
                 )
             arranged._check()
 
-    def _batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
+    def _check_batch(self, record: BatchRecord, batch: Batch, arranged: Arrangement, rows: Made) -> None:
         """Check the places and hashes of rows, and the Bloom filter."""
         name, bloom = record.file.name, record.bloom
         if name not in self.seen:
@@ -215,15 +215,15 @@ class Examination:
                 ("hash", batch.value, value, live & (batch.value != 0)),
             ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
-                    raise self._odd(name, f"the {what} of row {odd[0]:,} is not that of its columns")
+                    raise self._damaged_file(name, f"the {what} of row {odd[0]:,} is not that of its columns")
         if bloom is not None and bloom.name not in self.seen:
             self.seen.add(bloom.name)
             words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
             kept = self.batch_store.open(bloom, pa.schema({WORDS: pa.uint64()}), words)
             if not np.array_equal(kept.batch.column(0).to_numpy(False), BloomFilter.over(batch.high, batch.low).words):
-                raise self._odd(bloom.name, f"it is not the Bloom filter of {name}")
+                raise self._damaged_file(bloom.name, f"it is not the Bloom filter of {name}")
 
-    def _odd(self, name: str, found: str) -> CorruptState:
+    def _damaged_file(self, name: str, found: str) -> CorruptState:
         return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, MEND)
 
 

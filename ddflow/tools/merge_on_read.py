@@ -112,7 +112,7 @@ def fold_log(
 
     ``format``: of messages that were decoded to rows of a history.
     """
-    parts, first = _parts(log) if schema is None else (parts_of(log, repr(LOG)), schema)
+    parts, first = _split_log(log) if schema is None else (parts_of(log, repr(LOG)), schema)
     if first is None:
         raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=", input=LOG)
     declared = to_schema(first, f"the schema of {LOG!r}")
@@ -161,7 +161,7 @@ def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterato
             yield pa.RecordBatchReader.from_batches(declared, events)
 
 
-def _parts(log: Any) -> tuple[Iterator[Any], Any]:
+def _split_log(log: Any) -> tuple[Iterator[Any], Any]:
     """Return the parts of a log, and the source of the first part's schema; None if there is none."""
     parts = parts_of(log, repr(LOG))
     for part in parts:

@@ -32,7 +32,7 @@ from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_store, opened_store
 from ddflow.storage.protocol import Store
 from ddflow.time import INT64, NEVER
-from ddflow.tools.merge_on_read import take_part as taken
+from ddflow.tools.merge_on_read import take_part
 
 
 class FedLog:
@@ -209,7 +209,7 @@ def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: 
                 ),
             )
         with (
-            _fresh(new_state, trust) as store,
+            _create_store(new_state, trust) as store,
             flow.open(store, retain=retain, memory=options.memory, commit_every=None) as engine,
         ):
             kept = engine.dataflow.retain
@@ -239,14 +239,14 @@ def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: 
 
 def _make_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
     def feed(engine: Engine, least: int, told: FedLog) -> None:
-        epochs, time = map(_calls, _mark_calls(engine.flow, log, told)), 0
+        epochs, time = map(_split_calls, _mark_calls(engine.flow, log, told)), 0
         calls: list[Mapping[str, Any]] = next(epochs, [{}])
         while calls:
             following = next(epochs, [])
             for number, inputs in enumerate(calls, 1):
                 time += 1
                 last = not following and number == len(calls)
-                _call(engine, inputs, max(time, least) if last else time)
+                _take_call(engine, inputs, max(time, least) if last else time)
             engine.flush()
             calls = following
 
@@ -265,17 +265,17 @@ def _mark_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: FedLog) -> I
         yield {name: in_types(part, known[name].bound) if name in known else part for name, part in given.items()}
 
 
-def _calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _split_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Split an epoch into calls: events of all inputs together, full contents and restated rows each alone."""
     events = {name: rows for name, rows in inputs.items() if not isinstance(rows, MARKS)}
     alone: list[Mapping[str, Any]] = [{name: rows} for name, rows in inputs.items() if isinstance(rows, MARKS)]
     return [events, *alone] if events or not alone else alone
 
 
-def _call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
+def _take_call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
     if len(inputs) == 1:
         ((name, part),) = inputs.items()
-        taken(engine, name, part, number)
+        take_part(engine, name, part, number)
     elif engine.flow.holds_back:
         engine.push(inputs)
     else:
@@ -302,7 +302,7 @@ def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) 
         raise NotReadable(f"the output {output!r} of the new plan", "there is none", did_you_mean(output, flow.outputs))
     out = {}
     for name in flow.outputs if output is None else [output]:
-        was, now = (_columns(each, name) for each in (old.flow, flow))
+        was, now = (_list_columns(each, name) for each in (old.flow, flow))
         # What is made of rows that the old state did not keep comes out whole.
         out[name] = was == now and not old.dataflow.graph.unkept(old.flow.outputs[name])
         if was is not None and was != now and not whole:
@@ -314,7 +314,7 @@ def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) 
     return out
 
 
-def _columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
+def _list_columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
     node = flow.outputs.get(name)
     return None if node is None else [(field.name, str(field.type)) for field in node.schema]
 
@@ -333,7 +333,7 @@ def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
 
 
 @contextmanager
-def _fresh(state: State, trust: Trust) -> Iterator[Store]:
+def _create_store(state: State, trust: Trust) -> Iterator[Store]:
     """Create the store of a new state; delete its folder again if the block fails."""
     there = not isinstance(state, Store) and os.path.lexists(state)
     if _has_state(state, trust):

@@ -87,7 +87,7 @@ def changes(
     O(n log n), for n updates.
     """
     keys = column_names(key, "plot changes", "key")
-    table = _updates(updates, keys)
+    table = _combine_updates(updates, keys)
     axes = _axes(ax)
     times, diffs = one_chunk(table.column(TIME)), np.asarray(table.column(DIFF))
     distinct = times.unique()
@@ -109,7 +109,7 @@ def changes(
     return cast("Axes", axes)
 
 
-def _updates(updates: Any, keys: Sequence[str]) -> pa.Table:
+def _combine_updates(updates: Any, keys: Sequence[str]) -> pa.Table:
     """Combine updates into one table with times. Raises the errors of `changes`."""
     if isinstance(updates, Step) or (isinstance(updates, list) and any(isinstance(each, Step) for each in updates)):
         found = "a step has the updates of each output"

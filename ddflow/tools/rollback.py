@@ -73,7 +73,7 @@ def list_versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
     """
     with opened_store(state, trust=trust) as store:
         lengths = {entry.name: entry.length for entry in store.list()}
-        return [_describe_version(store, number, lengths) for number in _numbers(store)]
+        return [_describe_version(store, number, lengths) for number in _list_numbers(store)]
 
 
 def rollback(
@@ -127,7 +127,7 @@ def rollback(
     (1, 3, 'rollback to epoch 1 (manifest 1)', 1)
     """
     with opened_store(state, trust=trust, readonly=False) as store:
-        numbers = _numbers(store)
+        numbers = _list_numbers(store)
         found, passed = _choose_version(store, numbers, epoch, look)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
         named = [*_readable(store)]
@@ -140,7 +140,7 @@ def rollback(
         return RolledBack(made, found.number, passed, _withdraw_outputs(store, made, sinks), ahead)
 
 
-def _numbers(store: Store) -> list[int]:
+def _list_numbers(store: Store) -> list[int]:
     """List the numbers of all manifests, descending, with that of a lost one that has left its mark."""
     marked, numbers = store.marked(), store.numbers()
     if marked > max(numbers, default=-1):
@@ -203,7 +203,7 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
     try:
         for blob in [*blobs_of(store, old)]:
             if blob.name not in made and blob.name.endswith(".arrow"):
-                made[blob.name] = _copy(store, blob)
+                made[blob.name] = _copy_blob(store, blob)
                 look(blob.length)
         parts = tuple(_rewrite_inventory(store, part, made) for part in old.inventories)
         made |= {blob.name: blob for blob in parts}
@@ -220,12 +220,12 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
             inventories=parts,
             backlog=backlog,
             receipts=tuple(
-                replace(each, digest=_digest(store, old.number), written=old.written)
+                replace(each, digest=_compute_digest(store, old.number), written=old.written)
                 if each.epoch == old.epoch and not each.digest
                 else each
                 for each in (*older, *receipts)
             ),
-            previous=_digest(store, number - 1),
+            previous=_compute_digest(store, number - 1),
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",
         )
         store.sync()
@@ -246,14 +246,14 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
     return new
 
 
-def _digest(store: Store, number: int) -> str:
+def _compute_digest(store: Store, number: int) -> str:
     """Compute the digest of a manifest of any content; "" if it is lost."""
     with suppress(CorruptState):
         return digest(store.manifest(number))
     return ""
 
 
-def _copy(store: Store, blob: Blob) -> Blob:
+def _copy_blob(store: Store, blob: Blob) -> Blob:
     whole = store.map(blob)
     return store.put(blob.name.rpartition(".")[2], lambda sink: sink.write(whole))
 

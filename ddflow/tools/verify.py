@@ -391,20 +391,20 @@ class _Comparison:
         self._count_pending()
         bound = self.bound
         fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
-        given = self._parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
+        given = self._convert_parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
         how: Any = {"memory": memory, "spill": spill, "format": None if bound.unique else bound.format}
         with fold_log(given, bound.spec, bound.schema, secret=self.secret, **how) as expected:
             for one, other in align_pieces(self.upsert.arranged, expected.arranged, bound, self.secret):
-                self._compare(one, other)
-        self._note()
+                self._compare_pieces(one, other)
+        self._add_notes()
         return self.out
 
-    def _parts(self, told: Iterator[Any]) -> Iterator[Any]:
+    def _convert_parts(self, told: Iterator[Any]) -> Iterator[Any]:
         """Convert the parts of the log to the input's columns, in their marks."""
         for part in told:
             marked = isinstance(part, MARKS)
             table = self.snapshot.dataflow.admissions[self.out.input].table
-            seen = map(self._before, to_batches(part.rows if marked else part, self.bound, table))
+            seen = map(self._select_events, to_batches(part.rows if marked else part, self.bound, table))
             if not marked:
                 yield from seen
             elif (first := next(seen, None)) is not None:
@@ -423,7 +423,7 @@ class _Comparison:
                 self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
         self.out.unknown = len(self.unknown)
 
-    def _before(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _select_events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Select the events that must be in the state: before its frontier or without a key, and no bad messages."""
         self.out.events += batch.num_rows
         self.look(batch.num_rows)
@@ -443,7 +443,7 @@ class _Comparison:
         self.out.later += int(later.sum())
         return batch.filter(pa.array(~later)) if later.any() else batch
 
-    def _compare(self, one: Piece, other: Piece) -> None:
+    def _compare_pieces(self, one: Piece, other: Piece) -> None:
         """Count what differs in a range; ``one``: of the state, ``other``: of the log."""
         out = self.out
         out.rows, out.expected = out.rows + one.high.size, out.expected + other.high.size
@@ -456,11 +456,11 @@ class _Comparison:
             wrong &= ~one.is_among(self.unknown, ours)
         out.extra, out.missing = out.extra + extra.size, out.missing + missing.size
         out.different += int(wrong.sum())
-        self._name("different", one, ours[wrong], other, theirs[wrong])
-        self._name("missing", None, missing, other, missing)
-        self._name("extra", one, extra, None, extra)
+        self._name_rows("different", one, ours[wrong], other, theirs[wrong])
+        self._name_rows("missing", None, missing, other, missing)
+        self._name_rows("extra", one, extra, None, extra)
 
-    def _name(self, what: str, one: Piece | None, ours: Ints, other: Piece | None, theirs: Ints) -> None:
+    def _name_rows(self, what: str, one: Piece | None, ours: Ints, other: Piece | None, theirs: Ints) -> None:
         for a, b in zip(ours.tolist(), theirs.tolist(), strict=True):
             if len(self.out.first) >= FIRST:
                 return
@@ -471,7 +471,7 @@ class _Comparison:
                 Difference(what, {name: row[name] for name in self.bound.key_schema.names}, state, log)
             )
 
-    def _note(self) -> None:
+    def _add_notes(self) -> None:
         out, spec, notes = self.out, self.bound.spec, self.out.notes
         if spec.key and not (spec.holds_back or spec.order_by or spec.seq):
             notes.append("nothing but arrival decides which event wins: the log must be in the order of arrival")
