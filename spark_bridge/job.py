@@ -51,7 +51,7 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint, rebuild
 from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Epoch
-from ddflow.storage.opening import located
+from ddflow.storage.opening import check_state_address
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import translate_errors
 from spark_bridge.monitoring import LOG, watch_jobs
@@ -107,7 +107,7 @@ def check_address(state: Any, outputs: Any = None) -> str:
             "tasks in other processes cannot open that",
             "give a folder that all of them see, or s3://bucket/prefix",
         )
-    return os.fspath(located(state))
+    return os.fspath(check_state_address(state))
 
 
 class Job:

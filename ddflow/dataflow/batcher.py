@@ -22,7 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.dataflow.pending_runs import LARGE, PendingRun, Runs, chunks, filed, rows_of, to_spill, unfiled
+from ddflow.dataflow.pending_runs import LARGE, PendingRun, Runs, chunks, from_record, rows_of, to_record, to_spill
 from ddflow.errors import CorruptState, cut
 from ddflow.operators.upsert.events import Events, join_events
 from ddflow.storage.fields import MEND, Natural, Positive, Strict
@@ -169,7 +169,7 @@ def take(batcher: Batcher, batch_store: BatchStore) -> list[PendingRecord]:
     """
     out = []
     for run in batcher.runs.by_least:
-        run.stored = stored = run.stored or batch_store.save(filed(run.events))
+        run.stored = stored = run.stored or batch_store.save(to_record(run.events))
         advanced, columns = run.events.original is not run.events.times, run.events.rows.schema.names
         rows = int(run.events.times.size)
         out.append(PendingRecord(stored.blob, rows, int(run.begin), advanced, run.final, columns, stored.compressed))
@@ -219,7 +219,7 @@ def _restore_run(
     kept = batch_store.open(record.file, pa.schema(fields), rows, record.compressed)
     if any(column.null_count for column in kept.batch.columns[: len(own)]):
         raise CorruptState(what, f"a time of {record.file.name} is null", MEND)
-    events = unfiled(kept.batch, record.advanced)
+    events = from_record(kept.batch, record.advanced)
     if not bool((events.times[1:] >= events.times[:-1]).all()):
         raise CorruptState(what, f"the times of {record.file.name} are not in order", MEND)
     if names != schema.names:

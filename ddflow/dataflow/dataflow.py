@@ -37,7 +37,7 @@ from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import Graph, Released, Stepped
 from ddflow.dataflow.holds import Holds, RecentSteps
 from ddflow.dataflow.inflow import Inflow, add, deletes, lateness_frontier, portions
-from ddflow.dataflow.result import NAMES, Step, Verdicts, resolved
+from ddflow.dataflow.result import NAMES, Step, Verdicts, count_resolved
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
 from ddflow.dataflow.spill import Release, make_room
 from ddflow.dataflow.step import Computation
@@ -322,7 +322,7 @@ class Dataflow:
         add(self.totals, counts)
         pending = self.pending if self.holds_back else 0
         arrived = sum([admission.arrived for admission in self.admissions.values()])
-        assert arrived == resolved(self.totals) + pending, "events in are not resolved + pending"
+        assert arrived == count_resolved(self.totals) + pending, "events in are not resolved + pending"
         if self.budget.home is not None:
             with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
                 # And if there is none: the next call asks again, before it takes anything in.

@@ -99,7 +99,7 @@ class Graph:
         self.inputs = {name: opened_input(each.bound, secret, threads) for name, each in plan.inputs.items()}
         self.forgets = any(each.expiring is not None for each in self.inputs.values())
         """Whether keys of an input expire."""
-        self.needed, self.time_type = needed(plan), plan.time_type
+        self.needed, self.time_type = find_read_columns(plan), plan.time_type
         self.names: dict[Collection, str] = {each: name for name, each in plan.inputs.items()}
         self.running: dict[Collection, Running] = {}
         self.opened: dict[Collection, Readable] = {each: self.inputs[each.name] for each in plan.inputs.values()}
@@ -353,7 +353,7 @@ def _cast_columns(given: Mapping[str, pa.Array], schema: pa.Schema) -> list[pa.A
         return None
 
 
-def needed(plan: Plan) -> dict[Collection, pa.Schema]:
+def find_read_columns(plan: Plan) -> dict[Collection, pa.Schema]:
     """Find, for each node below an output, the columns that its readers use; at least one, to carry the rows."""
     read: dict[Collection, set[str]] = {node: set(node.schema.names) for node in plan.outputs.values()}
     for node in reversed(plan.nodes):

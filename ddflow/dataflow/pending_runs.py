@@ -70,8 +70,8 @@ class PendingRun:
     @classmethod
     def spilled(cls, batch_store: BatchStore, events: Events) -> PendingRun:
         """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
-        file = batch_store.write(filed(events))
-        return cls(unfiled(file.batch, events.original is not events.times), 0, 0, file, True)
+        file = batch_store.write(to_record(events))
+        return cls(from_record(file.batch, events.original is not events.times), 0, 0, file, True)
 
     def __len__(self) -> int:
         return int(self.events.times.size) - self.begin
@@ -117,7 +117,7 @@ class PendingRun:
             yield self.events.cut(begin, min(begin + rows, end))
 
 
-def filed(events: Events) -> pa.RecordBatch:
+def to_record(events: Events) -> pa.RecordBatch:
     """Events as the columns of a file: their bookkeeping, then their own.  O(columns)."""
     own = {"_time": events.times, "_arrival": events.arrival}
     if events.original is not events.times:
@@ -127,7 +127,7 @@ def filed(events: Events) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *events.rows.schema]))
 
 
-def unfiled(record: pa.RecordBatch, advanced: bool) -> Events:
+def from_record(record: pa.RecordBatch, advanced: bool) -> Events:
     """Rebuild the events of a file's record over the same memory.
 
     ``advanced``: whether it has their original times. O(columns).
@@ -215,7 +215,7 @@ class Runs:
         """Add a new run in the caller's memory; copy the events of the run before if it wastes memory or is large."""
         fresh, self.fresh = self.fresh, run
         if fresh is not None and (fresh.wasteful or fresh.bytes_resident >= LARGE):
-            self.swap([fresh], kept(fresh))
+            self.swap([fresh], copy_events(fresh))
         self.add(run)
 
     def add(self, run: PendingRun) -> None:
@@ -224,7 +224,7 @@ class Runs:
         self._count(run, 1)
         number, bytes_resident = self.classes.get(of := class_of(run), (0, 0))
         if number >= FAN or (number > 1 and bytes_resident >= LARGE):
-            self.swap(due := self.of_class(of), merged(due))
+            self.swap(due := self.of_class(of), merge_runs(due))
 
     def below(self, upper: int) -> list[PendingRun]:
         """List the runs that have an event before ``upper``. O(log runs + those)."""
@@ -242,7 +242,7 @@ class Runs:
             if run is self.fresh:
                 self.fresh = None if copied else rest
             if rest is not None:
-                for part in kept(rest) if copied else [rest]:
+                for part in copy_events(rest) if copied else [rest]:
                     self.add(part)
 
     def swap(self, gone: Iterable[PendingRun], new: Iterable[PendingRun]) -> None:
@@ -305,16 +305,16 @@ def class_of(run: PendingRun) -> int:
     return 0 if run.final or run.bytes_resident >= LARGE else size_class(run.bytes_resident)
 
 
-def merged(runs: Sequence[PendingRun]) -> list[PendingRun]:
+def merge_runs(runs: Sequence[PendingRun]) -> list[PendingRun]:
     """Merge some runs into one run, or into final chunks if they are ``LARGE``. O(n log n)."""
     if sum(run.size for run in runs) < LARGE:
         return [PendingRun.own(join_events([run.waiting for run in runs]))]
     return [PendingRun.own(chunk, final=True) for chunk in chunks(runs, rows_of(runs, CHUNK))]
 
 
-def kept(run: PendingRun) -> list[PendingRun]:
+def copy_events(run: PendingRun) -> list[PendingRun]:
     """Copy the events of a run into memory that nothing else uses. O(n)."""
-    return merged([run])
+    return merge_runs([run])
 
 
 def to_spill(runs: Runs, at_most: int, chunk: int) -> list[PendingRun]:

@@ -135,16 +135,16 @@ class Verdicts:
         return ", ".join(parts) or "no events"
 
 
-def resolved(totals: Mapping[str, int]) -> int:
+def count_resolved(totals: Mapping[str, int]) -> int:
     """How many events of the inputs that there are have a verdict.  ``totals``: of a state, and `GONE`.
 
-    >>> resolved({"applied": 7, "noop": 1, GONE: 3})
+    >>> count_resolved({"applied": 7, "noop": 1, GONE: 3})
     5
     """
     return sum(totals.values()) - 2 * totals.get(GONE, 0)
 
 
-def named(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
+def name_verdicts(codes: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:
     """Verdict codes as a text column."""
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(NAMES)).cast(pa.string())
 

@@ -28,7 +28,7 @@ from ddflow.columns.names import TIME
 from ddflow.columns.schema import empty, updates_schema
 from ddflow.connectors.formats.base import BAD_TYPE
 from ddflow.dataflow.admission import Admitted
-from ddflow.dataflow.result import named
+from ddflow.dataflow.result import name_verdicts
 from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
 from ddflow.operators.inputs import Outcome
@@ -72,7 +72,7 @@ def verdict_rows(bound: Binding, of: Admitted | Outcome) -> pa.Table:
     number = pa.array(arrival)
     seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
     columns = {ARRIVAL: number, "seq": seq, **{n: events.column(n) for n in bound.key_schema.names}}
-    columns |= {"verdict": named(codes), TIME: times}
+    columns |= {"verdict": name_verdicts(codes), TIME: times}
     columns |= {f"winner_{n}": w for n, w in zip(bound.spec.order_by, winners, strict=True)}
     return pa.table(columns)
 

@@ -31,20 +31,20 @@ from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher, PendingRecord
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import add
-from ddflow.dataflow.result import GONE, NAMES, resolved
+from ddflow.dataflow.result import GONE, NAMES, count_resolved
 from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.operators.base import Hashes
 from ddflow.plan.collection import Collection
 from ddflow.plan.text.codec import node_ids
-from ddflow.storage.fields import Instant, Natural, Strict, decoded
+from ddflow.storage.fields import Instant, Natural, Strict, decode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import Text, read
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.cast import rekeyed
-from ddflow.trace.joined import Joined, catch_up, misplaced
+from ddflow.trace.cast import rekey
+from ddflow.trace.joined import Joined, catch_up, find_misplaced
 from ddflow.trace.records import ArrangementRecord
 from ddflow.trace.spill import Made
 
@@ -98,7 +98,7 @@ class StoredInventory(NamedTuple):
     @classmethod
     def parse(cls, text: Text, what: str) -> StoredInventory:
         """Parse the text of an inventory. Costs and errors are those of `read`."""
-        return cls(what, decoded(_DECODER, text.data, what), text)
+        return cls(what, decode_record(_DECODER, text.data, what), text)
 
     def name_place(self, kind: str, name: str) -> str:
         """Name the place of an input or an operator in it, for messages."""
@@ -175,7 +175,7 @@ def fill_dataflow(
         admission.table = next((each.table for each in given if each.table is not None), None)
         _fill_input(dataflow, upsert, found, batch_store, indexed, sieved)
         for number, each in enumerate(upsert.arranged.partitions):
-            if partitions > 1 and (odd := misplaced(each, number, partitions)) is not None:
+            if partitions > 1 and (odd := find_misplaced(each, number, partitions)) is not None:
                 raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
         if upsert.expiring is not None:
             upsert.expiring.look_again()
@@ -190,7 +190,7 @@ def fill_dataflow(
         elif running.arrangements and dataflow.last > NEVER:
             graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
     arrived = sum(admission.arrived for admission in dataflow.admissions.values())
-    if stored and arrived != resolved(dataflow.totals) + sum(map(len, dataflow.batchers.values())):
+    if stored and arrived != count_resolved(dataflow.totals) + sum(map(len, dataflow.batchers.values())):
         raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are resolved or pending", MEND)
 
 
@@ -350,7 +350,7 @@ def _restore_regrown(
 
     # Groups of an ordered one are of columns that it was written with.
     arrangements.restore(old, record, what, batch_store, False, made if empty.ordered else hash_regrown, False)
-    rekeyed(old, empty, made, indexed, home)
+    rekey(old, empty, made, indexed, home)
 
 
 def _restore_pending(

@@ -40,7 +40,7 @@ from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.epochs import Kind
-from ddflow.storage.fields import encoded
+from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import Sheets
 from ddflow.storage.manifest import Call, Epoch, Manifest
@@ -340,7 +340,7 @@ class Commits:
     def publish_version(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
         """Write the state that no file has yet, and publish it as the next version. Like `commit`."""
         self.batch_store.settle()
-        data = encoded(recovery.make_inventory(dataflow, self.batch_store))
+        data = encode_record(recovery.make_inventory(dataflow, self.batch_store))
         part = self.sheets.put(data)
         files = self.sheets.names
         # From here on it may happen, whatever we are told.

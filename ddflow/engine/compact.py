@@ -45,7 +45,7 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Run
 from ddflow.trace.index import Index
 from ddflow.trace.merge import RunMerge, Target
-from ddflow.trace.spill import spilled
+from ddflow.trace.spill import spill_batch
 
 
 def compact(calls: Calls, forget: bool, look: Look = lambda rows: None) -> None:
@@ -109,7 +109,7 @@ def merge(
 
         def target(batch: Batch) -> Batch:
             look(len(batch))
-            return spilled(clear_payload(batch, hidden), home)
+            return spill_batch(clear_payload(batch, hidden), home)
 
     settled = arranged.latest <= arranged.since
     spine.work(None, slots, index, arranged.since, settled)

@@ -38,7 +38,7 @@ from ddflow.plan.evolve import Nodes, evolved_to, refuse_slips
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe
 from ddflow.time import NEVER
-from ddflow.trace.cast import regrown, rekeyed, rekeys
+from ddflow.trace.cast import regrown, rekey, rekeys
 
 ASKED = "engine.evolve"
 
@@ -111,7 +111,7 @@ def _move_arrangements(was: Readable, running: Readable, dataflow: Dataflow) -> 
         if rekeys(was.identified, running.identified):
             below, home = bool(arranged.lower), dataflow.budget.home
             new.slots.lasting = arranged.slots.lasting
-            rekeyed(arranged, new, running.hash_rows, not below, home if below else None)
+            rekey(arranged, new, running.hash_rows, not below, home if below else None)
         elif arranged.schema != new.schema:
             regrown(arranged, new.schema, running.hash_rows, False)
     if not rekeys(was.identified, running.identified):

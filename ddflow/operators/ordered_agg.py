@@ -43,7 +43,7 @@ from ddflow.plan.collection import Collection, refuse_forgetting
 from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change, starts
-from ddflow.trace.group_rows import identified
+from ddflow.trace.group_rows import gather_identities
 from ddflow.trace.ordered_index import ALL
 
 WAYS: Final = ("first", "last", "all")
@@ -222,7 +222,7 @@ class RunningOrderedAgg(OrderedGroups):
     def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
         """Compute the results of rows in the order of identities, all of some groups."""
         pool = arranged.slots.pool
-        high, low, order = identified(arranged, references)
+        high, low, order = gather_identities(arranged, references)
         heads, tied = starts(high, low), starts(high, low, order[:, : self.ways.tied])
         if (places := self.ways.sort_ties(pool, references, (~tied).astype(np.uint8))) is not None:
             references = references[places]

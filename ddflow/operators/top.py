@@ -48,7 +48,7 @@ from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import Record
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change, starts
-from ddflow.trace.group_rows import identified
+from ddflow.trace.group_rows import gather_identities
 
 MOST: Final = 10_000
 """The greatest k."""
@@ -220,7 +220,7 @@ class RunningTop(OrderedGroups):
     def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
         """See `OrderedGroups._show_groups`.  Only rows that are shown, or tie with these, are gathered."""
         pool = arranged.slots.pool
-        high, low, order = identified(arranged, references)
+        high, low, order = gather_identities(arranged, references)
         heads, first = starts(high, low), starts(high, low, order[:, : self.ways.tied])
         times = gather(pool, references, pa.schema([arranged.schema.field(TIMES)])).column(0)
         held = np.minimum(np.asarray(times), self.limit)

@@ -49,7 +49,7 @@ from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.text.formulas import Record, changed_by, shown_formula
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change, starts
-from ddflow.trace.group_rows import identified, rows_around
+from ddflow.trace.group_rows import gather_identities, rows_around
 
 
 @register
@@ -284,7 +284,7 @@ class RunningVersions(OrderedGroups):
 
     def _show_groups(self, arranged: Arrangement, references: Ints) -> Updates:
         """See `OrderedGroups._show_groups`.  Only rows that are shown, or tie with others, are gathered."""
-        high, low, order = identified(arranged, references)
+        high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
         rows, _ = self._in_order(arranged.slots.pool, references, held, high, low, order)
         until = np.empty(references.size, np.int64)

@@ -21,7 +21,7 @@ from ddflow.errors import Misrouted
 from ddflow.partitions.messages import Said, join_said
 from ddflow.partitions.stages import Exchange, Stages
 from ddflow.storage.closing import Closing
-from ddflow.storage.files.arrow_file import restored
+from ddflow.storage.files.arrow_file import restore_types
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import ScratchStore
 
@@ -211,7 +211,7 @@ def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
         raise _odd(str(error).splitlines()[0], rows, schema) from None
     if batch.num_rows != rows:
         raise _odd(f"it has {batch.num_rows:,} rows", rows, schema)
-    return restored(batch, schema)
+    return restore_types(batch, schema)
 
 
 def _odd(found: str, rows: int, schema: pa.Schema) -> Misrouted:

@@ -51,7 +51,7 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import format_given_time
-from ddflow.trace.joined import misplaced
+from ddflow.trace.joined import find_misplaced
 
 KEYS: Final = 1000
 """Number of keys above which all partitions are read."""
@@ -122,7 +122,7 @@ class Share(Reading):
             raise CorruptState(stored.what, f"it lacks the operators {missing}", MEND)
         fill_version(self.dataflow, manifest, [stored], BatchStore(store))
         for upsert in graph.inputs.values():
-            if (odd := misplaced(upsert.arranged, number, manifest.partitions)) is not None:
+            if (odd := find_misplaced(upsert.arranged, number, manifest.partitions)) is not None:
                 raise CorruptState(stored.what, f"partition {number} of {manifest.partitions} has a key of {odd}", MEND)
 
 

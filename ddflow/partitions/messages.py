@@ -36,7 +36,7 @@ from ddflow.connectors.formats.messages import longer
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.errors import BadMessage, cut
 from ddflow.plan.plan import Plan
-from ddflow.storage.fields import Strict, decoded, encoded
+from ddflow.storage.fields import Strict, decode_record, encode_record
 from ddflow.storage.protocol import Blob, Store
 
 
@@ -53,14 +53,14 @@ class Said(Strict, frozen=True):
 
     def to_texts(self, partitions: int) -> dict[int, str]:
         """Return the text for each partition; no partition if there is nothing to tell.  O(partitions)."""
-        alone = encoded(Said(self.table)).decode()
+        alone = encode_record(Said(self.table)).decode()
         told = dict.fromkeys(range(partitions), alone) if self.table is not None else {}
-        return told | ({0: encoded(self).decode()} if self != Said() else {})
+        return told | ({0: encode_record(self).decode()} if self != Said() else {})
 
     @classmethod
     def read(cls, text: str) -> Said:
         """Decode what `texts` wrote.  Raises `CorruptState`."""
-        return decoded(_DECODER, text.encode(), "what a task says of messages", "run the job again")
+        return decode_record(_DECODER, text.encode(), "what a task says of messages", "run the job again")
 
 
 _DECODER: Final = Decoder(Said)

@@ -58,8 +58,8 @@ from ddflow.storage.fields import (
     Natural,
     NonceOrNone,
     Strict,
-    decoded,
-    encoded,
+    decode_record,
+    encode_record,
 )
 from ddflow.storage.inventory_text import inside, read
 from ddflow.storage.manifest import PARTITIONS
@@ -137,12 +137,12 @@ class Receipt(Contribution, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """Encode the receipt as JSON.  O(files)."""
-        return encoded(self)
+        return encode_record(self)
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> Receipt:
         """Decode a receipt.  ``what``: its task, for messages.  O(bytes).  Raises `CorruptState`."""
-        receipt = decoded(_DECODER, data, what, AGAIN)
+        receipt = decode_record(_DECODER, data, what, AGAIN)
         try:
             check_files([receipt.outputs])
             receipt._check_writer()
@@ -184,12 +184,12 @@ class TaskShares(Strict, frozen=True):
 
     def to_json(self) -> bytes:
         """Encode the result as JSON.  O(files)."""
-        return encoded(self)
+        return encode_record(self)
 
     @classmethod
     def from_json(cls, data: bytes, what: str) -> TaskShares:
         """Decode a result.  ``what``: its task, for messages.  O(bytes).  Raises `CorruptState`."""
-        return decoded(_SHARES, data, what, AGAIN)
+        return decode_record(_SHARES, data, what, AGAIN)
 
 
 _SHARES: Final = Decoder(TaskShares)

@@ -47,7 +47,7 @@ from ddflow.plan.compatibility import PlanChange, plan_of
 from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe, fingerprint, node_ids
-from ddflow.storage.fields import encoded
+from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest, newest
 from ddflow.storage.manifest_log import ManifestLog
@@ -260,7 +260,7 @@ class Rewrite:
         return tuple(parts)
 
     def _write(self, inventory: Inventory) -> Blob:
-        data = encoded(inventory)
+        data = encode_record(inventory)
         self.written.append(self.store.put("json", lambda sink: sink.write(data)))
         return self.written[-1]
 

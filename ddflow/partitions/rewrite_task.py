@@ -61,7 +61,7 @@ from ddflow.trace.cast import Cast, cast_rows, recast, recast_pieces, rekeys
 from ddflow.trace.checkpoint import Written, restore
 from ddflow.trace.merge import Picked, by_sorting, useless
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
-from ddflow.trace.spill import Made, filed, unfiled
+from ddflow.trace.spill import Made, from_record, to_record
 
 T = TypeVar("T")
 Opened = tuple[Arrangement, Made, pa.Schema]
@@ -333,9 +333,9 @@ class _Task:
             if self.home is None:
                 part = out.slots.put(batch)
             else:
-                record, layout = filed(batch)
+                record, layout = to_record(batch)
                 kept = self.home.write(record)
-                part = out.slots.put(unfiled(kept.batch, layout))
+                part = out.slots.put(from_record(kept.batch, layout))
                 out.slots.files[part.slot] = Written(kept, layout, batch.rows.table.schema.names)
             out.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [part]))
         return out
@@ -399,7 +399,7 @@ class _ShareWriter:
             return
         batch, task = _join_batches(self.waiting, self.since), self.task
         self.waiting, self.nbytes, self.versions = [], 0, 0
-        record, layout = filed(batch)
+        record, layout = to_record(batch)
         kept = task.batch_store.save(record)
         task.held.append(kept)
         task.added.append(kept.blob)

@@ -25,7 +25,7 @@ from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.dataflow.buffer import UpdateBuffer
-from ddflow.dataflow.graph import Graph, Released, Stepped, needed
+from ddflow.dataflow.graph import Graph, Released, Stepped, find_read_columns
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.operators.updates import Updates, consolidate, few, ints, set_apart
@@ -207,7 +207,7 @@ class _Cutter:
         self.exchanges: dict[tuple[Any, ...], Exchange] = {}
         self.stage: dict[Collection, int] = dict.fromkeys(flow.inputs.values(), 0)
         self.needed = walk_inputs([*flow.inputs.values(), *flow.outputs.values()])
-        self.read: Mapping[Collection, pa.Schema] = needed(flow)
+        self.read: Mapping[Collection, pa.Schema] = find_read_columns(flow)
 
     def cut_flow(self) -> Stages:
         """Cut the flow into stages."""

@@ -34,7 +34,7 @@ from ddflow.partitions.stages import StageComputation, StageGraph, Stages, as_up
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.closing import on_failure
-from ddflow.storage.fields import encoded
+from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import Sheets, Text
 from ddflow.storage.manifest import Output
@@ -113,7 +113,7 @@ class StagePart:
         stored = StoredInventory.read(self.store, blob)
         own = _select_own(stored.of, self.cut, self.stage)
         # One engine's inventory is of all stages, and so are its sheets.
-        text = stored.text if own == stored.of else Text(encoded(own), ())
+        text = stored.text if own == stored.of else Text(encode_record(own), ())
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
         recovery.fill_dataflow(
             self.dataflow,
@@ -229,7 +229,9 @@ class StagePart:
         """Write the changes to files, and build the receipt."""
         store, before = self.store, self.names
         outputs = self._write_outputs(start, step)
-        data = encoded(_select_own(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage))
+        data = encode_record(
+            _select_own(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage)
+        )
         blob = self.sheets.put(data)
         store.sync()
         self.names = {each.name: each for each in Text(data, self.sheets.blobs).files}

@@ -28,7 +28,7 @@ from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState
 from ddflow.storage.epochs import Epoch, check_files
-from ddflow.storage.fields import MEND, Positive, Strict, decoded, encoded
+from ddflow.storage.fields import MEND, Positive, Strict, decode_record, encode_record
 from ddflow.storage.inventory_text import names_inside
 from ddflow.storage.protocol import Blob, Blobs
 
@@ -90,7 +90,7 @@ class Backlog:
         return kept
 
     def _write_part(self, content: tuple[Any, ...], first: int, last: int, level: int) -> BacklogFile:
-        file = self.store.put("json", lambda sink: sink.write(encoded(content)))
+        file = self.store.put("json", lambda sink: sink.write(encode_record(content)))
         self._hold(file.name, content)
         return BacklogFile(file, first, last, level)
 
@@ -121,7 +121,7 @@ class Backlog:
     def _content(self, part: BacklogFile, decoder: Decoder[Any]) -> Any:
         known = self._held.get(part.file.name)
         if known is None:
-            known = decoded(decoder, bytes(self.fetch(part.file)), self._what(part))
+            known = decode_record(decoder, bytes(self.fetch(part.file)), self._what(part))
             if decoder is _RECEIPTS:
                 check_files([call.outputs for each in known for call in each.calls])
             self._hold(part.file.name, known)

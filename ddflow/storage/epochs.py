@@ -6,8 +6,8 @@ one that feeds the state, and no file is named twice by an output. It does not k
 
 >>> blob = Blob("00ff00ff00ff00ff-1.arrow", 4, bytes(16))
 >>> call = Call("step", 7, "0" * 32, 8, {"applied": 3}, {"rows": Output((blob,), 3)}, {"step": 1200})
->>> from ddflow.storage.fields import Decoder, decoded, encoded
->>> decoded(Decoder(Epoch), encoded(Epoch(1, (call,), batch=0)), "m") == Epoch(1, (call,), 0)
+>>> from ddflow.storage.fields import Decoder, decode_record, encode_record
+>>> decode_record(Decoder(Epoch), encode_record(Epoch(1, (call,), batch=0)), "m") == Epoch(1, (call,), 0)
 True
 """
 
@@ -136,6 +136,6 @@ def check_files(calls: Iterable[Mapping[str, Output]]) -> None:
                 raise ValueError(f"two of the {len(output.blobs)} files of an output are the same")
 
 
-def damaged(what: str, found: str) -> CorruptState:
+def damage_error(what: str, found: str) -> CorruptState:
     """Build the error for data that ddflow did not write."""
     return CorruptState(what, found, REMEDY)

@@ -9,8 +9,8 @@ are forgotten, and only how many calls of each kind they were is kept.  It does 
 ...     fed = fed.after(epoch, way)
 >>> print(fed)
 events (epochs 1 to 2), full contents (epoch 3), full contents of the scope "region = 'EU'" (epoch 4)
->>> from ddflow.storage.fields import Decoder, decoded, encoded
->>> decoded(Decoder(Fed), encoded(fed), "m") == fed, fed.plain, Fed().after(1, EVENTS).plain
+>>> from ddflow.storage.fields import Decoder, decode_record, encode_record
+>>> decode_record(Decoder(Fed), encode_record(fed), "m") == fed, fed.plain, Fed().after(1, EVENTS).plain
 (True, False, True)
 >>> print(fed.blind())
 4 calls that are not kept one by one (epochs up to 4: 2 of events, 2 of full contents, 0 restated)

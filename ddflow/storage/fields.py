@@ -1,6 +1,6 @@
 """Fields: the types of what a JSON record may hold, and how bytes from a store become a record.
 
-Invariant: a record that comes out of `decoded` has exactly the fields of its struct, each of its type and within its
+Invariant: a record that comes out of `decode_record` has exactly the fields of its struct, each of its type and in its
 range; anything else is `CorruptState` with the path to it. Checksums detect accidents, not intent, and what a number
 says may be allocated, sliced or mapped later. A struct bounds the depth of what it reads, so only a field of type
 ``Any`` can nest as deep as the decoder allows. It does not know what fields mean.
@@ -10,9 +10,9 @@ surrogates and bytes that are no UTF-8 are refused.
 
 >>> class Example(Strict, frozen=True):
 ...     rows: Annotated[int, Meta(ge=0, le=2)]
->>> decoded(Decoder(Example), encoded(Example(2)), "m").rows
+>>> decode_record(Decoder(Example), encode_record(Example(2)), "m").rows
 2
->>> decoded(Decoder(Example), b'{"rows": 3}', "m")
+>>> decode_record(Decoder(Example), b'{"rows": 3}', "m")
 Traceback (most recent call last):
     ...
 ddflow.errors.CorruptState: m: it is no record of this format: Expected `int` <= 2 - at `$.rows`; it was not written ...
@@ -63,27 +63,27 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True):
     """A record: its fields, and no others."""
 
 
-def encoded(record: Any) -> bytes:
+def encode_record(record: Any) -> bytes:
     """Encode a record as JSON text.  O(bytes).  Raises `UnicodeEncodeError` for half of a pair of surrogates."""
     return msgspec.json.encode(record)
 
 
-def decoded(decoder: Decoder[T], data: Any, what: str, remedy: str = MEND) -> T:
+def decode_record(decoder: Decoder[T], data: Any, what: str, remedy: str = MEND) -> T:
     """Decode a record from JSON text.  ``what``: its place, for messages.  O(bytes).  Raises `CorruptState`."""
     try:
         return decoder.decode(data)
     except REFUSALS as error:
-        raise refused(what, error, remedy) from None
+        raise record_error(what, error, remedy) from None
 
 
-def converted(given: Any, kind: type[T], what: str) -> T:
-    """Convert plain values of JSON to a record.  Raises as `decoded` does."""
+def convert_record(given: Any, kind: type[T], what: str) -> T:
+    """Convert plain values of JSON to a record.  Raises as `decode_record` does."""
     try:
         return msgspec.convert(given, kind)
     except REFUSALS as error:
-        raise refused(what, error) from None
+        raise record_error(what, error) from None
 
 
-def refused(what: str, error: Exception, remedy: str = MEND) -> CorruptState:
+def record_error(what: str, error: Exception, remedy: str = MEND) -> CorruptState:
     """Build the error for data that is no record."""
     return CorruptState(what, f"it is no record of this format: {cut(str(error))}", remedy)

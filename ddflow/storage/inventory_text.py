@@ -26,7 +26,7 @@ import xxhash
 from msgspec.json import Decoder
 
 from ddflow.errors import CorruptState, cut
-from ddflow.storage.fields import MEND, REFUSALS, encoded
+from ddflow.storage.fields import MEND, REFUSALS, encode_record
 from ddflow.storage.protocol import Blob, Blobs, Store
 
 PARQUET: Final = ".parquet"
@@ -46,9 +46,9 @@ def files_in(inventory: Any) -> list[Blob]:
     return [_BLOB.decode(found[0]) for found in _BLOB_TEXT.finditer(inventory)]
 
 
-def renamed(inventory: Any, files: Mapping[str, Blob]) -> bytes:
+def rename_files(inventory: Any, files: Mapping[str, Blob]) -> bytes:
     """Replace the files that an inventory names.  ``files``: new files, by the names of the old ones.  O(bytes)."""
-    return _BLOB_TEXT.sub(lambda found: encoded(files[found[1].decode()]), inventory)
+    return _BLOB_TEXT.sub(lambda found: encode_record(files[found[1].decode()]), inventory)
 
 
 def inside(blob: Blob) -> bool:
@@ -107,10 +107,10 @@ def read(store: Store, blob: Blob) -> Text:
         store.ahead([sheet.name])
         return store.map(sheet)
 
-    return unfolded(store.map(blob), f"the file {blob.name} of {store.where}", fetch)
+    return unfold_sheets(store.map(blob), f"the file {blob.name} of {store.where}", fetch)
 
 
-def unfolded(data: Any, what: str, fetch: Fetch) -> Text:
+def unfold_sheets(data: Any, what: str, fetch: Fetch) -> Text:
     """Put the text together that begins with ``data``.  ``what``: its place, for messages.  Raises as `read` does."""
     sheets: dict[str, Blob] = {}
 
@@ -192,7 +192,7 @@ class Sheets:
                     out += piece
                 else:
                     kept.append(sheet)
-                    out.append(b"\n%b\n" % encoded(sheet))
+                    out.append(b"\n%b\n" % encode_record(sheet))
             if len(out) == len(lines):
                 break
             lines, level = out, level + 1

@@ -46,10 +46,22 @@ from ddflow.storage.epochs import (
     Output,
     PastColumns,
     check_files,
-    damaged,
+    damage_error,
 )
 from ddflow.storage.feeding import Fed
-from ddflow.storage.fields import REFUSALS, Hex, HexOrNone, Instant, Moment, Natural, Nonce, Path, Strict, Word, encoded
+from ddflow.storage.fields import (
+    REFUSALS,
+    Hex,
+    HexOrNone,
+    Instant,
+    Moment,
+    Natural,
+    Nonce,
+    Path,
+    Strict,
+    Word,
+    encode_record,
+)
 from ddflow.storage.protocol import GREATEST, MANIFEST, Blob, Store
 
 __all__ = [
@@ -145,7 +157,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
         decode differently."""
         asked = f"write manifest {self.number}"
         try:
-            body = encoded(self)
+            body = encode_record(self)
             # A struct checks its fields when it is read, not when it is made; and NaN would be read as null.
             if _decode_body(body) != self:
                 raise ValueError("its plan has a value that JSON has not")
@@ -165,14 +177,14 @@ class Manifest(Strict, frozen=True, kw_only=True):
         what = f"manifest {number} of {where}"
         header = _HEADER.match(data[:80])
         if header is None:
-            raise damaged(what, f"it begins with {data[:32]!r}, which is no header of a manifest")
+            raise damage_error(what, f"it begins with {data[:32]!r}, which is no header of a manifest")
         format_, length, digest = int(header[1]), int(header[2]), header[3].decode()
         body = data[header.end() :]
         if len(body) != length:
-            raise damaged(what, f"its body has {len(body):,} bytes, its header says {length:,}")
+            raise damage_error(what, f"its body has {len(body):,} bytes, its header says {length:,}")
         found = _checksum(body, format_)
         if found != digest:
-            raise damaged(what, f"it has checksum {found}, its header says {digest}")
+            raise damage_error(what, f"it has checksum {found}, its header says {digest}")
         if format_ != FORMAT:
             raise CorruptState(
                 what,
@@ -186,9 +198,9 @@ class Manifest(Strict, frozen=True, kw_only=True):
             # How deep a plan may be nested must not depend on who calls.
             manifest = aside(lambda: _decode_body(body))
         except REFUSALS as error:
-            raise damaged(what, f"its body is no manifest: {cut(str(error))}") from None
+            raise damage_error(what, f"its body is no manifest: {cut(str(error))}") from None
         if manifest.number != number:
-            raise damaged(what, f"it says it is manifest {manifest.number}")
+            raise damage_error(what, f"it says it is manifest {manifest.number}")
         return manifest
 
     def _check(self) -> None:

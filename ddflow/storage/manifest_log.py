@@ -150,7 +150,7 @@ class ManifestLog:
             previous=self.digest,
             receipts=self.signed(manifest.receipts),
         )
-        mine = published(self.store, new)
+        mine = publish_manifest(self.store, new)
         if mine is None:
             raise self._fenced_error()
         self._past.append(Past(self.number, self._since, self.names, self.manifest.backlog))
@@ -242,7 +242,7 @@ def digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def published(store: Store, new: Manifest) -> str | None:
+def publish_manifest(store: Store, new: Manifest) -> str | None:
     """Publish a manifest under its number, and return its digest; None if another writer was first.  O(bytes).
 
     All that it names was synced before.  Raises what `Store.publish` raises; after `OutcomeUnknown` it may have

@@ -24,7 +24,7 @@ import pyarrow as pa
 from ddflow.errors import CorruptState
 from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.folder.scratch import ScratchStore
-from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, lost, sized, verified
+from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, check_length, missing_error, verify_bytes
 
 
 class Shared:
@@ -71,9 +71,9 @@ class MemoryStore(Store):
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Return the bytes of a blob.  O(bytes), for the checksum.  See `Store.map`."""
         if blob.name not in self.shared.blobs:
-            raise lost(blob.name, self.where)
+            raise missing_error(blob.name, self.where)
         whole = pa.py_buffer(self.shared.blobs[blob.name][0])
-        return verified(whole, blob, self.where) if check else sized(whole, blob, self.where)
+        return verify_bytes(whole, blob, self.where) if check else check_length(whole, blob, self.where)
 
     def list(self) -> builtins.list[Entry]:
         """List all blobs.  O(blobs)."""

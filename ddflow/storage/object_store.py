@@ -10,7 +10,7 @@ a fork, and who waits for them waits for ever: in a child of a process that has 
 
 >>> line(ValueError("no answer\\n in 30 s\\n\\nDebug source:\\nGeneric {...}"))
 'no answer in 30 s'
->>> parsed("s3://bucket/state of/orders"), parsed("s3://bucket/../orders"), parsed("gs://bucket/orders")
+>>> is_bucket_url("s3://bucket/state of/orders"), is_bucket_url("s3://bucket/../orders"), is_bucket_url("gs://bucket/orders")
 (True, False, False)
 """
 
@@ -69,7 +69,7 @@ class Bucket:
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url, self._api = url, library()
-        if not parsed(url):
+        if not is_bucket_url(url):
             raise self.refused(
                 "it is not of the form s3://bucket/prefix",
                 "give such a URL, or a folder; keys belong into the environment (AWS_ACCESS_KEY_ID, ...)",
@@ -288,7 +288,7 @@ class Bucket:
             raise self.failed(what, error) from None
 
 
-def parsed(url: str) -> bool:
+def is_bucket_url(url: str) -> bool:
     """Return whether this is a URL of a bucket, with a plain prefix or none."""
     found = _URL.fullmatch(url)
     return found is not None and found[1] in CLOUDS and not {".", ".."} & set(url.split("/"))

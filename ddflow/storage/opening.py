@@ -29,7 +29,7 @@ State = str | os.PathLike[str] | Store
 Trust = Literal["owner", "group"]
 
 
-def located(given: Any) -> str | os.PathLike[str]:
+def check_state_address(given: Any) -> str | os.PathLike[str]:
     """Return the address of a state unchanged, without opening it.  Raises `StateRefused` for any other value.
     O(1)."""
     if not isinstance(given, str | os.PathLike):
@@ -58,7 +58,7 @@ def open_store(given: Any, *, trust: str = "owner", create: bool = True, readonl
     """
     if isinstance(given, Store):
         return given
-    given = located(given)
+    given = check_state_address(given)
     if _in_a_bucket(given):
         from ddflow.storage.s3 import S3Store
 

@@ -205,7 +205,7 @@ class Store(Blobs):
 Bytes = TypeVar("Bytes", pa.Buffer, bytes)
 
 
-def verified(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Bytes:
+def verify_bytes(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Bytes:
     """Return the same bytes.  Raises `CorruptState`, naming the blob, unless they are the bytes that were put.
     O(bytes)."""
     size = len(whole) if isinstance(whole, bytes) else whole.size
@@ -220,12 +220,12 @@ def verified(whole: Bytes, blob: Blob, where: str, remedy: str = RESTORE) -> Byt
     return whole
 
 
-def sized(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
+def check_length(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
     """Return the same bytes, before their digest is compared.  O(1).  Raises `CorruptState` for another length."""
-    return whole if whole.size == blob.length else verified(whole, blob, where)
+    return whole if whole.size == blob.length else verify_bytes(whole, blob, where)
 
 
-def lost(name: str, where: str) -> CorruptState:
+def missing_error(name: str, where: str) -> CorruptState:
     """Build the error for a missing file that a manifest names."""
     return CorruptState(
         f"the file {name} of {where}",
@@ -234,7 +234,7 @@ def lost(name: str, where: str) -> CorruptState:
     )
 
 
-def numbered(folder: str, names: Iterable[str], where: str) -> list[int]:
+def parse_numbers(folder: str, names: Iterable[str], where: str) -> list[int]:
     """Parse the names of manifests, or of marks, as ascending numbers; leaves out other names.  O(names).
 
     Raises `CorruptState` for one that no manifest can have.

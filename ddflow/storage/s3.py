@@ -28,7 +28,18 @@ from ddflow.storage.folder.disk import Disk, FileWriter
 from ddflow.storage.folder.scratch import ScratchStore, sweep
 from ddflow.storage.folder.site import Site
 from ddflow.storage.object_store import Bucket
-from ddflow.storage.protocol import MANIFEST, NAME, RESTORE, Blob, Entry, Store, Write, lost, numbered, verified
+from ddflow.storage.protocol import (
+    MANIFEST,
+    NAME,
+    RESTORE,
+    Blob,
+    Entry,
+    Store,
+    Write,
+    missing_error,
+    parse_numbers,
+    verify_bytes,
+)
 
 SIZE: Final = 1 << 30
 """Bytes that a cache holds by default."""
@@ -67,7 +78,7 @@ class Cache:
         try:
             if os.stat(path, follow_symlinks=False).st_size != blob.length:
                 raise CorruptState(path, "its length is wrong", "it is fetched again")
-            whole = verified(self.site.disk.map(path), blob, self.path)
+            whole = verify_bytes(self.site.disk.map(path), blob, self.path)
             os.utime(path)
         except FileNotFoundError:
             return None
@@ -94,7 +105,7 @@ class Cache:
         path, _ = self.written(what, fetch)
         with on_failure(self.drop, path):
             with self.site.guarded(what):
-                whole = verified(self.site.disk.map(path), blob, where)
+                whole = verify_bytes(self.site.disk.map(path), blob, where)
             self.keep(path, blob)
         return whole
 
@@ -287,7 +298,7 @@ class S3Store(Store):
                 )
             return b"".join(pieces)
         except FileNotFoundError:
-            raise lost(key, self.where) from None
+            raise missing_error(key, self.where) from None
 
     def publish(self, number: int, data: bytes) -> bool:
         """Publish a manifest by a conditional put; compares the object there after any answer but a plain yes."""
@@ -353,10 +364,12 @@ class S3Store(Store):
                 )
             yield from pieces
         except FileNotFoundError:
-            raise lost(blob.name, self.where) from None
+            raise missing_error(blob.name, self.where) from None
 
     def _list_numbers(self, folder: str) -> builtins.list[int]:
-        return numbered(folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list(folder)), self.where)
+        return parse_numbers(
+            folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list(folder)), self.where
+        )
 
 
 def _key(folder: str, number: int) -> str:

@@ -31,7 +31,7 @@ from ddflow.storage.backlog import Backlog
 from ddflow.storage.files.arrow_file import read_batches
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.folder.site import INSIDE, TEMPORARY
-from ddflow.storage.inventory_text import inside, unfolded
+from ddflow.storage.inventory_text import inside, unfold_sheets
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.opening import State, Trust, opened_store
@@ -337,7 +337,7 @@ class _Check:
     def _load_inventory(self, part: Blob, number: int) -> StoredInventory | None:
         """Load an inventory; return None if it, or a sheet of it, differs from the written one. Compares all."""
         fetch = partial(self._fetch, number=number)
-        text = unfolded(fetch(part), self._what(part), fetch)
+        text = unfold_sheets(fetch(part), self._what(part), fetch)
         whole = all(self.compared[each] is not None for each in (part, *text.sheets))
         return StoredInventory.parse(text, self._what(part)) if whole else None
 

@@ -24,7 +24,7 @@ from ddflow.columns.hashing import Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
 from ddflow.connectors.sources import find_misfit
 from ddflow.dataflow import batcher as pending
-from ddflow.dataflow.result import GONE, NAMES, resolved
+from ddflow.dataflow.result import GONE, NAMES, count_resolved
 from ddflow.engine.checkpoint import MEND, InputRecord, Inventories, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Readable
@@ -132,7 +132,7 @@ class Examination:
                             self._check_arrangement(arranged, part, at, each.hash_rows, False, self._place_of(name))
         with self.guard():
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
-            if complete and arrived != (done := resolved(known)) + waiting:
+            if complete and arrived != (done := count_resolved(known)) + waiting:
                 found = f"{arrived:,} events came in, {done:,} were resolved and {waiting:,} are pending"
                 raise invalid_inventory(stored.what, found)
 

@@ -22,10 +22,10 @@ from ddflow.engine.outputs import open_owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
 from ddflow.metrics import Look
 from ddflow.storage.backlog import Backlog
-from ddflow.storage.fields import encoded
-from ddflow.storage.inventory_text import inside, read, renamed
+from ddflow.storage.fields import encode_record
+from ddflow.storage.inventory_text import inside, read, rename_files
 from ddflow.storage.manifest import Epoch, Manifest, at
-from ddflow.storage.manifest_log import digest, published
+from ddflow.storage.manifest_log import digest, publish_manifest
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
 
@@ -208,8 +208,8 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
         parts = tuple(_rewrite_inventory(store, part, made) for part in old.inventories)
         made |= {blob.name: blob for blob in parts}
         reader = Backlog(store)
-        older = _RECEIPTS.decode(renamed(encoded(tuple(reader.receipts(old.backlog))), made))
-        receipts = _RECEIPTS.decode(renamed(encoded(old.receipts), made))
+        older = _RECEIPTS.decode(rename_files(encode_record(tuple(reader.receipts(old.backlog))), made))
+        receipts = _RECEIPTS.decode(rename_files(encode_record(old.receipts), made))
         backlog, older = reader.after((), older, 0, 0)
         made |= {part.file.name: part.file for part in backlog}
         new = replace(
@@ -229,7 +229,7 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",
         )
         store.sync()
-        if published(store, new) is None:
+        if publish_manifest(store, new) is None:
             raise Fenced(
                 f"go back in {store.where}",
                 f"another writer has published manifest {number} meanwhile",
@@ -260,7 +260,7 @@ def _copy_blob(store: Store, blob: Blob) -> Blob:
 
 def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
     """Write a partition's inventory with the names of the copies, in one file; commits split it into sheets again."""
-    data = renamed(read(store, part).data, made)
+    data = rename_files(read(store, part).data, made)
     return store.put("json", lambda sink: sink.write(data))
 
 

@@ -42,7 +42,7 @@ from ddflow.trace.batch import END, Change, Part, Run, Slots
 from ddflow.trace.index import Index, Write
 from ddflow.trace.merge import Lapse, RunMerge, by_sorting
 from ddflow.trace.ordered_index import OrderedIndex
-from ddflow.trace.spill import find, spilled
+from ddflow.trace.spill import find, spill_batch
 from ddflow.trace.spine import Spine
 
 FAN = 4
@@ -178,7 +178,7 @@ class Arrangement:
         if not len(change.batch):
             return change
         self.index.keep_deletions()
-        return change._replace(batch=spilled(replace(change.batch, value=change.value), batch_store))
+        return change._replace(batch=spill_batch(replace(change.batch, value=change.value), batch_store))
 
     def lapses(self, of: Callable[[Ints], Any]) -> None:
         """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
@@ -218,7 +218,7 @@ class Arrangement:
             (self.slots.resident + self.slots.mapped) // max(self.spine.versions + self.on_disk.versions, 1), 32
         )
         self.piece = self.spine.most = self.on_disk.most = max(scratch // (4 * width + 128), 4096)
-        target = partial(spilled, batch_store=batch_store)
+        target = partial(spill_batch, batch_store=batch_store)
         paid = self.written - self._paid_on_disk
         settled = self.latest <= self.since
         self._flush(None if self.nbytes > share else paid)

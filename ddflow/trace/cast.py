@@ -37,7 +37,7 @@ from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Part, Run, starts
 from ddflow.trace.checkpoint import index_run
 from ddflow.trace.merge import by_sorting
-from ddflow.trace.spill import Made, spilled
+from ddflow.trace.spill import Made, spill_batch
 
 Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
 """Gives rows in the columns of a schema; of flags, those that are live."""
@@ -105,9 +105,7 @@ def recast_pieces(
             yield recast(picked.batch(old.slots, True), schema, made, rekeys, cast)
 
 
-def rekeyed(
-    old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_store: BatchStore | None = None
-) -> None:
+def rekey(old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_store: BatchStore | None = None) -> None:
     """Put all versions of an arrangement, recast under other identities, into an empty one, as one run.  O(versions).
 
     ``indexed``: in memory, and in the index; else on disk: in files of ``batch_store``, None where it is only read.
@@ -122,7 +120,7 @@ def rekeyed(
         if picked.high.size:
             new.keys += int((picked.last & (picked.live != 0)).sum())
             batch = picked.batch(moved.slots, True)
-            parts.append(new.slots.put(batch if indexed or batch_store is None else spilled(batch, batch_store)))
+            parts.append(new.slots.put(batch if indexed or batch_store is None else spill_batch(batch, batch_store)))
     if not parts:
         return
     items = [*old.on_disk.items, *old.spine.items]

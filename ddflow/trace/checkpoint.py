@@ -6,7 +6,7 @@ then on. A merge half done is kept half done: the inventory says where the remai
 index is not kept. It is made again from the versions, oldest run first, unless there is a budget; then all runs go on
 disk, where they are searched. All values from a file are checked before a kernel sees them.
 
->>> from ddflow.storage.fields import Decoder, decoded
+>>> from ddflow.storage.fields import Decoder, decode_record
 >>> from ddflow.storage.memory import MemoryStore
 >>> from ddflow.trace.batch import Change
 >>> batch_store, schema = BatchStore(MemoryStore()), pa.schema({"k": pa.int64()})
@@ -15,7 +15,7 @@ disk, where they are searched. All values from a file are checked before a kerne
 >>> batch = Batch.of([5], [3], [True], pa.table({"k": [1]}))
 >>> change = Change(batch, np.array([5], np.uint64), zero, zero, 0, live_added=1, tombstones_added=0)
 >>> arranged.apply([change], upper=4, since=3)
->>> record = decoded(Decoder(ArrangementRecord), encoded(take(arranged, batch_store)), "an example")
+>>> record = decode_record(Decoder(ArrangementRecord), encode_record(take(arranged, batch_store)), "an example")
 >>> again = Arrangement(schema, wide=False, words=0)
 >>> made = lambda rows: (NONE, NONE, NONE)  # nothing is compressed
 >>> restore(again, record, "an example", batch_store, indexed=True, made=made)
@@ -39,7 +39,7 @@ from ddflow.errors import CorruptState, cut
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.merge import first_wrong
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.storage.fields import MEND, encoded
+from ddflow.storage.fields import MEND, encode_record
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
@@ -47,7 +47,18 @@ from ddflow.trace.batch import LASTS, Batch, Part, Run, Slots, lasts
 from ddflow.trace.index import Write
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
-from ddflow.trace.spill import WORDS, BatchFiles, BloomFilter, Layout, Made, filed, filtered, spilled, unfiled, whole
+from ddflow.trace.spill import (
+    WORDS,
+    BatchFiles,
+    BloomFilter,
+    Layout,
+    Made,
+    add_filter,
+    from_record,
+    spill_batch,
+    to_record,
+    whole,
+)
 
 ROW = (1 << SLOT) - 1
 """The bits of a reference that are its row."""
@@ -223,14 +234,14 @@ def _batch(slots: Slots, slot: int, batch_store: BatchStore) -> Raw:
     batch = slots[slot]
     file: BatchFiles | Written | None = batch.mapped or slots.files.get(slot)
     if file is None:
-        columns, layout = filed(batch, batch_store.compresses)
+        columns, layout = to_record(batch, batch_store.compresses)
         file = Written(batch_store.save(columns), layout, batch.rows.table.schema.names)
         slots.wrote(slot, file)
     if file.names not in slots.shapes:
         slots.shapes.append(file.names)
     bloom = file.words.blob if isinstance(file, BatchFiles) else None
     record = BatchRecord(file.columns.blob, len(batch), bloom, file.layout, slots.shapes.index(file.names))
-    file.record = Raw(encoded(record))
+    file.record = Raw(encode_record(record))
     return file.record
 
 
@@ -265,7 +276,7 @@ def restore(
     def load(record: BatchRecord) -> tuple[Batch, Any]:
         return _load(record, shapes, batch_store, arranged, made, searched, home, what)
 
-    target = None if indexed else partial(spilled, batch_store=batch_store)
+    target = None if indexed else partial(spill_batch, batch_store=batch_store)
     items = _Items(arranged, held, load, target, batch_store if sieved else None, indexed, what)
     made_again = [items.item(each) for each in given.items]
     arranged.spine.items[:], arranged.on_disk.items[:] = (made_again, []) if indexed else ([], made_again)
@@ -342,7 +353,7 @@ class _Items:
             return Part(slot, begin, record.rows)
         batch, file = self.load(record)
         if not self.indexed and batch.mapped is None and self.batch_store is not None:
-            batch = replace(batch, mapped=filtered(file.columns, file.layout, self.batch_store).mapped)
+            batch = replace(batch, mapped=add_filter(file.columns, file.layout, self.batch_store).mapped)
         slot = self.arranged.slots.put(batch).slot
         if batch.mapped is None:
             self.arranged.slots.files[slot] = file
@@ -388,7 +399,7 @@ def _load(
         raise _wrong(what, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not")
     kept = batch_store.open(record.file, wanted, rows, layout.compressed)
     file = Written(kept, layout, [f.name for f in fields])
-    batch = unfiled(kept.batch, layout)
+    batch = from_record(kept.batch, layout)
     if layout.compressed:
         # What lies in the file is not what is held.
         batch, file.columns = (
@@ -396,9 +407,9 @@ def _load(
             StoredBlob(batch_store, kept.blob, True),
         )
         if home is not None:
-            plain, file.layout = filed(batch)
+            plain, file.layout = to_record(batch)
             written = home.write(plain)
-            batch, file.columns = unfiled(written.batch, file.layout), written
+            batch, file.columns = from_record(written.batch, file.layout), written
     timed, told = (batch.time if layout.time is None else NONE.view(np.int64)), layout.live is None
     beyond = layout.words if arranged.ordered else 0
     more = np.uint64(batch.order.ctypes.data if beyond else 0)

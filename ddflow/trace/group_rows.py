@@ -23,7 +23,7 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, ends, starts
 from ddflow.trace.ordered_index import ALL, OrderedIndex, RowsByGroup
-from ddflow.trace.spill import located
+from ddflow.trace.spill import find_ranges
 
 AHEAD = 16
 """So many rows more than are asked for are read of a layer: some were deleted."""
@@ -69,7 +69,7 @@ def group_rows(
     if not (arranged.lower and high.size):
         return index.group(high, low, order, most, tied=tied, words=words, back=back)
     parts = [part for parts in arranged.lower for part in reversed(parts)]  # of a merge, they are oldest first
-    ranges = [located(arranged.slots[part.slot], part.begin, high, low, order) for part in parts]
+    ranges = [find_ranges(arranged.slots[part.slot], part.begin, high, low, order) for part in parts]
     limits = np.full(high.size, most) if isinstance(most, int) else most
     room, of, found = np.minimum(limits, ALL // MORE) + AHEAD, np.arange(high.size), list[tuple[Ints, ...]]()
     while of.size:
@@ -111,10 +111,10 @@ def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> 
     references, values = found.references[there], found.values[there]
     plain, live = references & ~(OCCUPIED | LIVE), (references & LIVE != 0).astype(np.uint64)
     group = np.repeat(np.arange(sizes.size), sizes)[there]
-    return Layer(plain, values, live, *identified(arranged, plain), group, sizes >= room)
+    return Layer(plain, values, live, *gather_identities(arranged, plain), group, sizes >= room)
 
 
-def identified(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:
+def gather_identities(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:
     """Gather the identities of rows: two words, and the others, int64[n, w].  O(n), and a little for each batch."""
     slots, rows = (references >> SLOT) & SLOTS, references & ROWS
     high, low = np.empty(slots.size, np.uint64), np.empty(slots.size, np.uint64)

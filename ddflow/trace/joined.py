@@ -19,7 +19,7 @@ into each of `Arrangement.partitions`.
 >>> joined = Joined([part(7), part(2**63)], since=3, upper=9)
 >>> joined.read(8).to_pylist(), joined.keys, len(joined.partitions)
 ([{'k': 7}, {'k': 808}], 2, 2)
->>> misplaced(part(8), number=0, partitions=2)
+>>> find_misplaced(part(8), number=0, partitions=2)
 1
 """
 
@@ -84,7 +84,7 @@ def catch_up(arranged: Arrangement, since: int, upper: int) -> None:
     arranged.since, arranged.upper = max(arranged.since, since), max(arranged.upper, upper)
 
 
-def misplaced(arranged: Arrangement, number: int, partitions: int) -> int | None:
+def find_misplaced(arranged: Arrangement, number: int, partitions: int) -> int | None:
     """Where the first key belongs that is not of partition ``number`` of so many; None where all are.  O(versions)."""
     for part in arranged.parts:
         of = partition_of(arranged.slots[part.slot].high[part.begin : part.end], partitions)

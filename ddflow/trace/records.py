@@ -4,11 +4,12 @@ Invariant: every number is an int64 in its range, or a uint64, and every file ha
 said of a batch is the same wherever it stands, and stands in one place, so that it is written once.
 Whether runs follow each other is looked at where an arrangement is restored (``checkpoint``).
 
->>> from ddflow.storage.fields import Decoder, decoded, encoded
+>>> from ddflow.storage.fields import Decoder, decode_record, encode_record
 >>> run = RunRecord(lower=0, upper=7, since=0, begin=0, batches=[])
->>> encoded(run)
+>>> encode_record(run)
 b'{"type":"run","lower":0,"upper":7,"since":0,"begin":0,"batches":[]}'
->>> decoded(Decoder(RunRecord | MergeRecord), encoded(MergeRecord([run], run, True, 2**64 - 1, -5)), "m").credit
+>>> merge = encode_record(MergeRecord([run], run, True, 2**64 - 1, -5))
+>>> decode_record(Decoder(RunRecord | MergeRecord), merge, "m").credit
 -5
 """
 

@@ -7,7 +7,7 @@ the batch.
 >>> from ddflow.storage.folder.scratch import ScratchStore
 >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as files:
 ...     batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
-...     there = spilled(batch, files)
+...     there = spill_batch(batch, files)
 ...     there._check()
 ...     there.high.tolist(), there.rows.table.to_pylist(), there.mapped is not None
 ([4, 9], [{'k': 'a'}, {'k': 'b'}], True)
@@ -78,14 +78,14 @@ class Layout(Strict, frozen=True):
         return pa.schema([*fields, *payload])
 
 
-def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layout]:
+def to_record(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layout]:
     """Return the columns to write, and their layout, without a copy unless ``compressed``.  O(columns), or O(n).
 
     >>> batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
-    >>> record, layout = filed(batch)
+    >>> record, layout = to_record(batch)
     >>> record.schema.names, layout.own, layout.words
     (['_high', '_time', '_live', 'k'], ('high', 'time', 'live'), 0)
-    >>> unfiled(record, layout).rows.table.to_pylist()
+    >>> from_record(record, layout).rows.table.to_pylist()
     [{'k': 'a'}, {'k': 'b'}]
     """
     kept = {name: column for name in KINDS if (column := getattr(batch, name)).size and all(column.strides)}
@@ -102,7 +102,7 @@ def filed(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layou
     return pa.RecordBatch.from_arrays(arrays, schema=layout.schema(batch.rows.schema)), layout
 
 
-def unfiled(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch:
+def from_record(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch:
     """Build the batch over the memory of a file's record; a compressed one needs `whole`.
 
     ``mapped``: the file, which the batch remembers.  O(columns).
@@ -193,17 +193,17 @@ class BatchFiles:
         self.words.verify()
 
 
-def spilled(batch: Batch, batch_store: BatchStore) -> Batch:
+def spill_batch(batch: Batch, batch_store: BatchStore) -> Batch:
     """Write the batch to files.  O(bytes).  Raises the errors of the store; no file is left then."""
-    record, layout = filed(batch)
+    record, layout = to_record(batch)
     columns = batch_store.write(record)
     with on_failure(columns.drop):
-        return filtered(columns, layout, batch_store)
+        return add_filter(columns, layout, batch_store)
 
 
-def filtered(columns: StoredBatch, layout: Layout, batch_store: BatchStore) -> Batch:
+def add_filter(columns: StoredBatch, layout: Layout, batch_store: BatchStore) -> Batch:
     """Add a Bloom filter, in another file, to a batch in a file.  O(n).  Raises the errors of the store."""
-    batch = unfiled(columns.batch, layout)
+    batch = from_record(columns.batch, layout)
     words = batch_store.write(
         pa.RecordBatch.from_arrays([pa.array(BloomFilter.over(batch.high, batch.low).words)], [WORDS])
     )
@@ -224,7 +224,7 @@ def find(
     n = sift(high, low, starts, wanted, bloom.base, bloom.shift, bloom.words, maybe)
     maybe = maybe[:n]
     if order is not None:
-        first, last = located(batch, begin, high, low, order, starts.take(maybe).astype(np.int64))
+        first, last = find_ranges(batch, begin, high, low, order, starts.take(maybe).astype(np.int64))
         there = last > first
         return maybe[there], last[there] - 1
     row = np.empty(n, np.int64)
@@ -236,7 +236,7 @@ def find(
     return maybe[there], row[there]
 
 
-def located(
+def find_ranges(
     batch: Batch, begin: int, high: Words, low: Words, order: Ints | None, keys: Ints | None = None
 ) -> tuple[Ints, Ints]:
     """Where the rows of some identities, or prefixes of them, stand among a batch's rows from ``begin`` on.

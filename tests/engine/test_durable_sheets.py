@@ -19,7 +19,7 @@ from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.garbage import gc, names_of
 from ddflow.errors import CorruptState
 from ddflow.partitions.rescale import rescale
-from ddflow.storage.fields import encoded
+from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.inventory_text import read
 from ddflow.storage.manifest import at, newest
@@ -255,7 +255,7 @@ def test_the_files_of_a_sheet_are_read_as_records(tiny: None) -> None:
     for old, new in ((b'"rows":', b'"rowz":'), (b'"rows":', b'"rows":-'), (b'{"file":', b'{{"file":')):
         assert old in text
         lie = store.put("json", lambda sink, old=old, new=new: sink.write(text.replace(old, new, 1)))
-        told = whole.data.replace(text, b"\n%b\n" % encoded(lie))
+        told = whole.data.replace(text, b"\n%b\n" % encode_record(lie))
         part = store.put("json", lambda sink, told=told: sink.write(told))
         with pytest.raises(CorruptState, match=part.name):
             StoredInventory.read(store, part)

@@ -19,7 +19,7 @@ from ddflow.errors import CorruptState, LogUnclear, SpecError
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import feeding as module
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, FedCalls, Way
-from ddflow.storage.fields import Decoder, decoded, encoded
+from ddflow.storage.fields import Decoder, decode_record, encode_record
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import fsck
@@ -87,12 +87,12 @@ def test_the_record_is_bounded_and_loses_no_call() -> None:
         way = [EVENTS, Way(FULL, f"day = '{epoch}'"), Way(RESTATED), Way(FULL, None, (epoch, "x"))][epoch % 4]
         fed, kinds = fed.after(epoch, way), kinds + Counter([way.kind])
         assert sum(run.size for run in fed.runs) <= ROOM
-    assert 100 < len(fed.runs) < 400 and fed.until == fed.runs[0].first - 1 and len(encoded(fed)) < 3 * ROOM
+    assert 100 < len(fed.runs) < 400 and fed.until == fed.runs[0].first - 1 and len(encode_record(fed)) < 3 * ROOM
     known = Counter(run.way.kind for run in fed.runs)
     assert {
         kind: known[kind] + n for kind, n in zip(module.WAYS, (fed.events, fed.full, fed.restated), strict=True)
     } == kinds
-    assert decoded(Decoder(Fed), encoded(fed), "m") == fed and fed.calls == 2_000
+    assert decode_record(Decoder(Fed), encode_record(fed), "m") == fed and fed.calls == 2_000
     fed.check(2_000)
     with pytest.raises(ValueError, match="up to epoch 2000, and the last one is 1999"):
         fed.check(1_999)
@@ -127,7 +127,7 @@ def test_an_order_is_kept_in_words_that_give_it_back(kind: str) -> None:
         schema = pa.schema([pa.field("o", type_)])
         words = encode_order(pa.RecordBatch.from_arrays([column], schema=schema))
         fed = Fed((FedCalls(1, 1, 1, Way(FULL, None, words)),))
-        again = decoded(Decoder(Fed), encoded(fed), "m")
+        again = decode_record(Decoder(Fed), encode_record(fed), "m")
         again.check(1)
         assert again.runs[0].way.order == words
         assert decode_order(words, ["o"], schema)["o"].equals(column[0])

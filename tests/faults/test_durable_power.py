@@ -29,7 +29,7 @@ from simdisk import Faulty, Killed, SimDisk, Story, killing
 from ddflow.engine import checkpoint as recovery
 from ddflow.errors import DdflowError, EpochSkipped, Fenced, OutcomeUnknown
 from ddflow.storage import inventory_text
-from ddflow.storage.fields import encoded
+from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.folder.site import Site
@@ -287,7 +287,7 @@ def changed_inventory(change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPa
         patch.setattr(
             recovery,
             "make_inventory",
-            lambda engine, batch_store: change(json.loads(encoded(real(engine, batch_store)))),
+            lambda engine, batch_store: change(json.loads(encode_record(real(engine, batch_store)))),
         )
 
     return plant

@@ -19,7 +19,7 @@ from msgspec.json import Decoder
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 from ddflow.errors import DdflowError
-from ddflow.storage.fields import decoded, encoded
+from ddflow.storage.fields import decode_record, encode_record
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.protocol import Blob, Store
 
@@ -37,7 +37,7 @@ class Named(Struct):
 
 
 def blobs(data: bytes) -> list[Blob]:
-    return decoded(Decoder(Named), data, "manifest").blobs
+    return decode_record(Decoder(Named), data, "manifest").blobs
 
 
 class Writer:
@@ -55,7 +55,7 @@ class Writer:
         self.garbage = [blob.name for blob in self.blobs if blob not in keep]
         new = keep + [self.put(random) for _ in range(random.randint(1, 4))]
         number = self.number + 1
-        data = encoded(Named(self.store.nonce, number, new))
+        data = encode_record(Named(self.store.nonce, number, new))
         self.store.sync()
         if self.publish(number, data):
             self.number, self.blobs = number, new

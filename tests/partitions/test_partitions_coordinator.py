@@ -40,7 +40,7 @@ from ddflow.partitions import commit as module
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
-from ddflow.storage.fields import encoded
+from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.inventory_text import inside, read
 from ddflow.storage.manifest import Feed, Output, at, newest
@@ -94,7 +94,7 @@ class Tasks:
             number=number,
             started_from=start.version.digest,
             nonce=self.store.nonce,
-            inventory=self.put(encoded(naming(batch))),
+            inventory=self.put(encode_record(naming(batch))),
             outputs=outputs,
             rows=came[0],
             digests=came[1],

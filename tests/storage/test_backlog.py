@@ -11,7 +11,7 @@ from ddflow.errors import CorruptState
 from ddflow.storage import backlog as module
 from ddflow.storage.backlog import Backlog, BacklogFile, check
 from ddflow.storage.epochs import Call, Epoch, Output
-from ddflow.storage.fields import encoded
+from ddflow.storage.fields import encode_record
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
@@ -68,10 +68,10 @@ def test_a_manifest_names_the_logarithm_and_a_commit_writes_a_constant() -> None
     log, sizes = Backlog(store), list[int]()
     for number in range(1, 10_001):
         parts, receipts = log.after(parts, (*receipts, receipt(number)), 8, 0)
-        sizes.append(len(encoded((parts, receipts))))
+        sizes.append(len(encode_record((parts, receipts))))
     assert len(parts) <= 3 * 15 and max(sizes[5_000:]) < 1.5 * max(sizes[200:500])
     written = sum(len(data) for data, _ in store.shared.blobs.values())
-    assert written < 1.2 * sum(len(encoded(receipt(number))) for number in range(1, 10_001))
+    assert written < 1.2 * sum(len(encode_record(receipt(number))) for number in range(1, 10_001))
     assert len(log._held) <= module.HELD
     parts, receipts = log.after(parts, receipts, 8, 9_000)
     assert 8_985 < parts[0].first <= 9_001 and len(parts) <= 5 * 15
@@ -88,7 +88,9 @@ def damaged(what: str, receipts: tuple[Epoch, ...]) -> tuple[MemoryStore, Backlo
     store = MemoryStore()
 
     def put(content: Any) -> Blob:
-        return store.put("json", lambda sink: sink.write(content if isinstance(content, bytes) else encoded(content)))
+        return store.put(
+            "json", lambda sink: sink.write(content if isinstance(content, bytes) else encode_record(content))
+        )
 
     leaf = BacklogFile(put(receipts), 1, 4, 1)
     if what == "no records":

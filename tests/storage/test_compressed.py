@@ -20,7 +20,7 @@ from ddflow.engine.garbage import blobs_of
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.partitions.step import StagePart
-from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompressed, read_batches
+from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompress, read_batches
 from ddflow.storage.files.flatbuffer import Malformed
 from ddflow.storage.inventory_text import names_in
 from ddflow.storage.manifest import newest
@@ -51,12 +51,12 @@ def test_what_is_compressed_is_what_comes_out(name: str) -> None:
 def test_a_buffer_holds_what_it_says_or_is_refused(held: bytes, claim: int, end: int) -> None:
     body = LZ4.compress(held).to_pybytes()
     if held:
-        assert decompressed(claimed(len(held), body)) == pa.py_buffer(held)
-    assert decompressed(claimed(-1, held)) == pa.py_buffer(held)
+        assert decompress(claimed(len(held), body)) == pa.py_buffer(held)
+    assert decompress(claimed(-1, held)) == pa.py_buffer(held)
     for given_claim, rest in ((claim, body), (len(held), body[: min(end, len(body) - 1)]), (claim, held)):
         if (given_claim, rest) != (len(held), body) and given_claim != -1:
             with pytest.raises(Malformed):
-                decompressed(claimed(given_claim, rest))
+                decompress(claimed(given_claim, rest))
 
 
 def test_a_greater_claim_than_can_be_is_refused_before_there_is_room_for_it() -> None:
@@ -66,11 +66,11 @@ def test_a_greater_claim_than_can_be_is_refused_before_there_is_room_for_it() ->
     before = pa.total_allocated_bytes()
     for claim in (MOST * len(body) + 1, 1 << 62, -5, 0):
         with pytest.raises(Malformed, match=f"a buffer of {len(body) + 8:,} bytes says that it holds {claim:,}"):
-            decompressed(claimed(claim, body))
+            decompress(claimed(claim, body))
     with pytest.raises(Malformed, match="a buffer of 7 bytes does not say"):
-        decompressed(pa.py_buffer(b"7 bytes"))
+        decompress(pa.py_buffer(b"7 bytes"))
     assert pa.total_allocated_bytes() == before
-    assert decompressed(claimed(len(zeros), body)).equals(pa.py_buffer(zeros))
+    assert decompress(claimed(len(zeros), body)).equals(pa.py_buffer(zeros))
 
 
 def flow_of() -> dd.Flow:

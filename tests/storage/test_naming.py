@@ -15,9 +15,9 @@ from test_golden import GOLDEN
 
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.storage.fields import encoded
+from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.inventory_text import files_in, names_in, read, renamed
+from ddflow.storage.inventory_text import files_in, names_in, read, rename_files
 from ddflow.storage.manifest import newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store
@@ -50,7 +50,7 @@ def agrees(store: Store) -> int:
         assert sorted(files_in(data)) == sorted(expected)
         assert names_in(data) == {blob.name for blob in expected}
         other = {blob.name: Blob(f"ff00ff00ff00ff00-{i}.arrow", i, bytes(16)) for i, blob in enumerate(expected)}
-        assert sorted(files_in(renamed(data, other))) == sorted(other.values())
+        assert sorted(files_in(rename_files(data, other))) == sorted(other.values())
         total += len(expected)
     return total
 
@@ -76,7 +76,7 @@ def test_what_a_user_wrote_is_no_file(name: str) -> None:
     manifest = newest(store)
     assert manifest is not None
     data = b"".join(store.map(part).to_pybytes() for part in manifest.inventories)
-    assert encoded(name) in data
+    assert encode_record(name) in data
     expected = {blob.name for part in manifest.inventories for blob in blobs(StoredInventory.read(store, part).of)}
     assert {blob.name for blob in files_in(data)} == expected
     # A name alone may be taken for a file's, which keeps one too many and never one too few.

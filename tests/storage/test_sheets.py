@@ -14,8 +14,8 @@ from messages import raises
 
 from ddflow.errors import CorruptState
 from ddflow.storage import inventory_text as module
-from ddflow.storage.fields import encoded
-from ddflow.storage.inventory_text import Sheets, files_in, read, unfolded
+from ddflow.storage.fields import encode_record
+from ddflow.storage.inventory_text import Sheets, files_in, read, unfold_sheets
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
@@ -42,12 +42,12 @@ def tiny() -> Iterator[None]:
 
 def named(numbers: list[int]) -> list[bytes]:
     """Records of files."""
-    return [b'{"file":%b,"rows":3},' % encoded(Blob(f"{n:016x}-{n}.arrow", n, bytes(16))) for n in numbers]
+    return [b'{"file":%b,"rows":3},' % encode_record(Blob(f"{n:016x}-{n}.arrow", n, bytes(16))) for n in numbers]
 
 
 def text(numbers: list[int], more: str = "") -> bytes:
     """An inventory, as far as it matters here: something that changes, and files."""
-    return encoded(more) + b"[" + b"".join(named(numbers)) + b"]"
+    return encode_record(more) + b"[" + b"".join(named(numbers)) + b"]"
 
 
 @effort(300)
@@ -144,7 +144,7 @@ def test_a_sheet_that_is_named_no_more_is_written_again_under_another_name() -> 
 
 
 def line(blob: Blob) -> bytes:
-    return b"\n%b\n" % encoded(blob)
+    return b"\n%b\n" % encode_record(blob)
 
 
 def put(store: MemoryStore, data: bytes, ending: str = "json") -> Blob:
@@ -159,7 +159,7 @@ def test_what_is_no_text_in_sheets_is_refused_by_name() -> None:
         "twice": line(sheet) * 2,
         "a line of it names no sheet": b"a\nb",
         "which": b"\n[1]\n",
-        "Expected": b"\n" + encoded([sheet.name, -1, sheet.digest]) + b"\n",
+        "Expected": b"\n" + encode_record([sheet.name, -1, sheet.digest]) + b"\n",
         "as a sheet": line(put(store, b"[1]", "arrow")),
     }
     for number, (found, data) in enumerate(bad.items()):
@@ -179,10 +179,10 @@ def test_sheets_in_a_circle_and_too_deep_are_refused() -> None:
     """No digest is known that makes either by itself; a store that lies could."""
     one, other = (Blob(f"00ff00ff00ff00ff-{n}.json", 3, bytes(16)) for n in (1, 2))
     with raises(CorruptState):
-        unfolded(line(one), "an example", lambda sheet: line(other if sheet == one else one))
+        unfold_sheets(line(one), "an example", lambda sheet: line(other if sheet == one else one))
 
     def deeper(sheet: Blob) -> bytes:
         return line(Blob(f"00ff00ff00ff00ff-{int(sheet.name[17:-5]) + 1}.json", 3, bytes(16)))
 
     with raises(CorruptState):
-        unfolded(line(one), "an example", deeper)
+        unfold_sheets(line(one), "an example", deeper)

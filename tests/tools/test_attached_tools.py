@@ -24,7 +24,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import Manifest, newest
-from ddflow.storage.manifest_log import published
+from ddflow.storage.manifest_log import publish_manifest
 from ddflow.tools.fsck import fsck
 from ddflow.tools.inspect import inspect
 from ddflow.tools.migrate import migrate
@@ -146,7 +146,7 @@ def test_fsck_looks_at_what_waits_and_at_what_sinks_say(place: Path) -> None:
             new = replace(new, receipts=(*manifest.receipts[:-1], signed))
         if "epoch 1," in words:
             new = replace(new, backlog=())
-        assert published(store, new)
+        assert publish_manifest(store, new)
         store.mark(new.number)
         store.close()
         problems = [each.found for each in fsck(copy).problems]

@@ -30,7 +30,7 @@ from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spill import make_room
 from ddflow.operators.upsert.resolution import EMITTED
-from ddflow.storage.fields import decoded, encoded
+from ddflow.storage.fields import decode_record, encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.arrangement import Arrangement
@@ -391,6 +391,6 @@ def _run_ordered() -> None:
     flow.output("versions", few.versions([], "n"))
     with flow.open() as engine:
         engine.step({"rows": {"n": [2, 1]}, "names": {"n": [1], "name": ["one"]}}, 0)
-    record = decoded(Decoder(ArrangementRecord), encoded(take(arranged, batch_store)), "a warm-up")
+    record = decode_record(Decoder(ArrangementRecord), encode_record(take(arranged, batch_store)), "a warm-up")
     again = Arrangement(schema, True, 1, ordered=True)
     restore(again, record, "a warm-up", batch_store, indexed=True, made=lambda rows: (NONE, NONE, NONE))

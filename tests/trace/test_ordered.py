@@ -24,7 +24,7 @@ from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
 from ddflow.columns.sorting import in_order
 from ddflow.kernels.resolve import LIVE
-from ddflow.storage.fields import decoded, encoded
+from ddflow.storage.fields import decode_record, encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.memory import MemoryStore
@@ -32,7 +32,7 @@ from ddflow.trace import group_rows as of_groups
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
 from ddflow.trace.checkpoint import restore, take
-from ddflow.trace.group_rows import group_rows, identified
+from ddflow.trace.group_rows import gather_identities, group_rows
 from ddflow.trace.records import ArrangementRecord
 
 SCHEMA = pa.schema({"group": pa.uint64(), "first": pa.uint64(), "second": pa.int64(), "times": pa.int64()})
@@ -162,7 +162,7 @@ def test_from_an_inventory(steps: list[dict[Identity, int]], indexed: bool) -> N
     for number, step in enumerate(steps):
         beside.since = number
         beside.step(step)
-        record = decoded(Decoder(ArrangementRecord), encoded(take(beside.arranged, store)), "a test")
+        record = decode_record(Decoder(ArrangementRecord), encode_record(take(beside.arranged, store)), "a test")
         again = fresh()
         restore(again, record, "a test", store, indexed, lambda rows: (NONE, NONE, NONE))
         beside.arranged = again
@@ -186,5 +186,5 @@ def test_of_a_large_group_on_disk_only_the_first_rows_are_read(tmp_path: Path) -
         beside.arranged.spill(store, 0)
         with patch.object(of_groups, "_read_batch_layer", counted):
             found = group_rows(beside.arranged, np.array([7], np.uint64), most=3)
-        assert identified(beside.arranged, found.references)[2].ravel().tolist() == [100, 101, 102]
+        assert gather_identities(beside.arranged, found.references)[2].ravel().tolist() == [100, 101, 102]
     assert sum(read) < 2_000

@@ -31,9 +31,9 @@ from msgspec.json import Decoder
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.table_shape import build_vanished, is_written, new_columns
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, cut, translate
-from ddflow.storage.fields import Hex, Path, Strict, decoded, encoded
+from ddflow.storage.fields import Hex, Path, Strict, decode_record, encode_record
 from ddflow.storage.folder.site import Site
-from ddflow.storage.protocol import lost
+from ddflow.storage.protocol import missing_error
 
 MARK: Final = "outputs.json"
 MARK_BYTES: Final = 1 << 24
@@ -97,7 +97,7 @@ class OutputPlace:
         """
         wanted = {name: folder_name(name) for name in sorted(names)}
         try:
-            encoded([self.site.path, at, wanted])
+            encode_record([self.site.path, at, wanted])
         except UnicodeEncodeError as error:
             odd = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
             raise self.site.refused(cut(odd), "give it another name") from None
@@ -120,12 +120,12 @@ class OutputPlace:
 
     def mark(self) -> Mark | None:
         """Read ``outputs.json``; None if it does not exist.  O(its bytes).  Raises `CorruptState` if it is invalid."""
-        with self.site.reading(f"file {MARK}", lost(MARK, self.site.path), AGAIN):
+        with self.site.reading(f"file {MARK}", missing_error(MARK, self.site.path), AGAIN):
             try:
                 data = self.site.disk.read(self.site.below(MARK), MARK_BYTES)
             except FileNotFoundError:
                 return None
-        return decoded(_DECODER, data, f"the file {MARK} of {self.site.path}", AGAIN)
+        return decode_record(_DECODER, data, f"the file {MARK} of {self.site.path}", AGAIN)
 
     def _must_be_of(self, state: str | None, found: Mark | None) -> None:
         if found is not None and found.state != state:
@@ -148,7 +148,7 @@ class OutputPlace:
 
     def _write_part(self, mark: Mark) -> str:
         """Write the mark to a new file that is durable except for its name, and return the path."""
-        data = msgspec.json.format(encoded(mark), indent=1)
+        data = msgspec.json.format(encode_record(mark), indent=1)
         path = self.site.below(f".{self.nonce}-{next(self.numbers)}.part")
         self.site.written(path, f"write {MARK}", lambda sink: sink.write(data))
         return path

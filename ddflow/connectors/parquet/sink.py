@@ -23,7 +23,7 @@ from ddflow.errors import Command, Phrase, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.site import Site
-from ddflow.storage.protocol import Blob, Store, lost, verified
+from ddflow.storage.protocol import Blob, Store, missing_error, verify_bytes
 
 COPY: Final = Phrase("restore it from a copy, or go back with ", Command("rollback"))
 SHOWN: Final = re.compile(r"(?P<epoch>[0-9]{12,})-(?P<name>[0-9a-f]{16}-[0-9]{1,12}\.parquet)")
@@ -210,11 +210,11 @@ class OutputFolder:
             self._hidden(fragment.output, fragment.blob.name),
             fragment.blob,
         )
-        with self.site.reading(f"file {blob.name}", lost(shown, self.target), COPY):
+        with self.site.reading(f"file {blob.name}", missing_error(shown, self.target), COPY):
             for path in (shown, hidden, shown):  # it may be shown meanwhile
                 with suppress(FileNotFoundError):
-                    return bytes(verified(self.site.disk.read(path, blob.length), blob, self.target))
-        raise lost(shown, self.target)
+                    return bytes(verify_bytes(self.site.disk.read(path, blob.length), blob, self.target))
+        raise missing_error(shown, self.target)
 
     def place(self, epoch: int, fragment: Fragment) -> str:
         """Return the path of a file once its epoch is committed."""

@@ -40,7 +40,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.dataflow.admission import Admission, Admitted
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.result import named
+from ddflow.dataflow.result import name_verdicts
 from ddflow.engine.full_contents import Contents
 from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, as_fed, parts_of, to_batches
 from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story
@@ -284,7 +284,7 @@ class _Telling:
         resolution = upsert.resolve(events, times, int(times[-1]))
         winners = resolution.winner_orders(np.arange(events.times.size)) if self.winners else None
         given = pa.array(events.arrival < (CLOSED if contents is None else contents))
-        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, named(resolution.verdict), ABSENT)
+        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, name_verdicts(resolution.verdict), ABSENT)
         self._tell(what.to_pylist(), events.times, events.rows, winners, verdict, events.arrival)
         upsert.apply(resolution, int(times[-1]) + 1, int(times[-1]))
         upsert.contents = None

@@ -34,7 +34,7 @@ from ddflow.plan.merge.user_function import Absent
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.formulas import Formulas, Record, digest
 from ddflow.plan.verbs.family import operator, operators
-from ddflow.storage.fields import Natural, converted
+from ddflow.storage.fields import Natural, convert_record
 from ddflow.time import INT64
 
 DIFFERENCES: Final = "differences"
@@ -272,7 +272,7 @@ def _spec_of(input: Record) -> Spec:
         return _spec(record)
     if input.text("kind") != DIFFERENCES or "machine" in input:
         raise _corrupt(input.what, f"its kind is {input.text('kind')!r}, with {sorted(input.given)}")
-    converted(record.given, _DIFFERENCES, record.what)
+    convert_record(record.given, _DIFFERENCES, record.what)
     try:
         return Differences.from_json(json.dumps(record.given))
     except DdflowError as error:
@@ -280,7 +280,7 @@ def _spec_of(input: Record) -> Spec:
 
 
 def _spec(record: Record) -> Upsert:
-    converted(record.given, _SPEC, record.what)
+    convert_record(record.given, _SPEC, record.what)
     merge: Any = record.given.get("merge")
     known = not (isinstance(merge, dict) and "function" in merge)
     try:

@@ -184,13 +184,13 @@ _PLAIN: Final = -1
 """The claim of a buffer that compression would not make smaller."""
 
 
-def known(compression: FlatTable) -> None:
+def check_compression(compression: FlatTable) -> None:
     """Raise `Malformed` for the header of a batch that is compressed in another way.  O(1)."""
     if compression.number(0, "b") or compression.number(1, "b"):
         raise Malformed("a batch is compressed, and not by LZ4, buffer by buffer")
 
 
-def decompressed(buffer: pa.Buffer) -> pa.Buffer:
+def decompress(buffer: pa.Buffer) -> pa.Buffer:
     """Decompress a buffer.  O(bytes).  Raises `Malformed`.
 
     >>> sink, batch = pa.BufferOutputStream(), pa.record_batch({"n": [7] * 1000})
@@ -199,9 +199,9 @@ def decompressed(buffer: pa.Buffer) -> pa.Buffer:
     >>> sink.getvalue().size < 1000
     True
     >>> body = pa.Codec("lz4").compress(bytes(1000))
-    >>> decompressed(pa.py_buffer((1000).to_bytes(8, "little") + body.to_pybytes())).size
+    >>> decompress(pa.py_buffer((1000).to_bytes(8, "little") + body.to_pybytes())).size
     1000
-    >>> decompressed(pa.py_buffer((1001).to_bytes(8, "little") + body.to_pybytes()))
+    >>> decompress(pa.py_buffer((1001).to_bytes(8, "little") + body.to_pybytes()))
     Traceback (most recent call last):
         ...
     ddflow.storage.files.flatbuffer.Malformed: a buffer says that it holds 1,001 bytes, and holds fewer
@@ -278,7 +278,7 @@ def new_file(sink: Any, schema: pa.Schema, compresses: bool = False) -> pa.ipc.R
     return pa.ipc.new_file(sink, schema, options=OPTIONS if compresses else PLAIN)
 
 
-def restored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def restore_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Cast a batch back to the types it was written with.  Arrow forgets extension types that are not registered."""
     if batch.schema.equals(schema, check_metadata=True):
         return batch
@@ -353,8 +353,8 @@ class _Body:
             last = offset + length
         self.buffers = [whole.slice(begin + offset, length) for offset, length in places]
         if compression is not None:
-            known(compression)
-            self.buffers = [decompressed(buffer) for buffer in self.buffers]
+            check_compression(compression)
+            self.buffers = [decompress(buffer) for buffer in self.buffers]
         self.node = self.buffer = 0
 
     def next_node(self) -> tuple[int, int]:

@@ -34,9 +34,9 @@ import pyarrow as pa
 from ddflow.columns.schema import empty
 from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.closing import Closing, on_failure
-from ddflow.storage.files.arrow_file import new_file, read_batch, read_batches, restored
+from ddflow.storage.files.arrow_file import new_file, read_batch, read_batches, restore_types
 from ddflow.storage.folder.disk import FileWriter
-from ddflow.storage.protocol import Blob, Blobs, verified
+from ddflow.storage.protocol import Blob, Blobs, verify_bytes
 
 SMALL: Final = 1 << 16
 """Bytes of a file that is put together in memory before it is written."""
@@ -67,7 +67,7 @@ class StoredBatch(StoredBlob):
 
     def verify(self) -> None:
         """Compare the mapped bytes with the checksum of those written.  O(bytes).  Raises `CorruptState`."""
-        verified(self._whole, self.blob, self._store.where, self._store.remedy)
+        verify_bytes(self._whole, self.blob, self._store.where, self._store.remedy)
 
 
 class Behind(threading.Thread):
@@ -83,7 +83,7 @@ class Behind(threading.Thread):
         """Compare all files, one after the other.  O(bytes)."""
         try:
             for whole, blob in self.files:
-                verified(whole, blob, self.where)
+                verify_bytes(whole, blob, self.where)
         except CorruptState as error:
             self.error = error
 
@@ -227,4 +227,4 @@ def _release_after_each(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 def _read_own_file(whole: pa.Buffer, schema: pa.Schema) -> list[pa.RecordBatch]:
     """Read the batches of a file that this process has just written, over its bytes."""
     reader = pa.ipc.open_file(pa.BufferReader(whole))
-    return [restored(reader.get_batch(i), schema) for i in range(reader.num_record_batches)]
+    return [restore_types(reader.get_batch(i), schema) for i in range(reader.num_record_batches)]

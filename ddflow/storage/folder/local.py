@@ -34,7 +34,7 @@ from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, P
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, sweep
 from ddflow.storage.folder.site import INSIDE, StateFolder
-from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, Entry, Store, numbered
+from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, Entry, Store, parse_numbers
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
@@ -232,7 +232,7 @@ class LocalStore(BlobFolder, Store):
         names: builtins.list[str] = []
         with self.site.guarded(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
             names = self.disk.names(self.site.below(folder))
-        return numbered(folder, names, self.where)
+        return parse_numbers(folder, names, self.where)
 
     def _path(self, folder: str, number: int) -> str:
         name = f"{number:0{DIGITS}d}"

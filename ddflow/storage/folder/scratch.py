@@ -31,7 +31,7 @@ from ddflow.errors import CorruptState, DdflowError, EngineClosed, SpillFailed, 
 from ddflow.storage import address
 from ddflow.storage.folder.disk import NO_ROOM, Disk, no_room
 from ddflow.storage.folder.site import Site
-from ddflow.storage.protocol import NAME, Blob, Blobs, Write, lost, sized, verified
+from ddflow.storage.protocol import NAME, Blob, Blobs, Write, check_length, missing_error, verify_bytes
 
 
 class BlobFolder(Blobs):
@@ -64,9 +64,11 @@ class BlobFolder(Blobs):
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Map the file of a blob.  O(bytes), for the checksum; no descriptor stays open.  See `Blobs.map`."""
-        with self.site.reading(f"file {blob.name}", lost(blob.name, self.where), self.remedy):
+        with self.site.reading(f"file {blob.name}", missing_error(blob.name, self.where), self.remedy):
             whole = self._mapping(blob.name)
-            return verified(whole, blob, self.where, self.remedy) if check else sized(whole, blob, self.where)
+            return (
+                verify_bytes(whole, blob, self.where, self.remedy) if check else check_length(whole, blob, self.where)
+            )
 
     def delete(self, name: str) -> None:
         """Unlink a blob.  O(1); not synced, so it may be back after a power failure."""
