@@ -231,6 +231,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Let the interpreter free at its exit what was frozen, so that no library takes it for a leak."""
+    gc.unfreeze()
+
+
 class Together(LoadScopeScheduling):
     """Tests go to workers one by one, largest groups first; those of modules that are marked ``together`` with one name
     all to one worker: what such modules set up, a session of Spark or a cache of kernels, is then set up once."""
