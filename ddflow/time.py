@@ -57,7 +57,7 @@ class Description(NamedTuple):
         """Whether ``later`` begins exactly at the end of this one."""
         return self.upper == later.lower
 
-    def joined(self, later: Description) -> Description:
+    def merge_with(self, later: Description) -> Description:
         """Describe both batches merged: from the lower of one to the upper of the other."""
         assert self.meets(later), f"{self} and {later} do not meet"
         return Description(self.lower, later.upper, max(self.since, later.since))

@@ -73,7 +73,7 @@ class Admitted(NamedTuple):
     """The greatest time among the events that go on, or NEVER."""
 
     @classmethod
-    def implied(cls, events: Events) -> Self:
+    def from_events(cls, events: Events) -> Self:
         """Wrap events that no row brought. O(1)."""
         return cls(events, 0, {}, None, NOTHING, NOTHING, NEVER)
 
@@ -127,7 +127,9 @@ class Admission:
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
         self.format, self.marks = bound.format, bound.marks_bad
-        self.unseen = Unseen(()) if bound.format is None else Unseen(bound.target.columns.names, bound.format.asked)
+        self.unseen = (
+            Unseen(()) if bound.format is None else Unseen(bound.target.columns.names, bound.format.wanted_table)
+        )
         """The columns that no message has had."""
 
     @property
@@ -254,7 +256,7 @@ class Admission:
             times.fill(time)
         original = times
         if bound.spec.exclusive and bound.merging is not None:
-            misordered = bound.merging.misordered(rows)
+            misordered = bound.merging.mark_misordered(rows)
             keyless = misordered if keyless is None else keyless | misordered
         codes = None if keyless is None else np.where(keyless != 0, np.int8(BAD), np.int8(-1))
         if time is None and least < frontier:

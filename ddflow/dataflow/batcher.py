@@ -30,7 +30,7 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob
 
 PIECE: Final = 1 << 16
-"""Events that `Batcher.released` hands out at a time, at most."""
+"""Events that `Batcher.release_until` hands out at a time, at most."""
 
 
 class Batcher:
@@ -50,7 +50,7 @@ class Batcher:
         return self.runs.bytes_resident
 
     @property
-    def mapped(self) -> int:
+    def mapped_bytes(self) -> int:
         """Bytes of the files that hold the others.  O(1)."""
         return self.runs.mapped
 
@@ -80,7 +80,7 @@ class Batcher:
         The result is kept for a `seal` with the same upper, until the next other call.
         """
         if self._peeked is None or self._peeked[0] != upper:
-            parts = [run.cut(run.place(upper)) for run in self.runs.below(upper)]
+            parts = [run.slice_events(run.place(upper)) for run in self.runs.below(upper)]
             self._peeked = (upper, join_events(parts) if parts else None)
         return self._peeked[1]
 
@@ -93,7 +93,7 @@ class Batcher:
             self.pending -= events.times.size
         return events
 
-    def released(self, upper: int) -> tuple[int, Iterator[Events]]:
+    def release_until(self, upper: int) -> tuple[int, Iterator[Events]]:
         """Count the events that ``seal`` would release, and return them in pieces, because they may exceed the memory.
 
         A piece has at most 65,536 events and some 8 MB, refers to its run's columns, and is in order by itself; pieces
@@ -126,7 +126,7 @@ class Batcher:
         written: list[PendingRun] = []
         try:
             for events in chunks(chosen, rows_of(chosen, chunk)):
-                written.append(PendingRun.spilled(batch_store, events))
+                written.append(PendingRun.spill_events(batch_store, events))
                 del events  # before the next takes memory
         except BaseException:
             for run in written:
@@ -202,7 +202,7 @@ def restore(
             continue
         run = _restore_run(each, schema, batch_store, spilled, what)
         if home is not None and each.compressed:
-            run = PendingRun.spilled(home, run.waiting)
+            run = PendingRun.spill_events(home, run.waiting)
         batcher.runs.add(run)
         batcher.pending += len(run)
     return batcher
@@ -227,4 +227,6 @@ def _restore_run(
         events = events._replace(rows=pa.RecordBatch.from_arrays(columns, schema=schema))
     if spilled:
         return PendingRun(events, record.begin, 0, kept, True)
-    return PendingRun(events, record.begin, int(events.rows.nbytes) + events.kept, None, record.final, kept)
+    return PendingRun(
+        events, record.begin, int(events.rows.nbytes) + events.bookkeeping_bytes, None, record.final, kept
+    )

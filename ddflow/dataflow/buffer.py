@@ -41,7 +41,7 @@ class UpdateBuffer:
             return own
         schema = pa.schema([*rows.schema, pa.field("", pa.int32()), pa.field("", pa.int64())])
         columns = [*rows.combine_chunks().columns, pa.array(own.ranks), pa.array(own.diffs)]
-        there = self.scratch.mapped(pa.Table.from_arrays(columns, schema=schema).to_batches(), schema)
+        there = self.scratch.write_mapped(pa.Table.from_arrays(columns, schema=schema).to_batches(), schema)
         width = len(rows.schema)
         kept = pa.Table.from_arrays(there.columns[:width], schema=rows.schema)
         ranks, diffs = (plainly(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
@@ -67,7 +67,7 @@ class UpdateBuffer:
             read.append(table)
             size += table.nbytes
             if self.scratch is not None and len(read) > 1 and size > self.share:
-                return self.scratch.mapped(_batches(read, rest), table.schema)
+                return self.scratch.write_mapped(_batches(read, rest), table.schema)
         return pa.concat_tables(read)
 
     def _merge_pieces(

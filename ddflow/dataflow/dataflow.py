@@ -179,7 +179,7 @@ class Dataflow:
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
         if self.budget.scratch is None:
-            given = {name: inflow.released for name, inflow in inflows.items()}
+            given = {name: inflow.join_released for name, inflow in inflows.items()}
             return self.take(inflows, self.compute(given, time), time + 1, time)
         batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
         with Release(CLOSED, batchers, self.graph.inputs, self.budget) as given:

@@ -179,10 +179,10 @@ class Graph:
         ``last``: the last closed time. Raises the errors of operators if a new part of the plan cannot be computed.
         """
         if lost := [name for name in self.unkept(*node.inputs) if not self.inputs[name].unfed]:
-            raise self.gone(f"{node.verb}({', '.join(node.schema.names)})", lost)
+            raise self.no_state_error(f"{node.verb}({', '.join(node.schema.names)})", lost)
         # A state that is filled has had events.
         some = Updates(pa.table({}), few(0), ints(1), ints(last))
-        inputs = [some if node.of_events else self.accumulated(of)._replace(times=ints(last)) for of in node.inputs]
+        inputs = [some if node.of_events else self.accumulate(of)._replace(times=ints(last)) for of in node.inputs]
         running = self.running[node]
         change = compute_netted(partial(running.filling, since=since), inputs, self.secret)
         running.apply([] if change is None else [change], upper, since)
@@ -196,7 +196,7 @@ class Graph:
         """All that new outputs hold, by name, as their tables, stamped ``time``.  O(rows).  Raises `PlanChanged`."""
         for name in names:
             if lost := [each for each in self.unkept(self.plan.outputs[name]) if not self.inputs[each].unfed]:
-                raise self.gone(f"output {name!r}", lost)
+                raise self.no_state_error(f"output {name!r}", lost)
         return {name: self.output(self.plan.outputs[name], time) for name in names}
 
     def _read_for(self, nodes: Iterable[Collection]) -> list[Collection]:
@@ -205,7 +205,7 @@ class Graph:
         return [node for node in self.plan.nodes if node in found]
 
     @staticmethod
-    def gone(what: str, lost: Sequence[str]) -> PlanChanged:
+    def no_state_error(what: str, lost: Sequence[str]) -> PlanChanged:
         """Make the error for a new part of the plan that needs rows of inputs without state."""
         return PlanChanged(
             f"open a state with the new {what}",
@@ -281,14 +281,14 @@ class Graph:
 
         O(rows of the inputs it needs).
         """
-        return consolidate(self.accumulated(node, as_of), self.secret).to_table(node.schema, None)
+        return consolidate(self.accumulate(node, as_of), self.secret).to_table(node.schema, None)
 
     def output(self, node: Collection, time: int, as_of: int | None = None) -> pa.Table:
         """All that an output holds as of a time, by default now, as its table.  ``time``: what is stamped.  O(rows)."""
-        made = self.accumulated(node, as_of)._replace(times=ints(time))
+        made = self.accumulate(node, as_of)._replace(times=ints(time))
         return self.opened[node].output(made, self.secret, node.schema, self.time_type)
 
-    def accumulated(self, node: Collection, as_of: int | None = None) -> Updates:
+    def accumulate(self, node: Collection, as_of: int | None = None) -> Updates:
         """Return the rows of a collection as of a time, by default now, not consolidated. O(rows of the inputs)."""
         return self.contents([node], as_of)[node]
 

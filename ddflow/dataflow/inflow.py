@@ -78,14 +78,14 @@ class Inflow:
             self.bad.append(admitted.refused.column(MARK).drop_null())
 
     @property
-    def released(self) -> Released:
+    def join_released(self) -> Released:
         """The events that no longer wait, together."""
         return Released.of(join_events(self.chunks) if len(self.chunks) > 1 else next(iter(self.chunks), None))
 
     @property
     def pieces(self) -> Iterable[Events]:
         """All events, in chunks."""
-        return self.chunks if self.batcher is None else self.batcher.released(CLOSED)[1]
+        return self.chunks if self.batcher is None else self.batcher.release_until(CLOSED)[1]
 
 
 def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:

@@ -58,7 +58,7 @@ class PendingRun:
         """Events in memory, at least one, referred to and not copied.  O(columns)."""
         # A few bytes too many are soon found; a few rows of a large batch must be told from all of it.
         rows = int(events.rows.get_total_buffer_size())
-        bytes_resident = (rows if rows <= SMALL else int(events.rows.nbytes)) + events.kept
+        bytes_resident = (rows if rows <= SMALL else int(events.rows.nbytes)) + events.bookkeeping_bytes
         return cls(events, 0, bytes_resident, None, final)
 
     @classmethod
@@ -68,7 +68,7 @@ class PendingRun:
         return cls.resident(events.copy(), final) if run.wasteful else run
 
     @classmethod
-    def spilled(cls, batch_store: BatchStore, events: Events) -> PendingRun:
+    def spill_events(cls, batch_store: BatchStore, events: Events) -> PendingRun:
         """Events written to a file, which is final.  O(bytes).  Raises what the place does; no file is left then."""
         file = batch_store.write(to_record(events))
         return cls(from_record(file.batch, events.original is not events.times), 0, 0, file, True)
@@ -81,16 +81,16 @@ class PendingRun:
         times = self.events.times
         return times.size if self.greatest < upper else int(times.searchsorted(upper))
 
-    def cut(self, end: int) -> Events:
+    def slice_events(self, end: int) -> Events:
         """Slice the waiting events before place ``end``, without a copy."""
         if not self.begin and end == self.events.times.size:
             return self.events
-        return self.events.cut(self.begin, end)
+        return self.events.slice_events(self.begin, end)
 
     @property
     def waiting(self) -> Events:
         """All its events, without a copy."""
-        return self.cut(self.events.times.size)
+        return self.slice_events(self.events.times.size)
 
     def after(self, end: int) -> PendingRun | None:
         """Return the run without the events before place ``end``; None if no event is left."""
@@ -108,13 +108,13 @@ class PendingRun:
         """Whether it keeps more than twice its bytes of memory alive, not counting a few.  O(columns)."""
         if self.file is not None:
             return False
-        alive = int(self.events.rows.get_total_buffer_size()) + self.events.kept
+        alive = int(self.events.rows.get_total_buffer_size()) + self.events.bookkeeping_bytes
         return max(alive, self.bytes_resident) > 2 * self.size + SMALL
 
     def pieces(self, end: int, rows: int) -> Iterator[Events]:
         """Iterate over slices of ``rows`` events before place ``end``, without a copy."""
         for begin in range(self.begin, end, rows):
-            yield self.events.cut(begin, min(begin + rows, end))
+            yield self.events.slice_events(begin, min(begin + rows, end))
 
 
 def to_record(events: Events) -> pa.RecordBatch:
@@ -154,14 +154,14 @@ def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
     begins = [run.begin for run in runs]
     for cut in [*_cuts(runs, rows), None]:
         ends = [run.events.times.size if cut is None else max(run.place(cut), run.begin) for run in runs]
-        parts = [run.events.cut(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
+        parts = [run.events.slice_events(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
         if sum(part.times.size for part in parts) <= 3 * rows:
             if parts:
                 yield join_events(parts)
         else:
             for part in parts:
                 for at in range(0, part.times.size, rows):
-                    yield part.cut(at, min(at + rows, part.times.size))
+                    yield part.slice_events(at, min(at + rows, part.times.size))
         begins = ends
 
 

@@ -133,10 +133,10 @@ class Release:
 
     def _release_input(self, name: str, batcher: Batcher, scratch: BatchStore) -> Released:
         """Return the released events of one input, in ranges if they exceed the budget."""
-        to, most = self.to, self.budget.rows((batcher.nbytes + batcher.mapped) / max(len(batcher), 1))
+        to, most = self.to, self.budget.rows((batcher.nbytes + batcher.mapped_bytes) / max(len(batcher), 1))
         if len(batcher) <= most:
             return Released.of(batcher.peek(to))
-        count, parts = batcher.released(to)
+        count, parts = batcher.release_until(to)
         if count <= most:
             return Released.of(batcher.peek(to))
         ranges = Ranges(self.inputs[name].keys, scratch, 1 << min((count // most).bit_length(), 14))

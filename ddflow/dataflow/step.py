@@ -105,7 +105,7 @@ class Computation:
         """List the outputs of the step, by name."""
         return self.graph.plan.outputs.items()
 
-    def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
+    def receive_updates(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """Return the updates of a node that a keyed operator, or an output, reads by some columns (None: all)."""
         del by
         return self._pieces(node)
@@ -133,7 +133,7 @@ class Computation:
         """Move a change that outlives its piece to files, if the step is in pieces because memory is short."""
         if self.buffer.home is None:
             return change
-        return arranged.stored(change, self.buffer.home)
+        return arranged.write_change(change, self.buffer.home)
 
     def _table(self, node: Collection, pieces: Sequence[Updates]) -> pa.Table:
         """Combine the pieces of an output into one table."""
@@ -172,7 +172,7 @@ class Computation:
             return [[self.events(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by[0] is not None:
-            return self._together(list(map(self.arrived, node.inputs, by)), by)
+            return self._together(list(map(self.receive_updates, node.inputs, by)), by)
         every = [self._pieces(each) for each in node.inputs]
         if all(len(pieces) == 1 for pieces in every):
             return [[pieces[0] for pieces in every]]
@@ -212,7 +212,7 @@ class Computation:
         return [Updates(empty(self.graph.needed[node]), few(), ints(), self.times)]
 
     def _consolidate_output(self, node: Collection) -> list[Updates]:
-        pieces, out = self.arrived(node, None), []
+        pieces, out = self.receive_updates(node, None), []
         for (each,) in self._together([pieces], [None]):
             made = consolidate(each, self.graph.secret)
             out.append(self.buffer.keep(made) if self.many else made)

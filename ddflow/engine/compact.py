@@ -148,7 +148,7 @@ def rewrite(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows:
         if run.file is None or home is None:
             new = Waiting.resident(run.waiting.copy(), run.final)
         else:
-            new = Waiting.spilled(home, run.waiting)
+            new = Waiting.spill_events(home, run.waiting)
         look(len(run.waiting))
         batcher.runs.swap([run], [new])
 

@@ -303,7 +303,7 @@ class EpochLog:
         )
         if backlog and self.outputs.has_moved:  # what is only in the sink before goes
             backlog, receipts = (), (*log.backlog.receipts(backlog, taken), *receipts)
-        return log.backlog.after(backlog, log.signed(self.outputs.select_kept(receipts)), self.keep, taken)
+        return log.backlog.after(backlog, log.sign_receipts(self.outputs.select_kept(receipts)), self.keep, taken)
 
     def finish(self, apart: float = math.inf) -> None:
         """Show what the newest epoch gave; then let versions go whose time is over.  O(its files + those deleted).

@@ -89,7 +89,7 @@ class Contents:
         self._ids.append(self.upsert.keys.of(events))
         if self.bound.spec.exclusive and self.bound.merging is not None:
             # Rows that are bad name their keys, but give nobody an order.
-            events = events.filter(pa.array(self.bound.merging.misordered(events) == 0))
+            events = events.filter(pa.array(self.bound.merging.mark_misordered(events) == 0))
         if self.ordered and not self._fixed and events.num_rows:
             best = events.select(self.ordered)
             best = best.slice(greatest(best), 1)

@@ -251,6 +251,6 @@ def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, a
         n = events.num_rows
         times = np.full(n, time)
         deleted = Events(events, times, times, arrival + total + np.arange(n))
-        inflow.enqueue(Admitted.implied(deleted), dataflow.budget)
+        inflow.enqueue(Admitted.from_events(deleted), dataflow.budget)
         total += n
     return total

@@ -77,7 +77,7 @@ class Arranged(NamedTuple):
         spine, on_disk, slots = arranged.spine, arranged.on_disk, arranged.slots
         return cls(
             arranged.keys,
-            arranged.tombstones - arranged.lapsed,
+            arranged.tombstones - arranged.expired_tombstones,
             len(slots.batches),
             len(spine) + len(on_disk),
             spine.versions + on_disk.versions,
@@ -361,7 +361,7 @@ class Looking(Explaining):
                 bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
                 verdicts=self.verdicts.counts,
                 budget=self.dataflow.budget.memory,
-                bytes_pending_mapped=sum(b.mapped for b in self.dataflow.batchers.values()),
+                bytes_pending_mapped=sum(b.mapped_bytes for b in self.dataflow.batchers.values()),
                 time_type=self.dataflow.time_type,
                 pinned=self.dataflow.recent.size(self.dataflow.holds.least())
                 + sum(each.slots.bytes_pinned for arranged in held.values() for each in arranged.partitions),

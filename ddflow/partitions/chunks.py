@@ -440,7 +440,7 @@ class ShuffleReader(Closing):
             self._scratch = BatchStore(ScratchStore.within(self._where))
         payloads = (each.cast(pa.large_binary()) for each in self._payloads[self._mapped :])
         batches = (pa.RecordBatch.from_arrays([each], schema=_SCRATCH) for each in payloads)
-        self._payloads[self._mapped :] = self._scratch.mapped(batches, _SCRATCH).column(0).chunks
+        self._payloads[self._mapped :] = self._scratch.write_mapped(batches, _SCRATCH).column(0).chunks
         self._mapped, self.bytes_resident, self.spilled = len(self._payloads), 0, self.spilled + self.bytes_resident
 
     def _slice_payload(self, chunk: Chunk) -> pa.Buffer:

@@ -214,7 +214,7 @@ class Drop:
             manifest,
             plan=plan,
             fingerprint=fingerprint(plan),
-            backlog=Backlog(self.store).changed(manifest.backlog, self._strip_epoch, written),
+            backlog=Backlog(self.store).rewrite_epochs(manifest.backlog, self._strip_epoch, written),
             receipts=tuple(map(self._strip_epoch, manifest.receipts)),
             past=tuple(past),
             **{

@@ -393,10 +393,10 @@ class GrowthPlan:
         """Raise `PlanChanged` if a new part of the plan needs rows that are not kept.  ``fed``: inputs with events."""
         for name in self.new.outputs:
             if lost := fed.intersection(graph.unkept(graph.plan.outputs[name])):
-                raise graph.gone(f"output {name!r}", sorted(lost))
+                raise graph.no_state_error(f"output {name!r}", sorted(lost))
         for node, name in node_ids(graph.plan).items():
             if name in self.new.operators and (lost := fed.intersection(graph.unkept(*node.inputs))):
-                raise graph.gone(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
+                raise graph.no_state_error(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
 
     def write_inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:
         """Write the inventories that tasks start from, stage by stage.  O(files), and O(bytes) if rows must move.

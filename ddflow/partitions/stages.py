@@ -179,12 +179,12 @@ def place_collections(flow: Plan) -> dict[Collection, Placement]:
             places[node] = Placement((node,), tuple(input_keys[node]))
         elif (by := node.exchange()[0]) is not None:
             if len(inputs) > 1:
-                places[node] = Placement((node,), node.carried(by))
+                places[node] = Placement((node,), node.map_columns(by))
             else:
                 stands = stands_by(inputs[0].by, by, exactly=node in paired)
                 places[node] = inputs[0] if stands else Placement((node,), by)
         elif len(inputs) == 1:
-            places[node] = Placement(inputs[0].roots, node.carried(inputs[0].by))
+            places[node] = Placement(inputs[0].roots, node.map_columns(inputs[0].by))
         else:
             roots = tuple(dict.fromkeys(root for i in inputs for root in i.roots))
             same = len(roots) == 1 and len({i.by for i in inputs}) == 1
@@ -375,10 +375,10 @@ class StageComputation(Computation):
         here = self.of.cut.outputs[self.of.stage]
         return [(name, node) for name, node in self.of.plan.outputs.items() if name in here]
 
-    def arrived(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
+    def receive_updates(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """Return the updates that other tasks sent for a collection, or else its own updates."""
         came = self.came.get((node, tuple(node.schema.names if by is None else by), False))
-        return super().arrived(node, by) if came is None else [came]
+        return super().receive_updates(node, by) if came is None else [came]
 
     def events(self, node: Collection) -> Updates:
         """Return the events that other tasks sent, if the input belongs to another stage."""

@@ -372,7 +372,7 @@ class GrowthComputation(StageComputation):
                     self._propagate(node, compute_netted(running.from_nothing, given, secret))
             self._catch_up()
         for name, node in self.outputs():
-            pieces = self._pieces(node) if node.consolidated else self.arrived(node, None)
+            pieces = self._pieces(node) if node.consolidated else self.receive_updates(node, None)
             self.out.outputs[name] = self.buffer.table(self._output_tables(node, pieces))
         self._send(self.sending)
         return self.out

@@ -142,7 +142,7 @@ class Backlog:
             elif part.last > after:
                 yield from (each for each in self.within(part) if each.epoch > after)
 
-    def changed(
+    def rewrite_epochs(
         self, parts: Sequence[BacklogFile], change: Callable[[Epoch], Epoch], written: list[Blob]
     ) -> tuple[BacklogFile, ...]:
         """Change receipts, and rewrite the parts that differ; epochs stay the same.  O(receipts).
@@ -152,7 +152,7 @@ class Backlog:
         out = list[BacklogFile]()
         for part in parts:
             old: tuple[Any, ...] = self.within(part) if part.level == 1 else self.below(part)
-            new = tuple(map(change, old)) if part.level == 1 else self.changed(old, change, written)
+            new = tuple(map(change, old)) if part.level == 1 else self.rewrite_epochs(old, change, written)
             if new != old:
                 part = self._write_part(new, part.first, part.last, part.level)
                 written.append(part.file)

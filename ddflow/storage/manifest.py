@@ -222,7 +222,7 @@ def newest(store: Store) -> Manifest | None:
     """
     while True:
         # The mark first: it follows its manifest, so that whoever commits meanwhile does not look like a loss.
-        marked, numbers = store.marked(), store.numbers()
+        marked, numbers = store.last_mark(), store.numbers()
         last = numbers[-1] if numbers else -1
         if marked > last:
             raise CorruptState(

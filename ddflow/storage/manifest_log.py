@@ -129,7 +129,7 @@ class ManifestLog:
 
     def check_newest(self) -> None:
         """Raise `Fenced` if another writer has committed since.  O(manifests)."""
-        if self.store.published(self.number + 1):
+        if self.store.is_published(self.number + 1):
             raise self._fenced_error()
 
     def commit(self, manifest: Manifest, inventories: tuple[Blob, ...], names: set[str], note: str) -> Manifest:
@@ -148,7 +148,7 @@ class ManifestLog:
             inventories=inventories,
             note=note,
             previous=self.digest,
-            receipts=self.signed(manifest.receipts),
+            receipts=self.sign_receipts(manifest.receipts),
         )
         mine = publish_manifest(self.store, new)
         if mine is None:
@@ -159,7 +159,7 @@ class ManifestLog:
             self.store.mark(new.number)
         return new
 
-    def signed(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
+    def sign_receipts(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
         """Add digest and date of the current manifest to the receipt of its epoch."""
         last = self.manifest.epoch
         for number, each in enumerate(receipts):

@@ -117,7 +117,7 @@ class MemoryStore(Store):
         self._must_write()
         self.shared.marked = max(self.shared.marked, number)
 
-    def marked(self) -> int:
+    def last_mark(self) -> int:
         """Return the greatest number marked, or -1.  O(1)."""
         return self.shared.marked
 

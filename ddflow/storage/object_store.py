@@ -70,7 +70,7 @@ class Bucket:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url, self._api = url, library()
         if not is_bucket_url(url):
-            raise self.refused(
+            raise self.build_refusal(
                 "it is not of the form s3://bucket/prefix",
                 "give such a URL, or a folder; keys belong into the environment (AWS_ACCESS_KEY_ID, ...)",
             )
@@ -96,7 +96,7 @@ class Bucket:
                 for each in (retry, {**retry, "max_retries": 0})
             )
         except (*self._failures, TypeError) as error:
-            raise self.refused(line(error), "correct the options, or the environment") from None
+            raise self.build_refusal(line(error), "correct the options, or the environment") from None
         first = retry["backoff"].get("init_backoff", timedelta(seconds=0.1)).total_seconds()
         self._waits = [0.0, *(min(15.0, first * 2.0**n) for n in range(retry["max_retries"]))]
         self._patience = retry["retry_timeout"].total_seconds()
@@ -118,7 +118,7 @@ class Bucket:
             except self._refusals as error:
                 # Only when every earlier try was refused as well is it sure that none is still on its way.
                 if not doubt:
-                    raise self.failed(f"put {key}", error) from None
+                    raise self.build_failure(f"put {key}", error) from None
                 doubt = line(error)
             except self._failures as error:
                 doubt = line(error)
@@ -147,15 +147,15 @@ class Bucket:
                 if _CONFLICT not in why:
                     return
             except self._refusals as error:
-                raise self.refused(line(error), "give a bucket that exists and that you may write to") from None
+                raise self.build_refusal(line(error), "give a bucket that exists and that you may write to") from None
             except self._failures as error:
                 why = line(error)
             if done > 1:
-                raise self.refused(
+                raise self.build_refusal(
                     "two conditional puts of one key both succeeded, so two writers could both win",
                     "give a store that honours If-None-Match",
                 )
-        raise self.failed("prove the conditional put", why)
+        raise self.build_failure("prove the conditional put", why)
 
     def put(self, key: str, data: bytes) -> None:
         """Put an object, and replace any object of its key."""
@@ -176,7 +176,7 @@ class Bucket:
                     return
             with suppress(*self._failures):
                 self._api.delete(self._once, key)
-            raise self.failed(f"put {key}", error) from None
+            raise self.build_failure(f"put {key}", error) from None
 
     def open(self, key: str) -> tuple[int, Iterator[bytes]]:
         """Open an object: return its length and an iterator of its pieces.  Both raise `FileNotFoundError`."""
@@ -232,11 +232,11 @@ class Bucket:
         found: builtins.list[Found] = self._ask(f"list {folder or 'everything'}", chunks)
         return found
 
-    def refused(self, found: str, remedy: str) -> StateRefused:
+    def build_refusal(self, found: str, remedy: str) -> StateRefused:
         """Build the error for a bucket that cannot be used."""
         return StateRefused(f"open the state {public(self.url)}", found, remedy)
 
-    def failed(self, what: str, error: Exception | str) -> StorageFailed | StorageFull:
+    def build_failure(self, what: str, error: Exception | str) -> StorageFailed | StorageFull:
         """Build the error for a request that the bucket did not carry out."""
         found = line(error)
         if _FULL.search(found):
@@ -285,7 +285,7 @@ class Bucket:
         except self._failures as error:
             if "NoSuchBucket" in str(error):
                 raise FileNotFoundError(line(error)) from None
-            raise self.failed(what, error) from None
+            raise self.build_failure(what, error) from None
 
 
 def is_bucket_url(url: str) -> bool:

@@ -150,7 +150,7 @@ class Store(Blobs):
     def numbers(self) -> builtins.list[int]:
         """List the numbers of all manifests, ascending."""
 
-    def published(self, number: int) -> bool:
+    def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number."""
         return number in self.numbers()
 
@@ -178,7 +178,7 @@ class Store(Blobs):
         """
 
     @abstractmethod
-    def marked(self) -> int:
+    def last_mark(self) -> int:
         """Return the greatest number marked, -1 for none."""
 
     @abstractmethod

@@ -104,7 +104,7 @@ class Cache:
 
         path, _ = self.written(what, fetch)
         with on_failure(self.drop, path):
-            with self.site.guarded(what):
+            with self.site.translate_disk_errors(what):
                 whole = verify_bytes(self.site.disk.map(path), blob, where)
             self.keep(path, blob)
         return whole
@@ -225,7 +225,7 @@ class S3Store(Store):
         path, sink = self.cache.written(what, write)
         with on_failure(self.cache.drop, path):
             blob = Blob(name, sink.size, sink.state.digest())
-            with self.cache.site.guarded(what):
+            with self.cache.site.translate_disk_errors(what):
                 self._bucket.upload(f"blobs/{name}", path, blob.length)
         self.cache.keep(path, blob)
         return blob
@@ -277,7 +277,7 @@ class S3Store(Store):
         """List numbers as `Store.numbers` does; O(manifests), a request for each 1,000."""
         return self._list_numbers("manifests")
 
-    def published(self, number: int) -> bool:
+    def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number; one request."""
         try:
             self._bucket.look(_key("manifests", number))
@@ -324,15 +324,15 @@ class S3Store(Store):
                 self._marks.discard(smaller)
         self._marks.add(number)
 
-    def marked(self) -> int:
-        """Return the greatest number marked, as `Store.marked` does; O(marks)."""
+    def last_mark(self) -> int:
+        """Return the greatest number marked, as `Store.last_mark` does; O(marks)."""
         self._marks = set(self._list_numbers("marks"))
         return max(self._marks, default=-1)
 
     def scratch(self) -> ScratchStore:
         """Open a scratch store below the cache, as `Store.scratch` does.  Raises `StorageFull`, `StorageFailed` too."""
         self._must_write()
-        with self.cache.site.guarded("make a folder to spill to"):
+        with self.cache.site.translate_disk_errors("make a folder to spill to"):
             spill = os.path.join(self.cache.path, "spill")
             os.makedirs(spill, mode=0o700, exist_ok=True)
             sweep(spill)
@@ -341,16 +341,20 @@ class S3Store(Store):
     def _look(self, create: bool) -> None:
         """Raise `StateRefused` unless the prefix has a state, or, to create one, is empty."""
         try:
-            if self.numbers() or self.marked() >= 0:
+            if self.numbers() or self.last_mark() >= 0:
                 return
             first = self._bucket.list(all=False)
         except FileNotFoundError as error:
-            raise self._bucket.refused(str(error), "make the bucket, or give another") from None
+            raise self._bucket.build_refusal(str(error), "make the bucket, or give another") from None
         if not create:
-            raise self._bucket.refused("there is no state", "give the place of one, or open it to be written first")
+            raise self._bucket.build_refusal(
+                "there is no state", "give the place of one, or open it to be written first"
+            )
         for each in first:
             if not _OURS.fullmatch(each.key):
-                raise self._bucket.refused(f"it has no state and is not empty ({each.key!r})", "give a new prefix")
+                raise self._bucket.build_refusal(
+                    f"it has no state and is not empty ({each.key!r})", "give a new prefix"
+                )
 
     def _pieces(self, blob: Blob) -> Iterator[bytes]:
         """Yield the pieces of a blob whose length is right, each requested when it is needed."""

@@ -64,7 +64,7 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
         if opened.arrangements:
             pieces = opened.pieces(as_of)
         elif any(by is not None for by in each.exchange()):
-            pieces = [consolidate(graph.accumulated(each, as_of), graph.secret)]
+            pieces = [consolidate(graph.accumulate(each, as_of), graph.secret)]
         else:
             walk += ((of, (each, n, after)) for n, of in reversed(list(enumerate(each.inputs))))
             continue

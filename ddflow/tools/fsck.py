@@ -242,7 +242,7 @@ class _Check:
     def run(self) -> Report:
         """Check the state and return the report."""
         entries = self.store.list()
-        marked, numbers = self.store.marked(), self.store.numbers()
+        marked, numbers = self.store.last_mark(), self.store.numbers()
         if marked > max(numbers, default=-1):
             self.report.problem(manifest_file(marked), "it was committed and is missing")
         elif not numbers:

@@ -352,6 +352,6 @@ def _has_state(state: State, trust: Trust) -> bool:
     """Return whether there is a state. Raises the errors of the store."""
     try:
         with opened_store(state, trust=trust) as store:
-            return bool(store.numbers()) or store.marked() >= 0
+            return bool(store.numbers()) or store.last_mark() >= 0
     except StateRefused:
         return False  # and if it is for another reason, it is said when it is made

@@ -142,7 +142,7 @@ def rollback(
 
 def _list_numbers(store: Store) -> list[int]:
     """List the numbers of all manifests, descending, with that of a lost one that has left its mark."""
-    marked, numbers = store.marked(), store.numbers()
+    marked, numbers = store.last_mark(), store.numbers()
     if marked > max(numbers, default=-1):
         numbers.append(marked)
     if not numbers:

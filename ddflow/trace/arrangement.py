@@ -169,7 +169,7 @@ class Arrangement:
         self.index.write(*writes)
         return parts
 
-    def stored(self, change: Change, batch_store: BatchStore) -> Change:
+    def write_change(self, change: Change, batch_store: BatchStore) -> Change:
         """Write the change to files, for disk at once; a `spill` with no share must precede the step.
 
         O(versions).  Raises `SpillFull`, `SpillFailed`.
@@ -195,14 +195,14 @@ class Arrangement:
         return max(self.tombstones_counted - (0 if self.lapse is None else self.lapse.gone), 0)
 
     @property
-    def lapsed(self) -> int:
+    def expired_tombstones(self) -> int:
         """How many of those need not be known any more, about: merges drop them."""
         return 0 if self.lapse is None else min(self.lapse.here, self.tombstones)
 
     @property
     def _needed_versions(self) -> int:
         """Versions that a merge of all would leave, about."""
-        return self.keys + self.tombstones - self.lapsed
+        return self.keys + self.tombstones - self.expired_tombstones
 
     def spill(self, batch_store: BatchStore, share: int, scratch: int = 1 << 26) -> None:
         """Move what is in memory on disk, as far as ``share`` asks for, and go on with merges there.

@@ -223,7 +223,7 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
         latest=int(arranged.latest),
         keys=int(arranged.keys),
         tombstones=int(arranged.tombstones),
-        lapsed=int(arranged.lapsed),
+        lapsed=int(arranged.expired_tombstones),
         shapes=[*slots.shapes],
         items=items,
     )

@@ -142,15 +142,15 @@ def by_sorting(
     """
     cuts = [(slots[part.slot], part) for part in parts]
 
-    def joined(name: str) -> Any:
+    def join_column(name: str) -> Any:
         return np.concatenate([getattr(batch, name)[part.begin : part.end] for batch, part in cuts])
 
-    order = joined("order")
+    order = join_column("order")
     if slots.ordered:
-        by = in_order(joined("high"), joined("low"), order)
+        by = in_order(join_column("high"), join_column("low"), order)
     else:
-        by = sort(joined("high"), joined("low") if cuts[0][0].low.size else NONE)
-    times, live = joined("time"), joined("live")
+        by = sort(join_column("high"), join_column("low") if cuts[0][0].low.size else NONE)
+    times, live = join_column("time"), join_column("live")
     kept, groups = np.empty(times.size, np.int64), np.empty(times.size, np.int64)
     n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)
     if n < 0:
@@ -169,7 +169,7 @@ def by_sorting(
         places = index.places(by.high, by.low, by.starts[:-1], references, groups, more)
         value = np.where(places >= 0, index.entries(np.maximum(places, 0))[2], np.uint64(0))
     elif all(batch.value.size for batch, _ in cuts):
-        value = joined("value").take(rows)
+        value = join_column("value").take(rows)
     columns = by.high.take(kept), low, times.take(rows), live.take(rows), value, order[rows]
     return Picked(references, places, *columns, slots.ordered)
 
@@ -192,7 +192,7 @@ class RunMerge:
     def __init__(self, inputs: list[Run], whole: bool, target: Target | None = None) -> None:
         description = inputs[0].description
         for run in inputs[1:]:
-            description = description.joined(run.description)
+            description = description.merge_with(run.description)
         self.inputs, self.whole, self.target, self.first, self.credit = inputs, whole, target, 0, 0
         self.output = Run(description, [])
 

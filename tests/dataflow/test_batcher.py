@@ -130,7 +130,7 @@ def test_every_event_is_released_once_by_the_first_seal_above_its_time_in_order(
             waiting._check()
             assert len(waiting) == len(pending)
         assert read(waiting.seal(1000)) == sorted(pending)
-        assert len(waiting) == waiting.nbytes == waiting.mapped == 0
+        assert len(waiting) == waiting.nbytes == waiting.mapped_bytes == 0
         for before, events in old:
             before._check()
             assert read(before.seal(1000)) == sorted(events)
@@ -142,7 +142,7 @@ def test_every_event_is_released_once_by_the_first_seal_above_its_time_in_order(
 
 def consume(waiting: Batcher, upper: int, due: list[Event], how: str) -> None:
     """Release what is due, one way or another, after a look at it in pieces."""
-    number, pieces = waiting.released(upper)
+    number, pieces = waiting.release_until(upper)
     looked = [read(piece) for piece in pieces]
     assert number == len(due) and sorted(event for piece in looked for event in piece) == due
     assert all(piece == sorted(piece) and 1 <= len(piece) <= 3 for piece in looked)
@@ -156,7 +156,7 @@ def consume(waiting: Batcher, upper: int, due: list[Event], how: str) -> None:
             ]
             assert read(waiting.peek(upper)) == due and len(waiting) == held
         assert read(waiting.seal(upper)) == due
-    assert waiting.seal(upper) is None and waiting.released(upper)[0] == 0
+    assert waiting.seal(upper) is None and waiting.release_until(upper)[0] == 0
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.data())
@@ -165,7 +165,7 @@ def test_runs_cut_at_any_time_are_joined_as_if_they_had_never_been_apart(times: 
     whole, parts = run_of(events).in_order(), []
     cuts = sorted(data.draw(st.sets(st.integers(0, len(events)), max_size=4)) | {0, len(events)})
     for begin, end in pairwise(cuts):
-        parts.append(whole.cut(begin, end))
+        parts.append(whole.slice_events(begin, end))
     assert read(join_events(data.draw(st.permutations(parts)))) == sorted(events)
 
 
@@ -180,7 +180,7 @@ def test_times_are_sorted_stably_however_many_there_are_and_however_far_apart(se
 def test_a_run_that_is_in_order_is_not_copied() -> None:
     run = run_of([(1, 0), (1, 1), (4, 2)])
     assert run.in_order() is run and join_events([run]) is run
-    cut = run.cut(1, 3)
+    cut = run.slice_events(1, 3)
     assert read(cut) == [(1, 1), (4, 2)]
     assert cut.rows.column("n").buffers()[1].address == run.rows.column("n").buffers()[1].address
 
@@ -301,7 +301,7 @@ def test_runs_are_spilled_into_files_of_some_megabytes_that_follow_each_other_in
     with BatchStore(ScratchStore(tmp_path)) as folder:
         waiting.spill(folder, 10_000_000)
         waiting._check()
-        assert 8_000_000 <= waiting.nbytes <= 10_000_000 and waiting.mapped >= total - waiting.nbytes
+        assert 8_000_000 <= waiting.nbytes <= 10_000_000 and waiting.mapped_bytes >= total - waiting.nbytes
         sizes = [os.path.getsize(tmp_path / name) for name in os.listdir(tmp_path) if name != LOCK]
         assert len(sizes) <= 5 and max(sizes) < 17_000_000
         spilled = sorted((each.least, each.greatest) for each in waiting.runs.by_least if each.file is not None)
@@ -317,7 +317,7 @@ def test_runs_are_spilled_into_files_of_some_megabytes_that_follow_each_other_in
             assert upper == 0 or (events is not None and events.times.tolist() == list(range(upper - 100_000, upper)))
             assert events is None or (order[events.arrival] == events.times).all()
             assert events is None or (events.rows.column("n").to_numpy() == events.arrival).all()
-        assert files(tmp_path) == 0 and waiting.mapped == 0
+        assert files(tmp_path) == 0 and waiting.mapped_bytes == 0
 
 
 def test_a_spilled_run_loses_its_file_with_its_last_event_and_what_was_released_stays_readable(tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_a_spill_that_fails_half_way_leaves_the_batcher_and_the_disk_as_before(t
             waiting.spill(folder, 0)
         # Even while somebody looks at the error, with all that it refers to.
         assert caught.value.fix
-        assert waiting.runs.by_least == [rows] and waiting.mapped == 0 and files(tmp_path) == 0
+        assert waiting.runs.by_least == [rows] and waiting.mapped_bytes == 0 and files(tmp_path) == 0
         waiting._check()
         waiting.spill(folder, 0)
         assert waiting.nbytes == 0 and len(waiting) == 50_000 and files(tmp_path) >= 2

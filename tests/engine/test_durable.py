@@ -578,7 +578,7 @@ def test_a_merge_that_went_further_than_was_paid_for_is_gone_on_with() -> None:
             merges = [merge for each in door.engine.dataflow.graph.arrangements.values() for merge in each.spine.merges]
             for merge in merges:
                 merge.credit, met = -7, met + 1
-            door.engine.durable.publish(
+            door.engine.durable.publish_version(
                 door.engine.dataflow, door.engine.durable.log.manifest_log.manifest.receipts, "a test"
             )
             door.close()

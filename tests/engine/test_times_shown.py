@@ -114,7 +114,7 @@ def test_an_epoch_given_again_otherwise_says_both_days(engine: dd.Engine) -> Non
 def test_the_line_of_a_run_says_up_to_which_day_it_is(engine: dd.Engine) -> None:
     report = RunReport(engine.calls, [], Deliveries({}), False)
     report.tell(("visits", 0))
-    assert report._text().endswith("frontier 2024-01-06, held by visits")
+    assert report._format_line().endswith("frontier 2024-01-06, held by visits")
 
 
 @pytest.mark.parametrize(

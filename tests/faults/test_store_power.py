@@ -138,7 +138,7 @@ def check(store: Store, notes: list[Any]) -> None:
         assert found == won.get(newest, found), f"manifest {newest} is another's"
         for blob in blobs(found):
             store.map(blob)
-    assert store.marked() <= newest, f"{store.marked()} is marked, {newest} is the newest"
+    assert store.last_mark() <= newest, f"{store.last_mark()} is marked, {newest} is the newest"
     again = Writer(store, lambda _: None)
     assert again.commit(Random(newest))
     for blob in blobs(store.manifest(newest + 1)):

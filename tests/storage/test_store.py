@@ -91,7 +91,7 @@ def test_any_columns_cut_anywhere_come_back_from_batches_and_tables(
     batch = pa.RecordBatch.from_arrays([c.slice(0, rows) for c in columns], schema=pa.schema(fields, {"of": "it"}))
     place = tmp_path_factory.mktemp("place")
     with scratch(place) as folder:
-        mapped, table = folder.write(batch), folder.mapped([batch, batch.slice(0, 0), batch], batch.schema)
+        mapped, table = folder.write(batch), folder.write_mapped([batch, batch.slice(0, 0), batch], batch.schema)
         assert len(files(place)) == 1
     assert same(mapped.batch, batch)
     assert same(table, pa.Table.from_batches([batch, batch]))
@@ -112,7 +112,7 @@ def test_an_extension_type_that_nobody_registered_comes_back_even_inside_a_list(
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), array)
     batch = pa.RecordBatch.from_arrays([array.slice(0, 2), lists], names=["e", "l"])
     assert folder.write(batch).batch.equals(batch)
-    assert folder.mapped([batch], batch.schema).equals(pa.Table.from_batches([batch]))
+    assert folder.write_mapped([batch], batch.schema).equals(pa.Table.from_batches([batch]))
 
 
 def test_a_batch_takes_no_memory_once_it_is_written_and_anybodys_arrow_can_read_it(
@@ -192,7 +192,7 @@ def test_a_damaged_file_is_refused_before_it_is_parsed_and_removed(
             return super().map(blob, check)
 
     with BatchStore(Damaged(place)) as folder:
-        for write in (folder.write, lambda batch: folder.mapped([batch], batch.schema)):
+        for write in (folder.write, lambda batch: folder.write_mapped([batch], batch.schema)):
             with pytest.raises(CorruptState, match=f"of {place}") as caught:
                 write(INTS)
             assert files(place) == [] and caught.value.fix
@@ -211,7 +211,7 @@ def test_files_are_private_and_named_by_us(folder: BatchStore, tmp_path: Path) -
         assert {os.stat(tmp_path / name).st_mode & 0o777 for name in os.listdir(tmp_path)} == {0o600}
         yield batch
 
-    assert folder.mapped(look(), batch.schema).num_rows == 1
+    assert folder.write_mapped(look(), batch.schema).num_rows == 1
 
 
 def test_a_dropped_batch_loses_its_file_and_keeps_its_values(folder: BatchStore, tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ def test_a_forgotten_batch_loses_its_file_while_its_columns_stay(folder: BatchSt
 def test_no_descriptor_stays_open_however_many_batches_there_are(folder: BatchStore) -> None:
     before = len(os.listdir("/dev/fd"))
     mapped = [folder.write(INTS) for _ in range(50)]
-    tables = [folder.mapped([INTS], INTS.schema)]
+    tables = [folder.write_mapped([INTS], INTS.schema)]
     with pytest.raises(pa.ArrowInvalid):
-        folder.mapped([INTS], pa.schema([]))
+        folder.write_mapped([INTS], pa.schema([]))
     assert len(os.listdir("/dev/fd")) == before
     assert mapped[-1].batch.equals(INTS) and tables[0].num_rows == 3
 
@@ -249,7 +249,7 @@ def test_close_removes_everything_and_leaves_what_was_mapped_readable(tmp_path: 
     mapped.verify()
     mapped.drop()
     assert mapped.batch.equals(INTS)
-    for call in (lambda: folder.write(INTS), lambda: folder.mapped([INTS], INTS.schema)):
+    for call in (lambda: folder.write(INTS), lambda: folder.write_mapped([INTS], INTS.schema)):
         with raises(EngineClosed):
             call()
     assert os.listdir(tmp_path) == []
@@ -264,7 +264,7 @@ def test_a_folder_that_is_closed_half_way_through_a_file_has_no_file(tmp_path: P
         yield INTS
 
     with pytest.raises((EngineClosed, SpillFailed)):
-        folder.mapped(closing(), INTS.schema)
+        folder.write_mapped(closing(), INTS.schema)
     assert os.listdir(tmp_path) == []
 
 
@@ -316,7 +316,7 @@ def test_what_a_killed_engine_left_is_gone_at_the_next_open_and_nothing_else(tmp
             print("ready", flush=True)
             time.sleep(600)
 
-        folder.mapped(slowly(), kept.batch.schema)
+        folder.write_mapped(slowly(), kept.batch.schema)
         """,
         tmp_path,
     )
@@ -377,7 +377,7 @@ def test_a_table_is_the_users_and_its_file_is_gone_at_once(folder: BatchStore, t
             yield INTS
             assert len(files(tmp_path)) == 1
 
-    table = folder.mapped(batches(), INTS.schema)
+    table = folder.write_mapped(batches(), INTS.schema)
     assert files(tmp_path) == []
     folder.store.close()
     assert table.equals(pa.Table.from_batches([INTS] * 3)) and table.column("n").num_chunks == 3
@@ -385,7 +385,7 @@ def test_a_table_is_the_users_and_its_file_is_gone_at_once(folder: BatchStore, t
 
 @pytest.mark.parametrize("schema", [INTS.schema, pa.schema({"u": KINDS["sparse union"].type})])
 def test_a_table_without_rows_has_its_columns(folder: BatchStore, schema: pa.Schema) -> None:
-    table = folder.mapped([], schema)
+    table = folder.write_mapped([], schema)
     assert table.schema == schema and table.num_rows == 0
 
 
@@ -395,10 +395,10 @@ def test_a_table_given_up_leaves_no_file(folder: BatchStore, tmp_path: Path) -> 
         raise KeyError("stop")
 
     with pytest.raises(KeyError, match="stop"):
-        folder.mapped(batches(), INTS.schema)
+        folder.write_mapped(batches(), INTS.schema)
     assert files(tmp_path) == []
     with pytest.raises(pa.ArrowInvalid):
-        folder.mapped([INTS, pa.record_batch({"other": [1]})], INTS.schema)
+        folder.write_mapped([INTS, pa.record_batch({"other": [1]})], INTS.schema)
     assert files(tmp_path) == []
 
 
@@ -529,7 +529,7 @@ def test_a_full_disk_is_an_error_with_sizes_after_which_going_on_works(tmp_path:
         with BatchStore(ScratchStore(sys.argv[1])) as folder:
             before = folder.write(small)
             resource.setrlimit(resource.RLIMIT_FSIZE, (300_001, resource.RLIM_INFINITY))
-            for write in (folder.write, lambda batch: folder.mapped([batch], batch.schema)):
+            for write in (folder.write, lambda batch: folder.write_mapped([batch], batch.schema)):
                 try:
                     write(large)
                 except SpillFull as error:

@@ -124,11 +124,11 @@ def test_a_deleted_blob_stays_mapped_and_is_deleted_twice(opener: Opener) -> Non
 
 def test_a_number_is_published_once(opener: Opener) -> None:
     one, two = opener(), opener()
-    assert one.numbers() == [] and not one.published(3)
+    assert one.numbers() == [] and not one.is_published(3)
     assert one.publish(3, b"one") and not two.publish(3, b"two") and not one.publish(3, b"one again")
     assert two.publish(12, b"") and two.publish(4, b"x" * 300_000)
     late = opener()
-    assert late.numbers() == [3, 4, 12] and late.published(3) and not late.published(5)
+    assert late.numbers() == [3, 4, 12] and late.is_published(3) and not late.is_published(5)
     assert [late.manifest(number) for number in (3, 4, 12)] == [b"one", b"x" * 300_000, b""]
 
 
@@ -138,19 +138,19 @@ def test_an_expired_manifest_is_missing(opener: Opener) -> None:
     store.publish(2, b"b")
     store.expire(1)
     store.expire(1)
-    assert store.numbers() == [2] and not store.published(1)
+    assert store.numbers() == [2] and not store.is_published(1)
     with raises(CorruptState):
         store.manifest(1)
 
 
 def test_the_greatest_mark_is_kept(opener: Opener) -> None:
     store, other = opener(), opener()
-    assert store.marked() == -1
+    assert store.last_mark() == -1
     for number in (0, 7, 8):
         store.mark(number)
-        assert other.marked() == number
+        assert other.last_mark() == number
     other.mark(8)
-    assert opener().marked() == 8
+    assert opener().last_mark() == 8
 
 
 def test_scratch_is_private_and_goes(opener: Opener) -> None:

@@ -72,12 +72,12 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     assert [other.map(blob).to_pybytes() for blob in kept] == [b"", b"four", bytes(3 << 20)]
     assert {(name, length) for name, length, _ in other.list()} == {(b.name, b.length) for b in kept}
     assert all(0 <= entry.age < 60 for entry in one.list())
-    assert (one.numbers(), one.marked(), one.published(0)) == ([], -1, False)
+    assert (one.numbers(), one.last_mark(), one.is_published(0)) == ([], -1, False)
     assert one.publish(0, b"one") and not other.publish(0, b"two") and other.publish(1, b"two")
     assert other.numbers() == [0, 1] and one.manifest(0) == b"one" and one.manifest(1) == b"two"
-    assert other.published(1) and not other.published(2)
+    assert other.is_published(1) and not other.is_published(2)
     one.mark(0), other.mark(1), other.mark(1)
-    assert one.marked() == 1
+    assert one.last_mark() == 1
     assert kind == "memory" or os.listdir(place / "marks") == ["0000000000000001"]
     mapped = other.map(kept[1])
     one.delete(kept[1].name), one.delete(kept[1].name)
@@ -249,7 +249,7 @@ def test_junk_is_neither_listed_nor_deleted(place: Path) -> None:
     (place / "spill").mkdir()
     (place / "spill" / "mine").mkdir()
     again = LocalStore(place)
-    assert ([e.name for e in again.list()], again.numbers(), again.marked()) == ([blob.name], [3], 3)
+    assert ([e.name for e in again.list()], again.numbers(), again.last_mark()) == ([blob.name], [3], 3)
     again.mark(4), again.publish(4, b"n"), again.close()
     assert set(junk) | {"spill/mine"} <= set(tree(place))
 
@@ -397,7 +397,7 @@ def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
     watched = Faulty(Disk(), before=lambda *call: calls.append(call[0]))
     reader = LocalStore(place, create=False, readonly=True, disk=watched)
     assert (reader.map(blob).to_pybytes(), reader.manifest(0)) == (b"four", b"m")
-    assert (reader.numbers(), reader.marked()) == ([0], 0)
+    assert (reader.numbers(), reader.last_mark()) == ([0], 0)
     for change in (
         lambda: put(reader),
         lambda: reader.publish(1, b"n"),

@@ -149,7 +149,7 @@ class Model:
         if not self.decided:
             return "nothing"
         number = self.random.choice(list(self.decided))
-        assert store.published(number) and store.manifest(number) == self.decided[number]
+        assert store.is_published(number) and store.manifest(number) == self.decided[number]
         return "right"
 
     def expire(self, store: S3Store) -> str:
@@ -168,7 +168,7 @@ class Model:
             self.perhaps_marked = max(self.perhaps_marked, number)
             store.mark(number)
             self.marked = max(self.marked, number)
-        assert self.marked <= store.marked() <= self.perhaps_marked
+        assert self.marked <= store.last_mark() <= self.perhaps_marked
         return "done"
 
     def there(self, number: int) -> bytes | None:

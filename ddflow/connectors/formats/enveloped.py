@@ -84,7 +84,7 @@ class Enveloped(Format):
         return True
 
     @property
-    def asked(self) -> str | None:
+    def wanted_table(self) -> str | None:
         """The table of the options."""
         return self.table
 

@@ -329,9 +329,9 @@ class kcat(Format):
         return self.of.of_tables
 
     @property
-    def asked(self) -> str | None:
+    def wanted_table(self) -> str | None:
         """Value of the inner format."""
-        return self.of.asked
+        return self.of.wanted_table
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""

@@ -83,7 +83,7 @@ class OutputPlace:
 
         ``state``: its id, None for one that is yet to be made.  Raises `CorruptState` for a damaged ``outputs.json``.
         """
-        with self.site.guarded("open it", opening=True):
+        with self.site.translate_disk_errors("open it", opening=True):
             self.site.path = self.site.disk.real(self.site.path)
             if self.site.is_there(self.site.path):
                 self.site.look(self.site.path)
@@ -100,9 +100,9 @@ class OutputPlace:
             encode_record([self.site.path, at, wanted])
         except UnicodeEncodeError as error:
             odd = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
-            raise self.site.refused(cut(odd), "give it another name") from None
+            raise self.site.build_refusal(cut(odd), "give it another name") from None
         self.look(state)
-        with self.site.guarded("make it", opening=True):
+        with self.site.translate_disk_errors("make it", opening=True):
             self.site.make()
             self.site.look(self.site.path)
             found = self.mark() or self._first(Mark(state, at, wanted))
@@ -130,7 +130,7 @@ class OutputPlace:
     def _must_be_of(self, state: str | None, found: Mark | None) -> None:
         if found is not None and found.state != state:
             this = "this one is new" if state is None else f"this one's is {state}"
-            raise self.site.refused(
+            raise self.site.build_refusal(
                 f"it belongs to the state with the id {found.state}, at {found.at}, and {this}",
                 "give every state a folder of its own",
             )

@@ -160,7 +160,7 @@ class OutputFolder:
 
     def sync(self) -> None:
         """Make durable what files are called now.  O(outputs), a sync each."""
-        with self.site.guarded("sync the outputs"):
+        with self.site.translate_disk_errors("sync the outputs"):
             for path in sorted(self._unsynced):
                 self.site.disk.sync_dir(path)
         self._unsynced.clear()
@@ -175,7 +175,7 @@ class OutputFolder:
 
     def _show(self, epoch: int, fragment: Fragment) -> None:
         hidden, shown = self._hidden(fragment.output, fragment.blob.name), self.place(epoch, fragment)
-        with self.site.guarded("show an output"):
+        with self.site.translate_disk_errors("show an output"):
             try:
                 self.site.disk.rename(hidden, shown)
             except FileNotFoundError:
@@ -186,7 +186,7 @@ class OutputFolder:
 
     def size(self, epoch: int, fragment: Fragment) -> int | None:
         """Return the bytes of a file, shown or hidden; None if it is missing.  O(1)."""
-        with self.site.guarded("look at an output"):
+        with self.site.translate_disk_errors("look at an output"):
             for path in (self._hidden(fragment.output, fragment.blob.name), self.place(epoch, fragment)):
                 with suppress(FileNotFoundError):
                     return self.site.disk.status(path).size
@@ -232,7 +232,7 @@ class OutputFolder:
     def find_earlier(self, name: str, epoch: int) -> str | None:
         """Return the output's folder if it shows files of an epoch up to this one, else None.  O(files)."""
         place = self.site.below(folder_name(name))
-        with self.site.guarded("look for files of an output"):
+        with self.site.translate_disk_errors("look for files of an output"):
             there = self.site.disk.names(place) if self.site.is_there(place) else ()
         shown = filter(None, map(SHOWN.fullmatch, there))
         return place if any(int(match["epoch"]) <= epoch for match in shown) else None
@@ -245,7 +245,7 @@ class OutputFolder:
         """Hide the files again; one that is not there is hidden.  O(files); durable after `sync`."""
         for each in leftovers:
             folder = os.path.dirname(each.place)
-            with self.site.guarded("hide an output"), suppress(FileNotFoundError):
+            with self.site.translate_disk_errors("hide an output"), suppress(FileNotFoundError):
                 self.site.disk.touch(each.place)
                 self.site.disk.rename(each.place, f"{folder}/.{each.name}.hidden")
                 self._unsynced.add(folder)
@@ -257,7 +257,7 @@ class OutputFolder:
     def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
         """Yield the files of a pattern in the outputs' folders."""
         disk = self.site.disk
-        with self.site.guarded("look for leftovers"):
+        with self.site.translate_disk_errors("look for leftovers"):
             for name in disk.names(self.target) if self.site.is_there(self.target) else ():
                 there = self.site.below(name)
                 if PLACE.fullmatch(name) and disk.status(there).kind == "folder":

@@ -96,7 +96,7 @@ class SourceTable(NamedTuple):
         return f"{schema}.{quote_name(self.name) if {'.', chr(34)} & {*self.name} else self.name}"
 
     @property
-    def quoted(self) -> str:
+    def quoted_name(self) -> str:
         """Name in a statement."""
         return ".".join(map(quote_name, (self.schema, self.name)))
 
@@ -189,7 +189,7 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
     if first:
         refuse_filtered(asked, found)
     if of.relreplident == "n" or (of.relreplident == "d" and not of.keyed):
-        remedy = f"give it a primary key, or: alter table {table.quoted} replica identity full"
+        remedy = f"give it a primary key, or: alter table {table.quoted_name} replica identity full"
         raise UnreadableInput(asked, "it has no replica identity, so nothing tells which row is deleted", remedy)
     read = [row for row in found if row.name in declared.names]
     lossy = [row.name for row in read if row.kind in LOSSY]
@@ -215,7 +215,7 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
 def columns_of(connection: Any, table: SourceTable) -> list[Any]:
     """Return the rows of `COLUMNS` of a table; none if there is no such table, also by a name that is too long."""
     with connection.cursor(row_factory=driver().rows.namedtuple_row) as cursor:
-        return list(cursor.execute(COLUMNS, [table.quoted, [table.schema, table.name]]).fetchall())
+        return list(cursor.execute(COLUMNS, [table.quoted_name, [table.schema, table.name]]).fetchall())
 
 
 def refuse_filtered(asked: str, found: Sequence[Any]) -> None:
@@ -278,7 +278,7 @@ def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]
     """
     asked = f"read the table {table.full} for {table.input!r}, with key={list(key)}"
     with translate_errors(asked):
-        found = connection.execute(UNIQUE, [table.quoted]).fetchall()
+        found = connection.execute(UNIQUE, [table.quoted_name]).fetchall()
     full = any(identity == "f" for identity, *_ in found)
     by = {"d": 1, "i": 2}
     unique = [row for row in found if row[4] and (full or row[by.get(row[0], 1)])]
@@ -287,12 +287,12 @@ def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]
     telling = [row[4] for row in unique]
     other = " or ".join(f"key={each}" for each in telling)
     if full:
-        index = f"create unique index on {table.quoted} ({', '.join(map(quote_name, key))})"
+        index = f"create unique index on {table.quoted_name} ({', '.join(map(quote_name, key))})"
         remedy = f"give it {other}, or: {index}" if other else index
         raise UnreadableInput(asked, "no unique index says that these differ in every row", remedy)
-    remedy = f"give it {other}" if other else f"alter table {table.quoted} replica identity full"
+    remedy = f"give it {other}" if other else f"alter table {table.quoted_name} replica identity full"
     if other and any(row[4] and set(row[4]) <= set(key) for row in found):
-        remedy += f", or: alter table {table.quoted} replica identity full"
+        remedy += f", or: alter table {table.quoted_name} replica identity full"
     said = " and ".join(str(each) for each in telling) or "nothing"
     raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
 

@@ -137,9 +137,8 @@ class Numbers:
                 f"unnest({', '.join(['%s::text[]'] * len(key))}) as k({', '.join(f'c{n}' for n in range(len(key)))})"
             )
             lost = f"t.{quote_name(name)}::text in ('NaN', 'Infinity', '-Infinity')"
-            query = (
-                f"select {', '.join(own)}, t.{quote_name(name)}::text from only {table.quoted} t join {given} on {same}"
-            )
+            rows = f"only {table.quoted_name} t join {given} on {same}"
+            query = f"select {', '.join(own)}, t.{quote_name(name)}::text from {rows}"
             with suppress(driver().Error):  # a type that is not found by its name alone, a right that is lacking
                 found = connection.execute(f"{query} where {lost} limit 1", cells).fetchone()
                 if found is not None:
@@ -166,9 +165,9 @@ def _in_row(message: str, key: Sequence[str]) -> str:
 def _never_null(table: SourceTable, looked: Looked, name: str, found: str) -> UnreadableInput:
     """Build the error for a value that would be null in a column declared not null."""
     column = quote_name(name)
-    null = f"to have null for it: alter table {table.quoted} alter {column} drop not null, until a run has read it"
+    null = f"to have null for it: alter table {table.quoted_name} alter {column} drop not null, until a run has read it"
     text = f"add column ... text generated always as ({column}::text) stored"
-    kept = f"to keep it: alter table {table.quoted} {text}, and a new state that declares that column"
+    kept = f"to keep it: alter table {table.quoted_name} {text}, and a new state that declares that column"
     remedy = f"{null}; or {kept}" if name in looked.exact else f"{NEWER}; or {null}; or {kept}"
     return UnreadableInput(f"read the table {table.full} for {table.input!r}", found, remedy)
 
@@ -249,7 +248,7 @@ def peek_slot(
         elif any(_is_otherwise_identified(text, key) for text in texts):
             lost[table] = "rows were updated or deleted while its replica identity was not the key"
         elif any(lacks(text, each, key) for text in texts):
-            remedy = f"the log has it after: alter table {table.quoted} replica identity full"
+            remedy = f"the log has it after: alter table {table.quoted_name} replica identity full"
             untold[table] = f"a row got another key, and a large value of it is not in the log; {remedy}"
     return Peeked(rows, lsn, commit, size, count, untold, lost)
 
@@ -363,13 +362,15 @@ def copy_rows(
         found = columns_of(connection, table)
         refuse_filtered(f"copy the table {table.full} for {table.input!r}", found)
         kinds = {row.name: row.kind for row in found}
-        others = {name: Beside(parse_sql_type(kind), table.quoted) for name, kind in kinds.items() if name not in own}
+        others = {
+            name: Beside(parse_sql_type(kind), table.quoted_name) for name, kind in kinds.items() if name not in own
+        }
         beside[table.input] = {**beside.get(table.input, {}), **others}
         precise = {row.name: row.precise for row in found}
         cells = ", ".join(cell(name, kinds.get(name), precise.get(name, "")) for name in own)
         text = f"{literal(head(table, begins.since))} || array_to_string(array[{cells}], ',') || ']}}'"
         made = held(table)
-        rows = stream_rows(connection, f"select '', {text} from only {table.quoted}")
+        rows = stream_rows(connection, f"select '', {text} from only {table.quoted_name}")
         batches = (pa.record_batch({"value": made(messages(some.column("data")).column(0))}) for some in rows)
         if table.input in whole:
             every = [messages(pa.chunked_array([pa.array([], pa.string())])), *batches]

@@ -183,7 +183,7 @@ def find_filled_columns(connection: Any, table: SourceTable, known: Copied, now:
         (name for name, at in fresh.items() if at <= known["last"] or at in was.values()), "was there, and not read"
     )
     found |= dict.fromkeys((name for name in fresh if name in was), "is another column than before")
-    added = connection.execute(_FILLED, [table.quoted, [name for name in fresh if name not in found]]).fetchall()
+    added = connection.execute(_FILLED, [table.quoted_name, [name for name in fresh if name not in found]]).fetchall()
     return found | {name: f"has {how}" for name, how in added}
 
 
@@ -215,7 +215,7 @@ def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied)
     if file == new or (toast and toast == own):
         return False
     with suppress(driver().errors.InsufficientPrivilege):  # the role may read some columns only
-        older = connection.execute(_OLDER.format(table.quoted.replace("%", "%%")), [since % (1 << 32), since])
+        older = connection.execute(_OLDER.format(table.quoted_name.replace("%", "%%")), [since % (1 << 32), since])
         return not older.fetchone()[0]
     return True
 
@@ -236,10 +236,9 @@ def new_in(table: SourceTable, name: str, how: str) -> str:
     'public.orders.paid has default false: rows that were'
     """
     text = f"{table.full}.{name} {how}: rows that were there may have a value in Postgres that no "
-    text += (
-        f"change has, and have null here until Postgres writes them: update {table.quoted} set {quote_name(name)} = "
-    )
-    return text + quote_name(name)
+    column = quote_name(name)
+    text += "change has, and have null here until Postgres writes them: "
+    return f"{text}update {table.quoted_name} set {column} = {column}"
 
 
 class SlotTables:

@@ -255,10 +255,10 @@ class _Telling:
                 self._resolve_events(upsert, join_events(parts), ints(number), None if whole is None else seen)
         if (left := batcher.seal(CLOSED)) is not None:
             early = int(np.searchsorted(left.times, frontier))
-            before = left.cut(0, early)
+            before = left.slice_events(0, early)
             if early:
                 self._resolve_events(upsert, before, np.unique(before.times))
-            later = left.cut(early, left.times.size)
+            later = left.slice_events(early, left.times.size)
             verdict = pa.array(["pending"] * later.times.size, pa.string())
             self._tell("event", later.times, later.rows, None, verdict, later.arrival)
 

@@ -86,7 +86,7 @@ def net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
         )
     if t1 == t2:
         return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
-    net = subtract(graph.accumulated(node, t2), graph.accumulated(node, t1), graph.secret)
+    net = subtract(graph.accumulate(node, t2), graph.accumulate(node, t1), graph.secret)
     return net.to_table(node.schema, None)
 
 

@@ -237,7 +237,7 @@ class Reader(Closing):
             kept = dataflow.recent.before(self.time) if found is None else found[0]
             node, last = self._engine.node(name), still.last if kept is None else min(kept, still.last)
             graph, first = still.graph, self._engine.closed("changes of a reader", self.time, still)
-            net = subtract(graph.accumulated(node, last), graph.accumulated(node, first), still.secret)
+            net = subtract(graph.accumulate(node, last), graph.accumulate(node, first), still.secret)
             table = net._replace(times=ints(last)).to_table(node.schema, still.time_type)
             return last, Step({name: table}, Verdicts.of({}, still.pending), still.frontier)
 

@@ -41,14 +41,14 @@ class Events(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of these rows and their bookkeeping; what else lies in the same buffers is not counted.  O(columns)."""
-        return int(self.rows.nbytes) + self.kept
+        return int(self.rows.nbytes) + self.bookkeeping_bytes
 
     @property
-    def kept(self) -> int:
+    def bookkeeping_bytes(self) -> int:
         """Bytes of the bookkeeping."""
         return (2 if self.original is self.times else 3) * self.times.nbytes
 
-    def cut(self, begin: int, end: int) -> Events:
+    def slice_events(self, begin: int, end: int) -> Events:
         """Slice the events [begin, end), without a copy."""
         times = self.times[begin:end]
         original = times if self.original is self.times else self.original[begin:end]

@@ -377,12 +377,12 @@ def _whole(pair: Words) -> int:
 
 
 def _refuse(kind: pa.DataType, before: int, value: int, name: str, key: str) -> NoReturn:
-    def shown(number: int) -> str:
+    def format_sum(number: int) -> str:
         return str(WIDE.scaleb(Decimal(number), -kind.scale) if pat.is_decimal(kind) else number)
 
     raise MergeOverflow(
         f"a sum of {name!r}",
-        f"key {key}: {shown(before)} + {shown(value)} leaves {kind}",
+        f"key {key}: {format_sum(before)} + {format_sum(value)} leaves {kind}",
         "declare the column wider, or mend the events; nothing was changed",
     )
 

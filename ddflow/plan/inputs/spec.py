@@ -222,7 +222,7 @@ class Upsert:
             if getattr(self, name) is not None:
                 column_name(getattr(self, name), "an upsert spec", name)
         object.__setattr__(self, "groups", checks.groups(self.groups, self._refuse))
-        object.__setattr__(self, "derive", checks.derived(self.derive, self._refuse))
+        object.__setattr__(self, "derive", checks.parse_derive(self.derive, self._refuse))
         self._check_names()
         self._check_choices()
         self._check_sense()
@@ -369,7 +369,7 @@ class Upsert:
                 value = {"tombstone": value.column} | ({} if value.value is None else {"value": value.value})
             if isinstance(value, Merge | Expiry):
                 value = value.to_json()
-            out[each.name] = checks.listed(value)
+            out[each.name] = checks.to_lists(value)
         return json.dumps(out)
 
     @classmethod
@@ -388,7 +388,7 @@ class Upsert:
                 given["expiry"] = Expiry.of_json(given["expiry"])
             for name in ("groups", "derive"):
                 if name in given:
-                    given[name] = checks.tupled(given[name])
+                    given[name] = checks.to_tuples(given[name])
             return cls(**given)
         except (ValueError, TypeError, KeyError) as error:
             if isinstance(error, SpecError):

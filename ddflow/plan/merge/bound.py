@@ -94,7 +94,7 @@ class Merging:
         """Mark the events whose batch had a column: uint8[n], or size 0 if that does not matter.  O(n)."""
         return flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
-    def misordered(self, events: pa.RecordBatch) -> Flags:
+    def mark_misordered(self, events: pa.RecordBatch) -> Flags:
         """Mark the events that do not give exactly one group an order: uint8[n].  O(n) a group."""
         count = np.zeros(events.num_rows, np.uint8)
         for group in self.groups[1:]:
@@ -172,17 +172,17 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
 
 
 def _groups(schema: pa.Schema, spec: Upsert, columns: list[Column], cells: bool) -> tuple[Group, ...]:
-    def compared(number: int) -> tuple[pa.Field, ...]:
+    def tie_columns(number: int) -> tuple[pa.Field, ...]:
         if spec.tie != "greatest" or cells:
             return ()
         return tuple(schema.field(c.name) for c in columns if c.group == number and spec.counts(c.name))
 
     order = tuple(schema.field(column) for column in spec.order_by)
-    out = [Group("", order, compared(0))]
+    out = [Group("", order, tie_columns(0))]
     if cells:
         return (*out, *(Group(column.name, order, ()) for column in columns))
     for number, (of, _) in enumerate(spec.grouped, 1):
-        out.append(Group(" ".join(of), tuple(schema.field(column) for column in of), compared(number)))
+        out.append(Group(" ".join(of), tuple(schema.field(column) for column in of), tie_columns(number)))
     return tuple(out)
 
 

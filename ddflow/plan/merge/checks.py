@@ -33,13 +33,13 @@ def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str
     except (TypeError, ValueError):
         refuse(Phrase(Option("groups"), f" is {given!r}"), "give {order column, or a tuple of them: columns}")
 
-    def named(columns: Any) -> tuple[str, ...]:
+    def parse_columns(columns: Any) -> tuple[str, ...]:
         return column_names(columns, "an upsert spec", "groups")
 
-    return tuple((named(of), named(columns or ())) for of, columns in pairs)
+    return tuple((parse_columns(of), parse_columns(columns or ())) for of, columns in pairs)
 
 
-def derived(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
+def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
     """Return ``derive=`` as pairs of a column and SQL."""
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(name, text) for name, text in given]
@@ -54,14 +54,14 @@ def derived(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def listed(value: Any) -> Any:
+def to_lists(value: Any) -> Any:
     """Turn tuples into lists, for JSON."""
-    return [listed(each) for each in value] if isinstance(value, tuple) else value
+    return [to_lists(each) for each in value] if isinstance(value, tuple) else value
 
 
-def tupled(value: Any) -> Any:
+def to_tuples(value: Any) -> Any:
     """Turn lists into tuples, from JSON."""
-    return tuple(tupled(each) for each in value) if isinstance(value, list) else value
+    return tuple(to_tuples(each) for each in value) if isinstance(value, list) else value
 
 
 def check(spec: Any, refuse: Refuse) -> None:

@@ -311,7 +311,7 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
             )
     tables = {**flow.inputs, **collections}
 
-    def made() -> Answer:
+    def build_answer() -> Answer:
         reader = QueryReader(tables, lambda of: of.schema.names)
         query = reader.read(text, sorted)
         columns, by = list(query.columns), _shown_order(query) if sorted else []
@@ -323,7 +323,7 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
 
     nodes = list(flow.nodes)
     try:
-        return aside(made)
+        return aside(build_answer)
     except (DdflowError, RecursionError) as error:
         flow.nodes[:] = nodes  # what was begun is of no use
         if isinstance(error, DdflowError):

@@ -38,7 +38,7 @@ class Nested(exp.Anonymous):
         return cls(this="subquery", expressions=[number(index), *operands])
 
     @property
-    def asked(self) -> int:
+    def subquery_number(self) -> int:
         """The number of the subquery."""
         return int(self.expressions[0].name)
 

@@ -113,7 +113,7 @@ class Subqueries:
             else:
                 rows, value = self._lower_as_value(rows, each, asked)
             made[each.asked] = exp.Paren(this=value)
-        return rows, replace_nodes(tree, lambda node: made[node.asked] if isinstance(node, Nested) else None)
+        return rows, replace_nodes(tree, lambda node: made[node.subquery_number] if isinstance(node, Nested) else None)
 
     # Conditions: semi and anti joins.
 

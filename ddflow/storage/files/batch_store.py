@@ -126,7 +126,7 @@ class BatchStore(Closing):
             whole = self.store.map(blob)
             return StoredBatch(self, blob, whole, _read_own_file(whole, batch.schema)[0], False)
 
-    def mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    def write_mapped(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
         """Write a table to a file, batch by batch, and map it; the file loses its name at once.  O(bytes).
 
         The table belongs to the caller, and stays valid after this store is closed.  A batch is a chunk.

@@ -72,7 +72,7 @@ class LocalStore(BlobFolder, Store):
         if not readonly:
             self.site.prove(self.nonce)
             self.site.sweep(self.site.below("manifests"))
-            with self.site.guarded("remove what a crash left"):
+            with self.site.translate_disk_errors("remove what a crash left"):
                 if "spill" in disk.names(self.where):
                     sweep(self.site.below("spill"))
 
@@ -80,7 +80,7 @@ class LocalStore(BlobFolder, Store):
         """Sync the folder of blobs, once."""
         self._must_write()
         try:
-            with self.site.guarded("sync its files"):
+            with self.site.translate_disk_errors("sync its files"):
                 self.disk.sync_dir(self.site.below("blobs"))
         except (StorageFailed, StorageFull):
             self._broken = "a sync of its files failed"
@@ -95,14 +95,14 @@ class LocalStore(BlobFolder, Store):
     def list(self) -> builtins.list[Entry]:
         """List all blobs, with their ages by this machine's clock.  O(blobs), a call each."""
         now, found = self.disk.now(), []
-        with self.site.guarded("list its files"), contextlib.suppress(FileNotFoundError):
+        with self.site.translate_disk_errors("list its files"), contextlib.suppress(FileNotFoundError):
             found = self.disk.scan(self.site.below("blobs"))
         return [Entry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
     def sizes(self, names: builtins.list[str]) -> dict[str, int]:
         """Return lengths as `Store.sizes` does; one call for each name."""
         out: dict[str, int] = {}
-        with self.site.guarded("look for its files"):
+        with self.site.translate_disk_errors("look for its files"):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     found = self.disk.status(self._blob(name))
@@ -123,9 +123,9 @@ class LocalStore(BlobFolder, Store):
         """List the numbers of all manifests, ascending.  O(manifests)."""
         return self._list_numbers("manifests")
 
-    def published(self, number: int) -> bool:
+    def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number.  O(1)."""
-        with self.site.guarded(f"look for manifest {number}"):
+        with self.site.translate_disk_errors(f"look for manifest {number}"):
             return self.site.is_there(self._path("manifests", number))
 
     def manifest(self, number: int) -> bytes:
@@ -169,7 +169,7 @@ class LocalStore(BlobFolder, Store):
         """Create an empty file of that number, in the place of the marks before it.  O(1); not synced."""
         self._must_write()
         before, self._marked = self._marked, number
-        with self.site.guarded(f"mark {number}"):
+        with self.site.translate_disk_errors(f"mark {number}"):
             if before >= 0:
                 with contextlib.suppress(FileNotFoundError):  # another writer has marked a greater one
                     self.disk.rename(self._path("marks", before), self._path("marks", number))
@@ -180,7 +180,7 @@ class LocalStore(BlobFolder, Store):
                 if other < number:
                     self.site.unlink(self._path("marks", other), f"mark {number}")
 
-    def marked(self) -> int:
+    def last_mark(self) -> int:
         """Return the greatest number marked, or -1.  O(marks); there is one as a rule."""
         return max(self._list_numbers("marks"), default=-1)
 
@@ -188,7 +188,7 @@ class LocalStore(BlobFolder, Store):
         """Open a scratch store as `Store.scratch` does, below ``spill/``.  O(1).  Raises `StorageFull`, `StorageFailed`
         too."""
         self._must_write()
-        with self.site.guarded("make a folder to spill to"):
+        with self.site.translate_disk_errors("make a folder to spill to"):
             with contextlib.suppress(FileExistsError):
                 self.disk.mkdir(self.site.below("spill"), self.site.folder_mode)
             return ScratchStore.within(self.site.below("spill"))
@@ -230,7 +230,7 @@ class LocalStore(BlobFolder, Store):
     def _list_numbers(self, folder: str) -> builtins.list[int]:
         """List the numbers that are names in a folder, ascending."""
         names: builtins.list[str] = []
-        with self.site.guarded(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
+        with self.site.translate_disk_errors(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
             names = self.disk.names(self.site.below(folder))
         return parse_numbers(folder, names, self.where)
 

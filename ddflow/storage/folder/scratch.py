@@ -308,5 +308,5 @@ class _ScratchSite(Site):
 
     @contextmanager
     def reading(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
-        with self.guarded(f"map the {what}"):
+        with self.translate_disk_errors(f"map the {what}"):
             yield

@@ -62,7 +62,7 @@ class Guarded:
             return
         if self.opening and error.errno in NOT_OURS:
             why = f"it cannot be used ({error.strerror}: {error.filename})"
-            raise self.site.refused(why, "give a folder that you may read and write") from None
+            raise self.site.build_refusal(why, "give a folder that you may read and write") from None
         raise self.site.failure(self.what, error) from None
 
 
@@ -79,18 +79,18 @@ class Site:
         except (TypeError, ValueError) as error:
             raise StateRefused(f"open {what} {path!r}", f"that is no path ({error})", "give a folder") from None
         if trust not in ("owner", "group"):
-            raise self.refused(f"trust is {trust!r}", "give 'owner' or 'group'")
+            raise self.build_refusal(f"trust is {trust!r}", "give 'owner' or 'group'")
         self.folder_mode, self.file_mode = (0o770, 0o660) if trust == "group" else (0o700, 0o600)
 
     def below(self, *names: str) -> str:
         """Return the path of something in the folder."""
         return "/".join((self.path, *names))
 
-    def refused(self, found: str, remedy: str) -> StateRefused:
+    def build_refusal(self, found: str, remedy: str) -> StateRefused:
         """Build the error for a folder that cannot be opened."""
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
-    def guarded(self, what: str, opening: bool = False) -> Guarded:
+    def translate_disk_errors(self, what: str, opening: bool = False) -> Guarded:
         """Return a block for ``with`` that raises ddflow's error for a refusal of the disk; other errors pass
         through."""
         return Guarded(self, what, opening)
@@ -108,7 +108,7 @@ class Site:
     def reading(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
         """Raise `CorruptState` for a file that is missing or no file, and `StorageFailed` if the disk cannot read
         it."""
-        with self.guarded(f"read {what}"):
+        with self.translate_disk_errors(f"read {what}"):
             try:
                 yield
             except FileNotFoundError:
@@ -215,12 +215,14 @@ class Site:
         """Raise `StateRefused` unless this is a folder of this user that others cannot write to.  O(1)."""
         found = self.disk.status(path)
         if found.kind != "folder":
-            raise self.refused(f"{path} is no folder, or a link to one", "give a folder of its own")
+            raise self.build_refusal(f"{path} is no folder, or a link to one", "give a folder of its own")
         own = "give a folder of your own, or trust='group' if those who can write there may change the state"
         if self.trust == "owner" and found.user != os.geteuid():
-            raise self.refused(f"{path} belongs to user {found.user}, not to {os.geteuid()}", own)
+            raise self.build_refusal(f"{path} belongs to user {found.user}, not to {os.geteuid()}", own)
         if self.trust == "owner" and found.mode & 0o022:
-            raise self.refused(f"the mode of {path} is {found.mode:o}, so others may change it", f"chmod go-w, {own}")
+            raise self.build_refusal(
+                f"the mode of {path} is {found.mode:o}, so others may change it", f"chmod go-w, {own}"
+            )
 
 
 INSIDE: Final = ("blobs", "marks", "manifests")
@@ -245,7 +247,7 @@ class StateFolder(Site):
 
         Raises `StateRefused` if there is no state or it cannot be trusted, `StorageFull`, `StorageFailed`.
         """
-        with self.guarded("open it", opening=True):
+        with self.translate_disk_errors("open it", opening=True):
             self.path = self.disk.real(self.path)
             if not self.is_there(self.path):
                 self._must_be_wanted(create and not readonly)
@@ -271,34 +273,34 @@ class StateFolder(Site):
         first, second, target = (f"{folder}/.{nonce}-{i}.part" for i in range(3))
         remedy = "give a folder on a local file system, or another kind of store"
         try:
-            with self.guarded("prove that one writer wins", opening=True):
+            with self.translate_disk_errors("prove that one writer wins", opening=True):
                 for path in (first, second):
                     self.disk.close(self.disk.create(path, self.file_mode))
                 try:
                     self.disk.link(first, target)
                     with contextlib.suppress(FileExistsError):
                         self.disk.link(second, target)
-                        raise self.refused("its file system lets two writers publish under one name", remedy)
+                        raise self.build_refusal("its file system lets two writers publish under one name", remedy)
                 except OSError as error:
                     if isinstance(error, DdflowError) or error.errno in (*NO_ROOM, errno.EIO):
                         raise
-                    raise self.refused(f"its file system cannot link files ({error.strerror})", remedy) from None
+                    raise self.build_refusal(f"its file system cannot link files ({error.strerror})", remedy) from None
         finally:
             for path in (first, second, target):
                 with contextlib.suppress(OSError):
                     self.disk.unlink(path)
-        with self.guarded("sync its manifests"):
+        with self.translate_disk_errors("sync its manifests"):
             self.disk.sync_dir(folder)
 
     def _must_be_wanted(self, wanted: bool) -> None:
         if not wanted:
-            raise self.refused("there is no state", "give the folder of one, or create it first")
+            raise self.build_refusal("there is no state", "give the folder of one, or create it first")
 
     def _must_be_empty(self, names: list[str]) -> None:
         """Raise `StateRefused` unless the folder is empty, or holds what a crash left while it was made."""
         full = [name for name in names if name not in INSIDE or self.disk.names(self.below(name))]
         if full and "manifests" not in self.disk.names(self.path):  # unless another has just made it
-            raise self.refused(
+            raise self.build_refusal(
                 f"there is no state, and it is not empty ({', '.join(sorted(full)[:3])})",
                 "give an empty folder, or one that is not there yet",
             )

@@ -34,10 +34,11 @@ class Faulty:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         stage, context = getattr(self.body, "stage", -1), TaskContext.get()
         assert context is not None
-        name = f"{stage}_{context.partitionId()}_{context.attemptNumber()}_{uuid4().hex}"
+        name = f"{stage}_{context.partitionId()}_{context.attemptNumber()}_{os.getppid()}_{uuid4().hex}"
         (Path(self.folder) / name).touch()
         for batch in self.body(batches):
             if stage == self.stage and first(Path(self.folder) / "died"):
+                (Path(self.folder) / "died").write_text(str(os.getppid()))
                 die(self.death)
             yield batch
 
@@ -86,3 +87,10 @@ def attempts(folder: str) -> list[tuple[int, int]]:
     """The stage and partition of every attempt."""
     names = [name.split("_") for name in os.listdir(folder) if "_" in name]
     return sorted((int(stage), int(number)) for stage, number, *_ in names)
+
+
+def lost(folder: str) -> set[int]:
+    """The stages that had tasks on the executor where one died: they have its daemon of Python workers in common."""
+    dead = Path(folder, "died").read_text()
+    names = [name.split("_") for name in os.listdir(folder) if "_" in name]
+    return {int(stage) for stage, _, _, daemon, _ in names if daemon == dead}
