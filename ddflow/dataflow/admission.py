@@ -127,9 +127,7 @@ class Admission:
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
         self.format, self.marks = bound.format, bound.marks_bad
-        self.unseen = (
-            Unseen(()) if bound.format is None else Unseen(bound.target.columns.names, bound.format.wanted_table)
-        )
+        self.unseen = Unseen(()) if bound.format is None else Unseen(bound.target.columns.names, bound.format.asked)
         """The columns that no message has had."""
 
     @property

@@ -111,8 +111,8 @@ class Join(Operator):
         """Return the join columns of each side."""
         return [tuple(each[side] for each in self.on) for side in (0, 1)]
 
-    def map_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_columns`: columns of the left."""
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`: columns of the left."""
         names = {of: name for name, side, of in reversed(self.columns) if side == 0}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 

@@ -84,8 +84,8 @@ class Pad(Operator):
         mine = {of for name, of in self._own().items() if name in wanted}
         return [mine if at == self.side else set() for at in (0, 1)]
 
-    def map_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_columns`: columns of the rows."""
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`: columns of the rows."""
         names = {of: name for name, of in reversed(self._own().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 

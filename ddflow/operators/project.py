@@ -114,8 +114,8 @@ class Project(Operator):
                 out |= set(self.inputs[0].schema.names if read is None else read)
         return [out]
 
-    def map_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_columns`."""
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`."""
         names: dict[str, str] = {}
         for field, column in zip(self.schema, self.columns, strict=True):
             if isinstance(column, str):
@@ -131,7 +131,7 @@ class Project(Operator):
 
     def unique_by(self) -> list[Columns]:
         """See `Collection.unique_by`: those of its input that are here."""
-        carried = map(self.map_columns, self.inputs[0].unique_by())
+        carried = map(self.carried, self.inputs[0].unique_by())
         return [each for each in carried if each is not None]
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:

@@ -68,8 +68,8 @@ class Single(SameRows):
         """Return the wanted columns, the counts and the keys."""
         return [{*wanted, self.counts, *self.keys}]
 
-    def map_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_columns`: all but the counts."""
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`: all but the counts."""
         return None if by is not None and self.counts in by else by
 
     def unique_by(self) -> list[Columns]:

@@ -160,7 +160,7 @@ class RunningToUpserts(OrderedRows):
         shown = [made.rows.column(name) for name in schema.names]
         there = pa.array(np.zeros(made.diffs.size, bool))
         table = pa.Table.from_arrays([*shown, there], schema=self.told.schema.shown)
-        return self.told.build_table(made._replace(rows=table))
+        return self.told.told(made._replace(rows=table))
 
     def _none(self) -> HeldRows:
         return HeldRows(self.row, is_wide(pa.schema([self.row.field(name) for name in self.by])))

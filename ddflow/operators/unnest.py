@@ -66,8 +66,8 @@ class Unnest(Operator):
         """Render the column as text."""
         return repr(record.text("column"))
 
-    def map_columns(self, by: Columns | None) -> Columns | None:
-        """See `Collection.map_columns`."""
+    def carried(self, by: Columns | None) -> Columns | None:
+        """See `Collection.carried`."""
         return by if self.column not in (by or ()) else None
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:

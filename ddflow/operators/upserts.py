@@ -255,7 +255,7 @@ class ToUpserts:
             return empty(self.schema.out)
         self.keep(change)
         self.last = int(updates.times[-1])
-        return self.build_table(upserts)
+        return self.told(upserts)
 
     def declare(self, given: pa.Schema) -> None:
         """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
@@ -286,7 +286,7 @@ class ToUpserts:
         """Take in what was resolved of a step.  Amortised O(updates, and the rows that their keys held)."""
         self.held_rows.keep(*changes)
 
-    def build_table(self, upserts: Updates) -> pa.Table:
+    def told(self, upserts: Updates) -> pa.Table:
         """Build a table of resolved upserts: the shown columns, ``_time``, ``_deleted``.  O(upserts)."""
         return upserts.to_table(self.schema.shown, self.schema.time_type).select(self.schema.out.names)
 

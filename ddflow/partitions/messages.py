@@ -104,7 +104,7 @@ def load_heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Hea
         tables |= {name: inputs[name].table for name in left if name in inputs}
         left = [name for name in left if tables.get(name) is None]
     return {
-        name: Heard(bound.target.columns.names, tables.get(name), bound.format.wanted_table)
+        name: Heard(bound.target.columns.names, tables.get(name), bound.format.asked)
         for name, bound in formats.items()
         if bound.format is not None
     }

@@ -179,12 +179,12 @@ def place_collections(flow: Plan) -> dict[Collection, Placement]:
             places[node] = Placement((node,), tuple(input_keys[node]))
         elif (by := node.exchange()[0]) is not None:
             if len(inputs) > 1:
-                places[node] = Placement((node,), node.map_columns(by))
+                places[node] = Placement((node,), node.carried(by))
             else:
                 stands = stands_by(inputs[0].by, by, exactly=node in paired)
                 places[node] = inputs[0] if stands else Placement((node,), by)
         elif len(inputs) == 1:
-            places[node] = Placement(inputs[0].roots, node.map_columns(inputs[0].by))
+            places[node] = Placement(inputs[0].roots, node.carried(inputs[0].by))
         else:
             roots = tuple(dict.fromkeys(root for i in inputs for root in i.roots))
             same = len(roots) == 1 and len({i.by for i in inputs}) == 1

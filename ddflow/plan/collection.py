@@ -179,7 +179,7 @@ class Collection(
         """List for each input the columns whose equal rows must meet; None if rows may stay in their partition."""
         return [None] * len(self.inputs)
 
-    def map_columns(self, by: Columns | None) -> Columns | None:
+    def carried(self, by: Columns | None) -> Columns | None:
         """Rename columns of the input to their names here; None if one is missing."""
         return by
 
@@ -187,7 +187,7 @@ class Collection(
         """Map input columns to their names here, if a selection by them may also run before this operator."""
         by = self.exchange()[at]
         names = by if by is not None and self.keeps else self.inputs[at].schema.names
-        return {name: here[0] for name in names if (here := self.map_columns((name,)))}
+        return {name: here[0] for name in names if (here := self.carried((name,)))}
 
     def found_by(self) -> Columns | None:
         """Return the columns by which its state finds rows: of an arrangement, or keys of one row each."""

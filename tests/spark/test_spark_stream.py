@@ -197,7 +197,7 @@ def test_a_query_that_runs_on_is_stopped_by_hand(fed: Fed) -> None:
     query.processAllAvailable()
     fed.give(SECOND)
     query.processAllAvailable()
-    assert query.isActive and query.name == "orders" and not query.awaitTermination(1)
+    assert query.isActive and query.name == query.lastProgress["name"] == "orders" and not query.awaitTermination(1)
     query.stop()
     assert query.awaitTermination() in (None, True) and not query.isActive
     fed.check()

@@ -167,7 +167,7 @@ class Format:
         return False
 
     @property
-    def wanted_table(self) -> str | None:
+    def asked(self) -> str | None:
         """Named table, the only one whose messages count; None if no table was named."""
         return None
 

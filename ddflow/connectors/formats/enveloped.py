@@ -84,7 +84,7 @@ class Enveloped(Format):
         return True
 
     @property
-    def wanted_table(self) -> str | None:
+    def asked(self) -> str | None:
         """The table of the options."""
         return self.table
 

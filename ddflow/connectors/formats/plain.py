@@ -329,9 +329,9 @@ class kcat(Format):
         return self.of.of_tables
 
     @property
-    def wanted_table(self) -> str | None:
+    def asked(self) -> str | None:
         """Value of the inner format."""
-        return self.of.wanted_table
+        return self.of.asked
 
     def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
         """See `Format`."""

@@ -182,7 +182,7 @@ def standing_of(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns
         stand = before.pop() if len(before) == 1 else None
         if by is not None and (len(node.inputs) > 1 or not stands_by(stand, by, exactly=node in paired)):
             stand = by
-        out[node] = node.map_columns(stand)
+        out[node] = node.carried(stand)
     return out
 
 
