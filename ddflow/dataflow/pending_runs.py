@@ -9,7 +9,7 @@ cuts runs by time without joining them as a whole, and `Runs` keeps few of them,
 >>> times = np.array([3, 5, 5])
 >>> run = PendingRun.resident(Events(pa.record_batch({"k": ["a", "b", "c"]}), times, times, np.arange(3)))
 >>> rest = run.after(run.place(5))
->>> len(rest), rest.least, rest.cut(3).rows.column("k").to_pylist()
+>>> len(rest), rest.least, rest.slice_events(3).rows.column("k").to_pylist()
 (2, 5, ['b', 'c'])
 """
 

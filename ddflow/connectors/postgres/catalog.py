@@ -3,7 +3,7 @@
 Guarantees: a missing table, key or permission becomes an error that says what to grant or change. COPY gives Arrow
 tables of complete rows; Python touches no cell. A place in the log compares as a number and prints as Postgres does.
 
->>> table_of("orders", "o").quoted, table_of("shop.my,orders", "o").filter_name
+>>> table_of("orders", "o").quoted_name, table_of("shop.my,orders", "o").filter_name
 ('"public"."orders"', 'shop.my\\\\,orders')
 >>> print(cell("at", None))
 '{"name":"at","value":' || 'null}'

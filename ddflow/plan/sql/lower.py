@@ -181,7 +181,7 @@ class QueryLowering:
 
     def find_subquery(self, nested: Tree) -> AskedQuery:
         """Return the subquery of a `Nested` node."""
-        place: int = nested.asked
+        place: int = nested.subquery_number
         return self._nested[place]
 
     def refs(self, *trees: Tree) -> set[str]:

@@ -112,7 +112,7 @@ class Subqueries:
                 rows, value = self._of_one(rows, each, asked)
             else:
                 rows, value = self._lower_as_value(rows, each, asked)
-            made[each.asked] = exp.Paren(this=value)
+            made[each.subquery_number] = exp.Paren(this=value)
         return rows, replace_nodes(tree, lambda node: made[node.subquery_number] if isinstance(node, Nested) else None)
 
     # Conditions: semi and anti joins.
