@@ -152,12 +152,11 @@ def alone() -> None:
 
 
 @pytest.fixture(scope="session")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Share one process that forks lives of ``ddflow run``: it takes three seconds of CPU to start."""
     from lives import Lives
 
-    with Lives(tmp_path_factory.mktemp("lake")) as made:
-        yield made
+    return Lives(tmp_path_factory.mktemp("lake"))
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,7 @@ class Batcher:
         return sum(end - run.begin for run, end in parts), pieces
 
     def discard(self, upper: int) -> int:
-        """Consume what ``released`` told of, giving nothing out; returns how many.  O(runs that release something)."""
+        """Drop the events that ``release_until`` counts, and return how many.  O(runs that release something)."""
         self._peeked = None
         number = sum(run.place(upper) - run.begin for run in self.runs.below(upper))
         self.runs.advance(upper)

@@ -21,7 +21,7 @@ from uuid import uuid4
 import pytest
 import real_kafka
 from chance import SOAK, sample, seeded
-from lives import PROGRAM, Lives, Story
+from lives import PROGRAM, Lives, Story, calls_of
 from postgres_server import missing
 from run_columns import ColumnsRun
 from run_delta import DeltaRun
@@ -58,6 +58,8 @@ STORIES = {
 HERE = {name: row for name, row in STORIES.items() if not (row.server == "server" and missing())}
 MOMENTS = 6
 """Lives that end at a moment in each run of the tests."""
+LONGEST = 600.0
+"""Seconds that a life may take to its own end."""
 
 
 @pytest.fixture
@@ -80,11 +82,9 @@ def begin(tmp_path: Path, request: Any, lives: Lives, monkeypatch: pytest.Monkey
 
 def finish(story: Story, lives: Lives) -> int:
     """Let a life run to its end, and compare. Return the number of its calls."""
-    lives.begin(story.words(False), story.errors)
-    status, calls = lives.end()
-    assert status == 0, story.errors.read_text()
+    assert lives.begin(story.words(False), story.errors).wait(LONGEST) == 0, story.errors.read_text()
     story.look()
-    return calls
+    return int(calls_of(story.errors).read_text())
 
 
 def kill_at_moments(story: Story, lives: Lives, times: int, longest: float) -> None:
@@ -92,18 +92,18 @@ def kill_at_moments(story: Story, lives: Lives, times: int, longest: float) -> N
     draw = seeded(__name__, type(story).__name__)
     real = SOAK and not story.forked
     for _ in range(times):
-        process = None
+        process: Any
         if real:
             with story.errors.open("ab") as errors:
                 process = subprocess.Popen([sys.executable, "-c", PROGRAM, *story.words(True)], stderr=errors)
-        pid = process.pid if process else lives.begin(story.words(True), story.errors, torn=story.torn)
+        else:
+            process = lives.begin(story.words(True), story.errors, torn=story.torn)
         ends = time.monotonic() + draw.uniform(0.0, longest + 1.5 * real)
         while time.monotonic() < ends:
             story.feed(draw)
             time.sleep(draw.uniform(0.0, 0.03))
-        os.kill(pid, signal.SIGKILL)
-        status = process.wait() if process else lives.end()[0]
-        assert status in (signal.SIGKILL, -signal.SIGKILL), story.errors.read_text()
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, story.errors.read_text()
         story.lived()
     finish(story, lives)
 
@@ -120,9 +120,8 @@ def test_a_run_that_is_killed_at_calls_goes_on(lives: Lives, begin: Any, name: s
     killed = 0
     for at in sample(range(calls), most, __name__, name):
         story.feed(draw)
-        lives.begin(story.words(False), story.errors, at, story.torn)
-        status = lives.end()[0]
-        assert status in (0, signal.SIGKILL), story.errors.read_text()
+        status = lives.begin(story.words(False), story.errors, at, story.torn).wait(LONGEST)
+        assert status in (0, -signal.SIGKILL), story.errors.read_text()
         killed += status != 0
         story.lived()
     assert killed > most // 2

@@ -1,8 +1,8 @@
 """Lives of ``ddflow run``: begun, and ended by SIGKILL at a moment, or at the n-th call of what a run is made of.
 
-`Lives` is a process in which all is imported and compiled. It forks the lives, each of which runs the command line as
-the program does, so that a life begins at once and most of its time is spent in what a kill is to meet.  It opens no
-library that cannot be forked; what a life opened dies with it. A soak starts the real program for each life instead.
+`Lives` begins programs that are forked from a process in which all is imported and compiled (`programs.py`). Each runs
+the command line as the program does, so a life begins at once, and most of its time is spent in what a kill is to meet.
+A soak starts the real program for each life instead.
 
 A `Story` has a place, words for the command line, a writer that feeds its source, and a look at what source, state and
 target hold in the end.
@@ -10,15 +10,15 @@ target hold in the end.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from programs import Program
 
 WATCHED = ("ddflow/engine/run/", "engine/commits", "engine/epoch_log", "ddflow/connectors/")
 CALLS = {
@@ -26,6 +26,14 @@ CALLS = {
     *("produce", "begin_transaction", "commit_transaction", "init_transactions", "consume", "assign", "cursor"),
 }
 PROGRAM = "from ddflow.cli import main; main()"
+LIFE = "import sys\nfrom lives import live\nlive(*sys.argv[1:])"
+LIBRARIES = """
+import confluent_kafka, deltalake, duckdb, psycopg, pyiceberg.catalog.sql, pyiceberg.io.pyarrow
+import ddflow.cli.run, ddflow.connectors.address
+from lives import warm
+warm()
+"""
+"""What the process has done that forks lives."""
 
 
 class Deadly:
@@ -50,46 +58,25 @@ class Deadly:
 
 
 class Lives:
-    """``with Lives(lake) as lives``: one at a time.  ``lake``: the folder of Iceberg's catalog and tables."""
+    """Begins lives.  ``lake``: the folder of Iceberg's catalog and tables."""
 
     def __init__(self, lake: Path) -> None:
         name = "PYICEBERG_CATALOG__DEFAULT__"
         self.catalog = {f"{name}URI": f"sqlite:///{lake}/catalog.db", f"{name}WAREHOUSE": f"file://{lake}/warehouse"}
+        self._before = f"import os\nos.environ.update({self.catalog!r})\n{LIBRARIES}"
 
-    def __enter__(self) -> Lives:
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | self.catalog,
-        )
-        return self
-
-    def __exit__(self, *failed: Any) -> None:
-        self.process.communicate()
-
-    def begin(self, words: Sequence[str], errors: Path, at: int = -2, torn: str = "") -> int:
-        """A life, by its number.  ``at``: the call at which it dies.  ``torn``: a file that is there within Kafka's
+    def begin(self, words: Sequence[str], errors: Path, at: int = -2, torn: str = "") -> Program:
+        """Begin a life.  ``at``: the call at which it dies.  ``torn``: a file that is there within Kafka's
         transactions."""
-        told = {"words": list(words), "errors": str(errors), "at": at, "torn": torn}
-        self._say(told)
-        return int(self._heard())
+        with errors.open("ab") as file:
+            return Program(
+                LIFE, calls_of(errors), at, torn, *words, of=self._before, env=os.environ | self.catalog, stderr=file
+            )
 
-    def end(self) -> tuple[int, int]:
-        """Its status, as `os.waitpid` has it, and how many calls it had if nothing ended it."""
-        self._say({})
-        status, calls = self._heard().split()
-        return int(status), int(calls)
 
-    def _say(self, told: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(told) + "\n")
-        self.process.stdin.flush()
-
-    def _heard(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+def calls_of(errors: Path) -> Path:
+    """Name the file with the number of calls of a life that nothing ended."""
+    return errors.with_suffix(".calls")
 
 
 class Story:
@@ -164,24 +151,21 @@ def _noted(torn: str) -> None:
     TopicWriter._transaction = noted  # type: ignore[method-assign, assignment]
 
 
-def _life(told: dict[str, Any]) -> None:
-    """Of a child.  Does not return."""
+def live(calls: str, at: str, torn: str, *words: str) -> None:
+    """Run a command line, and die at a call. Does not return."""
     from ddflow.cli import app
 
-    status, deadly = 1, Deadly(told["at"])
-    errors = os.open(told["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(errors, 2)
-    calls = os.open(told["errors"] + ".calls", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    status, deadly = 1, Deadly(int(at))
     try:
-        if told["torn"]:
-            _noted(told["torn"])
+        if torn:
+            _noted(torn)
         sys.setprofile(deadly)
-        app(told["words"])
+        app(words)
     except SystemExit as error:
         status = int(error.code or 0)
     finally:
         sys.setprofile(None)
-        os.write(calls, str(deadly.calls).encode())
+        Path(calls).write_text(str(deadly.calls))
         os._exit(status)
 
 
@@ -201,38 +185,3 @@ def warm() -> None:
             for number in range(2):
                 engine.step({"orders": {"id": [1], "city": ["Bern"], "amount": [number]}})
                 engine.run({}, sinks)
-
-
-def _serve() -> None:
-    """Fork lives as the other process says."""
-    import gc
-
-    import confluent_kafka
-    import deltalake
-    import duckdb
-    import psycopg
-    import pyiceberg.catalog.sql
-    import pyiceberg.io.pyarrow
-
-    import ddflow.cli.run
-    import ddflow.connectors.address
-
-    del confluent_kafka, deltalake, duckdb, psycopg, pyiceberg, ddflow
-    warm()
-    gc.collect()
-    gc.freeze()
-    for line in sys.stdin:
-        told = json.loads(line)
-        child = os.fork()
-        if not child:
-            _life(told)
-        print(child, flush=True)
-        sys.stdin.readline()
-        _, status = os.waitpid(child, 0)
-        counted = Path(told["errors"] + ".calls")
-        calls = counted.read_text() if counted.exists() else ""
-        print(status if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), calls or 0, flush=True)
-
-
-if __name__ == "__main__":
-    _serve()

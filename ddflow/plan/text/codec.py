@@ -154,7 +154,7 @@ def show_node(description: Mapping[str, Any], collection: str, where: str) -> st
 def apart(old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str) -> tuple[str, str]:
     """Find the first inputs in which two collections differ.  O(nodes).
 
-    ``old``, ``new``: their descriptions.  Raises the errors of `shown`.
+    ``old``, ``new``: their descriptions.  Raises the errors of `show_node`.
     """
     nodes = [Record(each, f"the plan of {where}").record("collections") for each in (old, new)]
     while True:
