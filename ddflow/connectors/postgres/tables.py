@@ -75,6 +75,7 @@ class SlotPosition(TypedDict):
 
 
 def build_position(at: int, slot: str, system: str, tables: Mapping[str, Copied]) -> SlotPosition:
+    """Build the position of a slot that is read up to the place ``at``."""
     return SlotPosition(lsn=format_lsn(at), slot=slot, system=system, tables=dict(tables))
 
 
@@ -221,7 +222,7 @@ def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied)
 
 
 def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
-    """Warn of `find_filled_columns` columns and of alterations, if the table is not copied again for them."""
+    """Warn of alterations and of the columns of `find_filled_columns`, if the table is not copied again for them."""
     text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
     said = [new_in(table, name, how) for name, how in columns.items()]
     for each in (*said, *(f"{table.full}: {each}: {text}" for each in why)):
@@ -229,7 +230,7 @@ def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequenc
 
 
 def new_in(table: SourceTable, name: str, how: str) -> str:
-    """Describe a column that was `find_filled_columns`.
+    """Describe a column that `find_filled_columns` returned.
 
     >>> table = SourceTable("public", "orders", "orders")
     >>> new_in(table, "paid", "has default false")[:52]
