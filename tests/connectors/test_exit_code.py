@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import threading
+import weakref
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,11 @@ from programs import run_python
 from s3_server import Moto, moto
 
 from ddflow.connectors.delta.sink import read_files
+from ddflow.connectors.files import csv_reader
 from ddflow.connectors.files.columnar_reader import ParquetFile
-from ddflow.connectors.files.places import Place
+from ddflow.connectors.files.csv_reader import CsvFile
+from ddflow.connectors.files.kinds import Dialect
+from ddflow.connectors.files.places import Local, Place
 
 __all__ = ["moto"]
 REPOSITORY = Path(__file__).parents[2]
@@ -105,6 +110,33 @@ def place(tmp_path: Path) -> Path:
         out.write((tmp_path / "people.csv").read_bytes())
     pq.write_table(PEOPLE, tmp_path / "people.parquet")
     return tmp_path
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("end", ["csv", "csv.gz"])
+def test_no_thread_has_a_file_of_python_once_it_was_read(
+    whole: bool, end: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends while one has it aborts: the thread must call Python to let it go.
+
+    With reads that did not wait, the thread of Arrow was later in some of 300.
+    """
+    opened = list[weakref.ref[Any]]()
+
+    class Watched(csv_reader._File):
+        def __init__(self, read: Any) -> None:
+            super().__init__(read)
+            opened.append(weakref.ref(self))
+
+    monkeypatch.setattr(csv_reader, "_File", Watched)
+    names = ["id", "city"]
+    for _ in range(3000 if SOAK else 300):
+        found = CsvFile(Local(str(place / f"people.{end}")), Dialect(), {})
+        blocks = found.blocks(names)
+        assert next(blocks).columns["city"].texts[0].as_py() == "c0"
+        deque(blocks, 0) if whole else blocks.close()  # type: ignore[attr-defined]
+        assert opened and not any(each() for each in opened)
+        opened.clear()
 
 
 @pytest.mark.drawn(4, of="ends")

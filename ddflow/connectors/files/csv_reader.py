@@ -17,8 +17,10 @@ frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}
 import codecs
 import io
 import re
+import time
+import weakref
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from threading import Lock
@@ -67,8 +69,8 @@ class CsvFile(TextFile):
 
     @cached_property
     def _names(self) -> dict[str, None]:
-        with self._open_reader([], head=True) as (reader, _):
-            names = list(reader.schema.names)
+        with self._open_reader([], head=True) as bytes:
+            names = list(bytes.reader.schema.names)
         check_width(self.place, len(names))
         self._check_first(names)
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
@@ -88,9 +90,9 @@ class CsvFile(TextFile):
     def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
         """Yield its rows by block.  ``names``: of the header; None: only the beginning."""
         own, row = list(self._names), 0
-        with self._open_reader(own, head=names is None) as (reader, end):
+        with self._open_reader(own, head=names is None) as bytes:
             last = None
-            for batch in reader:
+            for batch in bytes.reader:
                 columns = {
                     name: TextColumn(column, forms=self.dialect.forms)
                     for name, column in zip(own, batch.columns, strict=True)
@@ -102,7 +104,7 @@ class CsvFile(TextFile):
             opened = (
                 None
                 if last is None or names is None
-                else end.find_open_quote(last.column(-1)[-1].as_py(), self._between)
+                else bytes.find_open_quote(last.column(-1)[-1].as_py(), self._between)
             )
         if opened is not None:
             raise UnreadableInput(
@@ -112,8 +114,8 @@ class CsvFile(TextFile):
             )
 
     @contextmanager
-    def _open_reader(self, names: list[str], head: bool) -> Iterator[tuple[Any, "_Bytes"]]:
-        """Open a reader of batches of texts that describes errors, and the bytes under it."""
+    def _open_reader(self, names: list[str], head: bool) -> Iterator["_Bytes"]:
+        """Open bytes with a reader of batches of texts, and describe its errors."""
         options = (
             csv.ReadOptions(use_threads=False, block_size=SAMPLE),
             csv.ParseOptions(newlines_in_values=True, delimiter=self._between),
@@ -127,13 +129,12 @@ class CsvFile(TextFile):
         with reading(self.place, self.dialect):
             bytes = _Bytes(self.bytes(head))
             try:
-                with csv.open_csv(pa.PythonFile(bytes, mode="r"), *options) as reader:
-                    try:
-                        yield reader, bytes
-                    finally:
-                        bytes.stop(reader)
+                bytes.open_reader(*options)
+                yield bytes
             except pa.ArrowInvalid as error:
                 raise self._build_error(describe_error(error), names) from None
+            finally:
+                bytes.stop()
 
     def _build_error(self, message: str, names: list[str]) -> DdflowError:
         where, shape, value = self.place.name, _SHAPE.fullmatch(message), _VALUE.fullmatch(message)
@@ -194,6 +195,22 @@ class CsvFile(TextFile):
             raise _conflict(f"{self.place.name}, {_row(before + row + 2)}")
 
 
+LONGEST_WAIT: Final = 5
+"""Seconds that a reader waits for a thread of Arrow, which needs a fraction of one."""
+
+
+class _File:
+    """A file as Arrow has it.  Whichever thread lets it go last needs Python for that."""
+
+    closed = False
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self.read = read
+
+    def close(self) -> None:
+        """Do nothing; see `Place.open`."""
+
+
 class _Bytes:
     """A file on its way to Arrow, which keeps its end.
 
@@ -201,24 +218,36 @@ class _Bytes:
     carriage return, also within quotes; so no block ends with one.  A header alone it takes with its line feed only.
     """
 
-    closed = False
+    reader: Any = None
+    """Yields batches of texts, once `open_reader` was called."""
 
     def __init__(self, stream: pa.NativeFile) -> None:
         self._stream, self._held = stream, b""
         self._pieces, self._kept, self._lines = list[bytes](), 0, 0
         self._lock, self._stopped = Lock(), False
+        self._file: Callable[[], _File | None] = lambda: None
+
+    def open_reader(self, *options: Any) -> None:
+        """Open the reader.  Arrow has the bytes in memory of its own, so that its threads free none of Python's."""
+        file = _File(self.read)
+        self._file = weakref.ref(file)
+        stream = pa.BufferedInputStream(pa.PythonFile(file, mode="r"), 1)  # type: ignore[attr-defined]
+        self.reader = csv.open_csv(stream, *options)
 
     def read(self, size: int) -> bytes:
         """Read the next ``size`` bytes or fewer; none at the end."""
         with self._lock:
             return b"" if self._stopped else self._next(size)
 
-    def stop(self, reader: Any) -> None:
-        """Let the thread that reads ahead end: a process that ends before it hangs or aborts."""
+    def stop(self) -> None:
+        """Wait until the thread that reads ahead has let the file go: a process that ends before it hangs or aborts."""
         with self._lock:
             self._stopped = True
         with suppress(Exception):  # of blocks that nobody asks for
-            deque(reader, 0)
+            deque(self.reader or (), 0)
+        self.reader, ends = None, time.monotonic() + LONGEST_WAIT
+        while self._file() is not None and time.monotonic() < ends:
+            time.sleep(0.0005)
 
     def _next(self, size: int) -> bytes:
         more = self._stream.read(size - len(self._held))
@@ -234,9 +263,6 @@ class _Bytes:
             self._held = self._stream.read(1)
             return piece if self._held else piece + b"\n"
         return piece
-
-    def close(self) -> None:
-        """Do nothing; see `Place.open`."""
 
     def find_open_quote(self, value: str | None, delimiter: str) -> int | None:
         """Return the line of the quote that the file never closes, given its last value; None if there is none."""

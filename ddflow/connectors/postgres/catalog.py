@@ -9,7 +9,6 @@ tables of complete rows; Python touches no cell. A place in the log compares as 
 '{"name":"at","value":' || 'null}'
 """
 
-import io
 import json
 import logging
 import re
@@ -356,14 +355,14 @@ def stream_rows(connection: Any, query: str) -> Iterator[pa.Table]:
     """Stream the result of a query by COPY: the columns ``lsn`` and ``data``."""
     form = f"format csv, delimiter {literal(_BETWEEN)}, quote {literal(_AROUND)}"
     with connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
-        block = io.BytesIO()
+        block = pa.BufferOutputStream()
         for row in copy:
             block.write(row)
             if block.tell() >= BLOCK:
-                yield _parse_csv(block)
-                block = io.BytesIO()
+                yield _parse_csv(block.getvalue())
+                block = pa.BufferOutputStream()
         if block.tell():
-            yield _parse_csv(block)
+            yield _parse_csv(block.getvalue())
 
 
 def parse_lsn(lsn: str) -> int:
@@ -396,13 +395,12 @@ def commit_time(message: str) -> float | None:
     return None if said is None else datetime.fromisoformat(said).timestamp()
 
 
-def _parse_csv(block: io.BytesIO) -> pa.Table:
-    """Parse whole rows of CSV."""
+def _parse_csv(block: pa.Buffer) -> pa.Table:
+    """Parse whole rows of CSV, in memory of Arrow: its thread may free them when Python has ended."""
     convert = csv.ConvertOptions(column_types={"lsn": pa.string(), "data": pa.string()})
-    read: Any = csv.ReadOptions(use_threads=False, block_size=block.tell() + 1)
+    read: Any = csv.ReadOptions(use_threads=False, block_size=block.size + 1)
     read.column_names = ["lsn", "data"]
-    block.seek(0)
     parse: Any = csv.ParseOptions(delimiter=_BETWEEN, newlines_in_values=True)
     parse.quote_char = _AROUND
-    with csv.open_csv(block, read, parse, convert) as reader:
+    with csv.open_csv(pa.BufferReader(block), read, parse, convert) as reader:
         return reader.read_all()
