@@ -26,6 +26,7 @@ import ddflow.engine.run.run
 from ddflow.connectors.address import spelled_sink
 from ddflow.connectors.api import TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import fold_rows
+from ddflow.connectors.postgres.sink import break_off
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused, SpecError
@@ -287,6 +288,24 @@ def test_a_table_that_others_lock_is_a_sink_that_fails_until_they_do_not(
         engine.run(landing(tmp_path), {"orders": dd.sinks.postgres(url, "orders")})
         assert ask(server, "select * from orders") == rows_of(engine, "orders")
     assert "LockNotAvailable" in caplog.text and "another session has locked the table" in caplog.text
+
+
+def test_a_connection_that_is_broken_off_while_it_closes_ends_no_other(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The descriptor of the closed one is the new one's by then."""
+    ends, opened, copy = psycopg.connect(server.url), list[Any](), os.dup
+
+    def closed_first(descriptor: int) -> int:
+        ends.close()
+        opened.append(psycopg.connect(server.url))
+        assert opened[0].fileno() == descriptor
+        return copy(descriptor)
+
+    monkeypatch.setattr(os, "dup", closed_first)
+    break_off(ends)
+    with opened.pop() as other:
+        assert other.execute("select 1").fetchone() == (1,)
 
 
 def test_a_write_that_lasts_is_cancelled_behind_a_signal_and_done_by_the_next_run(

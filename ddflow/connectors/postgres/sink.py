@@ -169,12 +169,16 @@ def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType(
 
 
 def break_off(connection: Any) -> None:
-    """Let a statement fail at once.  The server is asked, but may not hear of it, so the connection ends as well."""
+    """Let a statement fail at once.  The server is asked, but may not hear of it, so the connection ends as well.
+
+    Where the connection is closed meanwhile, another may have its descriptor by the time that is copied.
+    """
     if not connection.closed:
         with suppress(Exception):
             connection.cancel_safe(timeout=HEARD)
         with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as own:
-            own.shutdown(socket.SHUT_RDWR)
+            if not connection.closed:
+                own.shutdown(socket.SHUT_RDWR)
 
 
 def public_address(url: str) -> str:
