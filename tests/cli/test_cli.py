@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
+from chance import long_test
 from programs import PIPE, ddflow
 from terminals import on_a_terminal, until_closed, without_colours
 from typer.testing import CliRunner, Result
@@ -528,6 +529,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 STOPS = [(signal.SIGINT, 130, "ddflow: interrupted\n"), (signal.SIGTERM, 143, "")]
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize(("number", "code", "said"), STOPS)
 def test_a_run_that_is_stopped_leaves_nothing(number: signal.Signals, code: int, said: str, folder: Path) -> None:

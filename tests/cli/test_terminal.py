@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from chance import long_test
 from demo_repos import Repo
 from terminals import sent, until_closed
 from test_cli import ROOT
@@ -175,6 +176,7 @@ def test_a_verb_that_reads_much_shows_how_much_and_how_fast(verb: str) -> None:
     assert re.search(r"[1-9][\d,.]* (rows|events|[KM]?B), [1-9][\d,.]* [KM]?\w+/s", shown(verb, *READING[verb]))
 
 
+@long_test
 def test_the_demo_of_a_repository_with_evil_names(tmp_path: Path) -> None:
     repo = Repo.new(tmp_path / f"repo{EVIL}")
     for change in "12":

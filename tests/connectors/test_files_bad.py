@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import long_test
 from messages import raises
 from test_files import NESTING, read, write
 
@@ -309,6 +310,7 @@ def test_a_line_that_is_longer_than_a_block_is_refused(tmp_path: Path) -> None:
         assert said.startswith(f"a.jsonl, line {line}: it is longer than 2,097,152 bytes")
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet", ".arrow"])
 def test_a_file_of_very_many_columns_is_refused_at_once(ending: str, tmp_path: Path) -> None:

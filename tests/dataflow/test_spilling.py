@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chance import sample
+from chance import long_test, sample
 from messages import raises
 from programs import PIPE, Program
 from tight import files, full, merge, spill, tighten, tiny, watching
@@ -404,6 +404,7 @@ def updates_of(total: int, holds_back: bool) -> tuple[int, int]:
     return int(new.sum() + 2 * (changed & ~new).sum()), int(new.sum())
 
 
+@long_test
 @pytest.mark.sampled
 @pytest.mark.parametrize("mode", sample(["epoch", "hold-back"], 1, __name__))
 def test_a_first_step_of_three_times_the_budget_stays_within_it(tmp_path: Path, mode: str) -> None:

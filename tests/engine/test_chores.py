@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import sample
+from chance import long_test, sample
 from every_operator import NARROW, missing, plan, schema
 from typer.testing import CliRunner
 
@@ -158,6 +158,7 @@ def test_every_operator_is_in_the_plan_and_has_something_to_do(truth: dd.Engine)
     assert empty == {"constant"}, "an output that never holds a row proves nothing"
 
 
+@long_test
 def test_closed_and_opened_after_every_step(tmp_path: Path, truth: dd.Engine, steps: list[dd.Step]) -> None:
     for time in range(1, len(LOG) + 1):
         with flow().open(tmp_path / "state", retain=FOREVER) as engine:
@@ -268,6 +269,7 @@ def test_a_state_that_was_rolled_back_goes_on(state: Path, truth: dd.Engine, ste
     goes_on(state, truth, steps)
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_split_and_joined_it_holds_the_same(

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tight
+from chance import long_test
 from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, TIGHT, Case, opened, perform
 from hypothesis import strategies as st
@@ -141,6 +142,7 @@ def restarted(media: list[Any]) -> Any:
     return law
 
 
+@long_test
 @pytest.mark.drawn(2, of="media")
 @pytest.mark.sampled
 def test_restart_close_reopen_and_go_on_is_never_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tight
-from chance import SOAK, sample
+from chance import SOAK, long_test, sample
 from durable_case import SMALL, TIGHT
 from test_durable_faults import Spills, begun, copied, local
 
@@ -55,6 +55,7 @@ def refusing(at: int) -> Iterator[list[str]]:
         yield asked
 
 
+@long_test
 @pytest.mark.drawn(3)
 @pytest.mark.parametrize("medium", [None, TIGHT], ids=["in memory", "in files"])
 @pytest.mark.parametrize("name", SMALL)
@@ -131,6 +132,7 @@ LIMITS = (0, *sample((1, 3, 9, 20, 40, 80), 2, "limits"), 1024)
 """Megabytes that a step may take beyond what its process has."""
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_a_system_that_has_no_memory_is_told_and_the_state_stays(tmp_path: Path, memory: str | None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tight
+from chance import long_test
 from msgspec.structs import replace
 
 import ddflow as dd
@@ -92,6 +93,7 @@ def settled(files: int) -> tuple[tuple[float, float, int], int]:
         return found, len(read(store, manifest.inventories[0]).data)
 
 
+@long_test
 def test_a_commit_writes_what_changed_and_its_logarithm() -> None:
     small, four, sixteen = settled(256), settled(1024), settled(4096)
     assert sixteen[1] > 700_000 > 3 * four[1] > 6 * small[1]  # their whole text

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, long_test
 from every_operator import NARROW, cast, missing, plan, schema
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +76,7 @@ def test_every_operator_is_in_the_plan() -> None:
     assert not missing(plan(NARROW))
 
 
+@long_test
 @effort(20)
 @given(
     st.lists(rows, min_size=2, max_size=5),
@@ -149,6 +150,7 @@ def flow_without(flow: dd.Flow, *names: str) -> dd.Flow:
     return flow
 
 
+@long_test
 @effort(24)
 @given(
     st.lists(rows, min_size=2, max_size=5),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chance import long_test
 from messages import raises
 from programs import PIPE, Program
 
@@ -65,6 +66,7 @@ def working(engine: Any, folder: Path, **options: Any) -> Iterator[list[Any]]:
         assert not thread.is_alive()
 
 
+@long_test
 @pytest.mark.parametrize("durable", [False, True])
 def test_others_read_beside_a_run_and_end_it(durable: bool, tmp_path: Path) -> None:
     place = [tmp_path / "state"] if durable else []

@@ -11,6 +11,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 import pytest
+from chance import long_test
 from messages import raises
 from typer.testing import CliRunner
 
@@ -257,6 +258,7 @@ def test_events_that_came_late_are_no_rows() -> None:
             engine.why("people.stale", {"id": 1})
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("memory", [None, "16MB"])
 def test_of_a_large_state_that_was_opened_again(tmp_path: Path, memory: str | None) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from chance import long_on_spark, long_test
 from demo_repos import Repo, lively
 from git_feed import EVENTS, GitFeed, Slice
 from messages import raises
@@ -82,6 +83,7 @@ def test_the_table_tells_comings_edits_and_goings_apart(repo: Repo, tmp_path: Pa
     assert lines[".md"] == ["2", "2", "1", "0", "3", "1", "4"]
 
 
+@long_on_spark
 def test_spark_gives_the_same_rows(alone: None, repo: Repo, tmp_path: Path) -> None:
     code, said = perform(GitFeed(repo.path), tmp_path, spark=True)
     assert code == 0
@@ -92,6 +94,7 @@ def test_spark_gives_the_same_rows(alone: None, repo: Repo, tmp_path: Path) -> N
         assert line.split()[-3:] == [str(rows), str(rows), "ok"]
 
 
+@long_test
 def test_without_pyspark_the_demo_says_what_to_do(repo: Repo, tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['pyspark'] = None\n"

@@ -15,6 +15,7 @@ import local_postgres
 import psycopg
 import pytest
 import shop
+from chance import long_test
 from postgres_server import Server
 
 
@@ -35,6 +36,7 @@ def test_a_port_that_another_took_meanwhile_is_left_to_it(monkeypatch: pytest.Mo
             assert not ports and server.port != taken.getsockname()[1]
 
 
+@long_test
 def test_a_view_is_right_at_every_transaction_over_a_kill(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

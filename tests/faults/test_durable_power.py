@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 import tight
 import xxhash
-from chance import sample, seeded
+from chance import long_test, sample, seeded
 from durable_case import CASES, TIGHT, Case
 from msgspec.structs import replace
 from simdisk import Faulty, Killed, SimDisk, Story, killing
@@ -153,6 +153,7 @@ def told_whole(seed: int, place: Path) -> str | None:
     return found and f"scenario {seed}, {found}"
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_image_holds_the_last_epoch_or_the_next(chunk: int, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import long_test
 from confluent_kafka import Producer
 from kafka_cluster import Cluster
 from messages import raises
@@ -105,6 +106,7 @@ def until(held: Callable[[], bool]) -> None:
     assert held()
 
 
+@long_test
 def test_brokers_that_cannot_be_reached_are_waited_for(broker: Broker, topic: str, tmp_path: Path) -> None:
     produced(broker.servers, topic, *(row(n, "Bern") for n in range(10)), partition=0)
     sinks = {"by_city": dd.sinks.kafka(broker.servers, f"{topic}-out", config={"reconnect.backoff.max.ms": 200})}

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chance import long_test
 from test_cli import program_on_a_terminal
 
 from ddflow.kernels import cache
@@ -86,6 +87,7 @@ def run(program: str, *arguments: str, **changes: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@long_test
 def test_interpreted_steps_give_the_same_bytes_as_compiled_ones(tmp_path: Path) -> None:
     compiled = run(DRAW, "0")
     interpreted = run(DRAW, "1e9", DDFLOW_CACHE_DIR=str(tmp_path), DDFLOW_BACKGROUND="0")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chance import long_test
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,7 @@ def test_few_others_pass(n: int, wide: bool) -> None:
     assert 0 < passed(others, uniform(4000, 4) if wide else none, words) < MOST * 4000
 
 
+@long_test
 @pytest.mark.parametrize("width", [64, 50, 47])
 @pytest.mark.parametrize("percent", [100, 51])
 def test_few_others_pass_in_a_narrow_range_of_identities_too(width: int, percent: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chance import long_test
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -196,6 +197,7 @@ def test_redirected_entries_point_elsewhere_and_keep_their_flags(
     assert found(index, keys) == [moved.get(key, twin[key]) for key in keys]
 
 
+@long_test
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("crowd", ["at the end", "in the middle", "at the beginning"])
 def test_a_crowd_of_identities_with_the_same_leading_bits_finds_room(wide: bool, crowd: str) -> None:

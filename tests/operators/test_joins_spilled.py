@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from chance import covering
+from chance import covering, long_test
 from hypothesis import event, given
 from hypothesis import strategies as st
 from spark_session import counted
@@ -15,6 +15,7 @@ from test_partitions_joins import NAMES, epochs, flow_of
 from tight import tighten, tiny
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("time", [False, True], ids=["epochs", "times"])
 def test_what_meets_is_cut_into_the_same_ranges(time: bool, tmp_path_factory: pytest.TempPathFactory) -> None:

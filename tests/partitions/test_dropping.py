@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from chance import effort
+from chance import effort, long_test
 from every_operator import NARROW, plan
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +76,7 @@ def some(number: int) -> dict[str, pa.Table]:
     return {"people": table(*range(number, number + 9)), "cities": table(*range(number + 2, number + 8, 2))}
 
 
+@long_test
 @pytest.mark.sampled
 @effort(10)
 @given(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import SOAK, effort, seeded
+from chance import SOAK, effort, long_test, seeded
 from every_operator import NARROW, plan
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +68,7 @@ def alone(*outputs: str) -> dd.Flow:
 cities = st.lists(st.integers(1, 6), max_size=5).map(lambda ids: table(*ids))
 
 
+@long_test
 @pytest.mark.sampled
 @effort(10)
 @given(

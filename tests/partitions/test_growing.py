@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chance import effort
+from chance import effort, long_test
 from every_operator import NARROW, plan
 from hypothesis import event, given, note
 from hypothesis import strategies as st
@@ -51,6 +51,7 @@ def check(hands: Hands, engine: dd.Engine) -> None:
     hands.close()
 
 
+@long_test
 @effort(40)
 @given(st.data(), st.lists(st.sampled_from(NAMES), min_size=2, max_size=5, unique=True), st.booleans())
 def test_new_outputs_are_given_as_one_engine_gives_them(data: st.DataObject, names: list[str], time: bool) -> None:
@@ -78,6 +79,7 @@ def rows(first: int, last: int) -> pa.Table:
     return pa.Table.from_pylist(given, pa.schema({"id": pa.int64()} | NARROW))
 
 
+@long_test
 def test_every_operator_may_be_new() -> None:
     few = flow_without(plan(NARROW), *[name for name in plan(NARROW).outputs if name not in ("rows", "by_n", "join")])
     hands, twin = hands_of(few, MemoryStore(), 3), MemoryStore()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chance import SOAK
+from chance import SOAK, long_test
 from watched import watched
 
 pytestmark = pytest.mark.sampled
@@ -87,6 +87,7 @@ ROWS = 12_000_000 if SOAK else 600_000
 """Of some 110 bytes: ten times the budget when soaking, else twice."""
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("mode", ["epoch", "hold-back"])
 def test_a_first_batch_of_many_times_the_budget_stays_within_it(tmp_path: Path, mode: str) -> None:

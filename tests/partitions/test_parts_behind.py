@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chance import covering
+from chance import covering, long_test
 from hypothesis import given
 from hypothesis import strategies as st
 from parts_by_hand import Hands
@@ -53,6 +53,7 @@ def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
+@long_test
 @pytest.mark.drawn(1)
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["any", "expiring"])

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import long_on_spark
 from messages import raises
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -43,6 +44,7 @@ def rows(begin: int, n: int, columns: dict[str, Any] = NARROW) -> pa.Table:
     return pa.Table.from_batches([fill_columns(pa.Table.from_pylist(given, pa.schema(NARROW)), pa.schema(columns))])
 
 
+@long_on_spark
 def test_a_state_is_rewritten_by_a_job_and_goes_on(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_what_tells_rows_apart_by_a_new_column_moves_them(spark: SparkSession, t
             assert counted(dd.read(state, name)) == counted(twin.read(name)), name
 
 
+@long_on_spark
 def test_a_batch_that_a_query_gives_again_after_a_change_is_the_one_it_was(spark: SparkSession, tmp_path: Path) -> None:
     """The driver dies after our commit and before Spark's; the query that goes on has wider columns and new ones."""
     state, folder = str(tmp_path / "state"), tmp_path / "in"

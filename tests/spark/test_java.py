@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from chance import long_on_spark
 from messages import raises
 
 from ddflow.errors import MissingExtra
@@ -128,6 +129,7 @@ def test_a_shim_drops_the_one_option_and_passes_every_other_word_unchanged(
     assert java.find_java() == java.Java(shim, 25, complete=True)
 
 
+@long_on_spark
 def test_spark_runs_on_a_runtime_that_lacks_the_module_its_launcher_asks_for(tmp_path: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "JAVA"))}
     try:

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import long_on_spark
 from pyspark.sql import SparkSession
 from spark_session import assert_same, frame_of, locally
 
@@ -56,6 +57,7 @@ def flow() -> dd.Flow:
     return out
 
 
+@long_on_spark
 def test_code_of_ones_own_gives_on_spark_what_it_gives_locally(spark: SparkSession) -> None:
     tables = {name: events(200 + 10 * i) for i, name in enumerate("abcd")}
     halves = {name: [table.slice(0, 90), table.slice(90)] for name, table in tables.items()}

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import long_on_spark
 from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -183,6 +184,7 @@ def test_a_null_struct_has_no_children_whatever_they_are_declared_to_be(spark: S
     assert_same(spark_bridge.run(flow, {"s": frame}, partitions=2), locally(flow, {"s": pa.table(columns, schema)}))
 
 
+@long_on_spark
 def test_every_flat_type_that_spark_sends_is_a_key(spark: SparkSession) -> None:
     columns = [f"if(id % 2 = 0, null, {sql}) as `{name}`" for name, sql in SQL_TYPES.items()]
     frame = spark.range(0, 8, 1, 1).selectExpr("id", *columns)
@@ -335,6 +337,7 @@ def test_expressions_of_all_three_kinds_travel_to_the_workers(spark: SparkSessio
 # -- empty input, settings, actions -----------------------------------------------------------------------------------
 
 
+@long_on_spark
 def test_empty_partitions_and_empty_frames_give_what_there_is(spark: SparkSession, orders: DataFrame) -> None:
     flow, none, few = city_flow(), orders_of(0), orders_of(3, keys=2)
     expected = locally(flow, {"orders": few})

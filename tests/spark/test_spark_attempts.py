@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from chance import long_on_spark
 from spark_faults.hands import FAILS, Hands
 from spark_session import counted
 from test_spark import ORDERS, city_flow, orders_of
@@ -38,6 +39,7 @@ def story(state: str, seed: int, partitions: int, memory: int | None, seen: dict
     hands.close()
 
 
+@long_on_spark
 def test_whatever_becomes_of_attempts_each_diff_is_there_once(tmp_path: Path) -> None:
     seen: dict[str, int] = {}
     for seed, partitions, memory in STORIES:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from chance import sample
+from chance import long_on_spark, sample
 from messages import raises
 from pyspark.sql import SparkSession
 from spark_faults.faulty import Elsewhere, Faulty, attempts, lost
@@ -132,6 +132,7 @@ def test_whatever_dies_wherever_each_diff_is_there_once(
     goes_on(story, cluster, tmp_path, monkeypatch, death, stage)
 
 
+@long_on_spark
 @pytest.mark.drawn(2, of="cluster")
 @pytest.mark.sampled
 @pytest.mark.parametrize(("death", "stage"), sample([("worker", 0), ("executor", 2)], 1, __name__))
@@ -149,6 +150,7 @@ def test_a_run_without_a_state_gives_the_same_when_something_dies(
     assert counted(frames["sizes"].toArrow()) == expected
 
 
+@long_on_spark
 @pytest.mark.drawn(2, of="cluster")
 def test_a_state_that_executors_cannot_see_is_refused_before_they_work(
     cluster: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -172,6 +174,7 @@ def test_a_state_that_executors_cannot_see_is_refused_before_they_work(
     assert ran.epoch == 1 and ran["paid"].count() == ran.updates("paid") > 0
 
 
+@long_on_spark
 @pytest.mark.drawn(2, of="cluster")
 @pytest.mark.parametrize("death", ["worker", pytest.param("executor", marks=pytest.mark.soak)])
 def test_a_stream_on_executors_goes_on_when_one_is_killed(

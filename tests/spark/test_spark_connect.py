@@ -17,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from chance import long_on_spark
 
 CLIENT = """
 import json, os, sys
@@ -65,6 +66,7 @@ spark.stop()
 """
 
 
+@long_on_spark
 @pytest.mark.drawn(2, of="deployments of Spark")
 def test_runs_and_streams_go_through_a_server(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import long_on_spark
 from messages import raises
 from pyspark.sql import SparkSession
 from spark_session import counted, frame_of
@@ -69,6 +70,7 @@ def test_a_run_without_a_state_gives_what_one_engine_gives(partitions: int) -> N
         by_hand(flow_of(), {"g": [FINE["g"]], "b": [FINE["b"].slice(1)]}, partitions)
 
 
+@long_on_spark
 def test_epochs_of_a_state_are_refused_for_rows_that_are_there(spark: SparkSession, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import long_on_spark
 from messages import raises
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -40,6 +41,7 @@ def fed(spark: SparkSession, tmp_path: Path) -> Iterator[Fed]:
     PARTS.clear()
 
 
+@long_on_spark
 @pytest.mark.drawn(2, of="faults on Spark")
 def test_a_checkpoint_of_another_state_is_refused(fed: Fed) -> None:
     fed.give(rows_of(0))

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import long_on_spark
 from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -66,6 +67,7 @@ def counted(table: pa.Table) -> Counter[Any]:
     return Counter(tuple(row) for row in zip(*(table[name].to_pylist() for name in names), strict=True))
 
 
+@long_on_spark
 def test_into_a_state_as_an_engine(spark: SparkSession, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     with flow_of(on_bad="drop").open() as engine:
@@ -106,6 +108,7 @@ def of_table(table: str, *ids: int, lsn: int = 0) -> pa.Table:
     return pa.table({"value": values})
 
 
+@long_on_spark
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("on_bad", ["stop", "drop"])
 def test_messages_of_two_tables_are_refused_whichever_task_reads_them(

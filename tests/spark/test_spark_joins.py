@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import long_on_spark
 from pyspark.sql import DataFrame, SparkSession
 from spark_session import counted, frame_of
 
@@ -48,6 +49,7 @@ EPOCHS: list[dict[str, pa.Table]] = [
 ]
 
 
+@long_on_spark
 def test_epochs_of_a_state_give_what_one_engine_gives(spark: SparkSession, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     with flow_of().open() as engine:
@@ -62,6 +64,7 @@ def test_epochs_of_a_state_give_what_one_engine_gives(spark: SparkSession, tmp_p
     assert dd.fsck(state).ok
 
 
+@long_on_spark
 def test_a_stream_of_parts_that_stay_open_gives_the_same(spark: SparkSession, tmp_path: Path) -> None:
     outs: dict[int, dict[str, pa.Table]] = {}
 

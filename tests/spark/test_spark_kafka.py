@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from chance import long_on_spark
 from confluent_kafka import Producer
 from kafka_cluster import Cluster
 from messages import raises
@@ -75,6 +76,7 @@ def in_topic(servers: str, topic: str) -> dict[str, str | None]:
     return found
 
 
+@long_on_spark
 def test_a_topic_is_a_batch_and_a_stream_into_a_topic(spark: SparkSession, servers: str, tmp_path: Path) -> None:
     produced(servers, "in", *people(*range(10)))
     batch = reader(spark, servers, "in", stream=False).load().toArrow()
@@ -101,6 +103,7 @@ def test_a_topic_is_a_batch_and_a_stream_into_a_topic(spark: SparkSession, serve
     assert found == {f'{{"city":"{city}"}}': {"city": city, "n": n} for city, n in held(state, "by_city")}
 
 
+@long_on_spark
 def test_what_cannot_be_read_is_said(spark: SparkSession, servers: str) -> None:
     for options, says in (
         ({"startingOffsets": "soon"}, "that is no place in a topic"),

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chance import long_on_spark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from spark_faults.deaths import POINTS, Killed, dies
@@ -80,6 +81,7 @@ def killed_at(points: tuple[str, ...], spark: SparkSession, tmp_path: Path) -> N
     assert dd.fsck(str(tmp_path / "state")).ok
 
 
+@long_on_spark
 @pytest.mark.drawn(2, of="deployments of Spark")
 def test_a_driver_killed_when_its_outputs_were_told_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
     killed_at(POINTS[-1:], spark, tmp_path)

@@ -13,6 +13,7 @@ import deltalake
 import polars as pl
 import pyarrow as pa
 import pytest
+from chance import long_on_spark
 from messages import raises
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -198,6 +199,7 @@ def test_a_stream_gives_each_batch_to_its_sinks_once(spark: SparkSession, tmp_pa
     assert deltalake.DeltaTable(tmp_path / "orders").version() == 3
 
 
+@long_on_spark
 def test_a_sink_that_is_away_gets_its_epochs_when_it_is_back(
     spark: SparkSession, tmp_path: Path, monkeypatch: Any
 ) -> None:

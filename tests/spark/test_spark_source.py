@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from chance import long_on_spark
 from messages import raises
 from parts_by_hand import Hands
 from pyspark.errors import PySparkException
@@ -283,6 +284,7 @@ def test_filters_spare_rows_and_partitions(state: str) -> None:
     assert sorted(table.column("id").to_pylist()) == sorted(expected) != []
 
 
+@long_on_spark
 @pytest.mark.parametrize(
     ("partitions", "grace", "folder", "most"),
     [
@@ -554,6 +556,7 @@ def test_every_type_comes_back(reading: SparkSession, state: str) -> None:
     assert counted(load(reading, state).drop("_time").toArrow()) == plainly(dd.read(state, "out"))
 
 
+@long_on_spark
 def test_batches_on_spark(reading: SparkSession, state: str) -> None:
     hands = hands_of(state, 3, retain=5)
     for epoch in (1, 2):
@@ -591,6 +594,7 @@ def test_a_plan_with_functions_is_given(reading: SparkSession, state: str) -> No
         reading.dataSource.register(spark_bridge.DdflowSource)
 
 
+@long_on_spark
 @pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.soak)])
 def test_a_query_follows_a_writer_and_restarts(
     reading: SparkSession, state: str, tmp_path: Path, most: int | None

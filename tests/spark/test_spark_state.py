@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import test_spark
+from chance import long_on_spark
 from messages import raises
 from pyspark.sql import SparkSession
 from spark_session import assert_same, counted, frame_of, locally, setting
@@ -420,6 +421,7 @@ def test_a_task_that_is_run_twice_or_left_half_way_is_harmless_and_a_cached_part
     coordinator.close()
 
 
+@long_on_spark
 def test_a_cache_that_is_too_small_keeps_what_fits_and_says_so_once(
     spark: SparkSession, state: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

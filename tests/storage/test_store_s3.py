@@ -13,7 +13,7 @@ from typing import Any
 
 import obstore
 import pytest
-from chance import sample
+from chance import long_test, sample
 from messages import raises
 from s3_model import Model
 from s3_server import Moto, Proxy, moto, options, proxy
@@ -61,6 +61,7 @@ def drive(moto: Moto, proxy: Proxy, folder: Path, seed: int, steps: int) -> Mode
     return model
 
 
+@long_test
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", sample(range(5), 1, __name__))
 def test_a_faulty_network_breaks_no_promise(moto: Moto, proxy: Proxy, tmp_path: Path, seed: int) -> None:

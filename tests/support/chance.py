@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from random import Random, SystemRandom
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import core, settings
 from hypothesis.internal.conjecture import providers
 
@@ -30,6 +31,11 @@ RECORD = bool(os.environ.get("DDFLOW_MESSAGES"))
 """Whether this run records the texts of errors (`messages`), for which no test is left out."""
 SHARE = float(os.environ.get("DDFLOW_EXAMPLES", "20" if SOAK else "0.1"))
 """How many of the examples that a property names are drawn.  A tenth finds in ten runs what all find in one."""
+
+long_test = pytest.mark.drawn(10, of="long tests")
+"""Marks a test of some ten seconds: a run draws ten of some forty, and a soak takes all."""
+long_on_spark = pytest.mark.drawn(9, of="long tests on Spark")
+"""The same for a test on Spark: nine of some thirty."""
 
 
 def seeded(*names: object) -> Random:
