@@ -22,7 +22,7 @@ from ddflow.connectors.formats.base import Format, Target, decode_messages
 from ddflow.connectors.formats.messages import Messages
 from ddflow.engine.flow import Flow
 from ddflow.errors import SpecError
-from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.spec import Upsert
 from spark_bridge.job import map_arrow
 from spark_bridge.tasks import Batches, Task, batches_for_spark
@@ -124,12 +124,12 @@ def decode(frame: DataFrame, format: Format, schema: Any, spec: Upsert, *, keep:
     return map_arrow(numbered, task, columns)
 
 
-def _bind_messages(format: Any, schema: Any, spec: Any) -> Bound:
+def _bind_messages(format: Any, schema: Any, spec: Any) -> BoundUpserts:
     """Bind an input of such messages. Raises `SpecError`."""
     if not isinstance(format, Format):
         raise SpecError("decode messages", f"the format is {format!r:.99}", "give one of dd.formats")
     flow = Flow()
     flow.upserts(NAME, schema, spec, format=format)
     bound = flow.inputs[NAME].bound
-    assert isinstance(bound, Bound)
+    assert isinstance(bound, BoundUpserts)
     return bound

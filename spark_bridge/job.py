@@ -48,7 +48,7 @@ from ddflow.partitions.partitioner import Partitioner, PastDigests, carried_only
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.plan.evolve import PastSchemas
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, fingerprint, rebuild
+from ddflow.plan.text.codec import describe_plan, fingerprint_plan, rebuild_plan
 from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Epoch
 from ddflow.storage.opening import check_state_address
@@ -389,9 +389,9 @@ def _default_partitions(session: Any) -> int:
 
 def _compute_stamp(flow: Flow) -> str:
     """Compute a stamp shared by flows that can use each other's open parts; unique for a flow with functions."""
-    description = describe(flow)
+    description = describe_plan(flow)
     try:
-        rebuild(description)
+        rebuild_plan(description)
     except DdflowError:
         return uuid4().hex
-    return fingerprint(description)
+    return fingerprint_plan(description)

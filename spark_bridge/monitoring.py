@@ -31,7 +31,7 @@ from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.result import PRINTED, Verdicts
 from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish
 from ddflow.partitions.receipt import ROWS, Committed
-from ddflow.plan.text.codec import time_type
+from ddflow.plan.text.codec import read_time_type
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
 from ddflow.terminal import Line, count_of, html_table, printable, text_table
@@ -222,7 +222,7 @@ class QueryStats(tuple[EpochStats, ...]):
             manifest = newest(store)
         if manifest is None:
             return cls([], NOTHING, 0)
-        kind = time_type(manifest.plan, state)
+        kind = read_time_type(manifest.plan, state)
         batches = [EpochStats.from_state(epoch, kind) for epoch in manifest.receipts]
         return cls(batches, sum_epochs(batches), len(batches))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from ddflow.plan.verbs.family import operators
+from ddflow.plan.verbs.family import load_operators
 
 pytestmark = pytest.mark.together("house")  # one process parses all files
 
@@ -306,7 +306,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 
 def test_nobody_asks_which_operator_it_has() -> None:
-    known = {each.__name__ for each in operators().values()} | {"Input"}
+    known = {each.__name__ for each in load_operators().values()} | {"Input"}
     asked = []
     for path in sources():
         for node in nodes(path):

@@ -51,9 +51,9 @@ from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import Allowed, check_counted
 from ddflow.errors import OutputExists, PlanChanged, SpecError, StateRefused
 from ddflow.errors.base import replace_texts
-from ddflow.plan.evolve import with_time_type
+from ddflow.plan.evolve import set_time_type
 from ddflow.plan.inputs.input import Binding
-from ddflow.plan.text.codec import bounds
+from ddflow.plan.text.codec import read_bindings
 from ddflow.storage.address import public
 from ddflow.storage.manifest import Epoch, newest
 from ddflow.storage.opening import opened_store
@@ -109,7 +109,7 @@ class FileRun:
         kind = INT64 if self.bound is None else self.bound.time_type
         if kind == INT64 and ask.at is not None:
             kind = type_of(_parse_time(ask.at)) or kind
-        return flow if kind == INT64 else dd.Flow.of(with_time_type(flow, kind)[0])
+        return flow if kind == INT64 else dd.Flow.of(set_time_type(flow, kind)[0])
 
     def open_engine(self) -> dd.Engine:
         """Open the engine, on the state if there is one.  Raises as `Flow.open`."""
@@ -349,7 +349,7 @@ def load_state_input(state: str, trust: str) -> Binding | None:
     try:
         with opened_store(state, trust=trust) as store:
             manifest = newest(store)
-            return None if manifest is None else bounds(manifest.plan, store.where).get(INPUT)
+            return None if manifest is None else read_bindings(manifest.plan, store.where).get(INPUT)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to
 

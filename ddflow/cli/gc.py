@@ -85,10 +85,10 @@ def _forget(state: str, trust: str) -> None:
     from ddflow.engine.compact import compact
     from ddflow.engine.flow import Flow
     from ddflow.engine.snapshot import find_version
-    from ddflow.plan.text.codec import rebuild
+    from ddflow.plan.text.codec import rebuild_plan
     from ddflow.storage.opening import opened_store
 
     with opened_store(state, trust=trust, readonly=False) as store:
-        flow = Flow.of(rebuild(find_version(store).plan, store.where))
+        flow = Flow.of(rebuild_plan(find_version(store).plan, store.where))
         with show_amount("compacting") as tick, flow.open(store) as engine:
             compact(engine.calls, forget=True, look=tick)

@@ -5,11 +5,12 @@ so that ``007`` of a text column is text on the command line too. A column may c
 all. Nothing of a state is read here but its manifest.
 
 >>> from ddflow.plan.inputs.spec import Upsert
->>> parse_key("7,Bern", bind("v", pa.schema({"id": pa.int64(), "city": pa.string()}), Upsert(key=["id", "city"])))
+>>> schema = pa.schema({"id": pa.int64(), "city": pa.string()})
+>>> parse_key("7,Bern", bind_upserts("v", schema, Upsert(key=["id", "city"])))
 {'id': 7, 'city': 'Bern'}
->>> parse_key("00000000-0000-0000-0000-000000000007", bind("v", pa.schema({"id": pa.uuid()}), Upsert(key="id")))
+>>> parse_key("00000000-0000-0000-0000-000000000007", bind_upserts("v", pa.schema({"id": pa.uuid()}), Upsert(key="id")))
 {'id': UUID('00000000-0000-0000-0000-000000000007')}
->>> parse_key("id=a=b", bind("v", pa.schema({"id": pa.string()}), Upsert(key="id")))
+>>> parse_key("id=a=b", bind_upserts("v", pa.schema({"id": pa.string()}), Upsert(key="id")))
 {'id': 'a=b'}
 """
 
@@ -33,16 +34,16 @@ from ddflow.connectors.files.kinds import COLUMNAR, MESSAGES
 from ddflow.engine.lineage.log_parts import Full
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, SchemaMismatch
-from ddflow.plan.inputs.bind import Bound, bind
-from ddflow.plan.text.codec import bounds
+from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
+from ddflow.plan.text.codec import read_bindings
 from ddflow.storage.opening import opened_store
 
 
-def find_input(state: str, name: str | None, trust: str) -> Bound:
+def find_input(state: str, name: str | None, trust: str) -> BoundUpserts:
     """Find an input of a state; the only one by default.  Raises `NotReadable`, and as opening a state does."""
     with opened_store(state, trust=trust) as store:
         manifest = find_version(store)
-    known = bounds(manifest.plan, store.where)
+    known = read_bindings(manifest.plan, store.where)
     if name is None and len(known) != 1:
         raise NotReadable(f"an input of {state}", f"it has {list(known)}", "say which: --input NAME")
     if name is not None and name not in known:
@@ -51,13 +52,13 @@ def find_input(state: str, name: str | None, trust: str) -> Bound:
         )
     name = next(iter(known)) if name is None else name
     bound = known[name]
-    if not isinstance(bound, Bound):
+    if not isinstance(bound, BoundUpserts):
         why = "it is of differences, which have no keys"
         raise NotReadable(f"the input {name!r} of {state}", why, "name an input of upserts: --input NAME", input=name)
-    return bind(name, bound.schema, bound.spec, bound.format)
+    return bind_upserts(name, bound.schema, bound.spec, bound.format)
 
 
-def open_log(paths: Sequence[str], bound: Bound, how: FileOptions = AS_USUAL) -> FilesSource:
+def open_log(paths: Sequence[str], bound: BoundUpserts, how: FileOptions = AS_USUAL) -> FilesSource:
     """Open files as the log of an input, in its columns; refuses other columns.  Raises as `open_files` does.
 
     If it takes messages, text files have one in each line, and other files have their columns.
@@ -109,7 +110,7 @@ def _is(file: str, name: str) -> bool:
     return PurePath(name) in (path, path.parent) or fnmatchcase(file, name) or fnmatchcase(path.name, name)
 
 
-def parse_key(text: str, bound: Bound) -> dict[str, Any]:
+def parse_key(text: str, bound: BoundUpserts) -> dict[str, Any]:
     """Parse a key: ``7``, ``7,Bern`` or ``id=7,city=Bern``; quotes as in CSV.  Raises `NotReadable`."""
     names, asked = list(bound.spec.key), f"the key {text!r} of {bound.name!r}"
     try:
@@ -135,7 +136,7 @@ def parse_key(text: str, bound: Bound) -> dict[str, Any]:
         ) from None
 
 
-def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequence[str], bound: Bound) -> None:
+def _check_equals(asked: str, pairs: Sequence[tuple[str, str, str]], names: Sequence[str], bound: BoundUpserts) -> None:
     """Refuse ``idd=7`` for a key ``id`` of text, if it looks like a mistake; otherwise say how ``x=7`` is read."""
     name = pairs[0][0].strip()
     if len(names) > 1 or not pairs[0][1] or name in names or not is_text(bound.key_schema.field(0).type):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddflow.cli.say import Tick
     from ddflow.columns.order_words import OrderColumn
     from ddflow.connectors.files import FileOptions, FileOutput, FilesSource
-    from ddflow.plan.sql import Answer
+    from ddflow.plan.sql import PlannedAnswer
 
 OPTIONS: Final = ("key", "order-by", "tombstone", "diff")
 _NAMED: Final = re.compile(r"([^\W\d]\w*)=(.+)", re.DOTALL)
@@ -239,12 +239,12 @@ def _declare_table(
     return found
 
 
-def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[Answer, Sequence[OrderColumn]]":
+def _plan_query(flow: "dd.Flow", query: str, diff: bool) -> "tuple[PlannedAnswer, Sequence[OrderColumn]]":
     """Plan the query: return its collection, which can be read unless ``diff``, and the order of its rows."""
     from ddflow.operators.row_order import ordered_by
-    from ddflow.plan.sql import Answer, plan_answer
+    from ddflow.plan.sql import PlannedAnswer, plan_answer
 
-    answer = Answer(flow.sql(query), [], []) if diff else plan_answer(flow, query)
+    answer = PlannedAnswer(flow.sql(query), [], []) if diff else plan_answer(flow, query)
     if not diff and not _has_all_rows(answer.of):
         answer = answer._replace(of=answer.of.arrange([]))
     return answer, ordered_by(answer.by, answer.of.schema, "ORDER BY")

@@ -8,9 +8,10 @@ row that lacks its key and is late counts once, as bad. An advanced event is sta
 its own time.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
->>> admission = Admission(bind("o", pa.schema({"k": pa.int64(), "t": pa.int64()}), Upsert("k", time="t", late="drop")))
+>>> schema = pa.schema({"k": pa.int64(), "t": pa.int64()})
+>>> admission = Admission(bind_upserts("o", schema, Upsert("k", time="t", late="drop")))
 >>> admitted = admission.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
 >>> admitted.events.times.tolist(), admitted.counts
 ([9], {'late': 1})
@@ -118,7 +119,7 @@ class Admission:
         self.certain = [field.name for field in bound.schema if not field.nullable]
         self.spelled = INTERVAL in bound.schema.types
         """Whether values of a column may be written in several ways; the column keeps one."""
-        self.key = [name for name in bound.indispensable if name not in self.certain]
+        self.key = [name for name in bound.required_columns if name not in self.certain]
         """The columns that may not be null in an event."""
         self.words = None if bound.spec.time is None else word_reader(bound.time_type)
         """Reads the events' times."""
@@ -126,7 +127,7 @@ class Admission:
         """Whether events have other columns than rows."""
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
-        self.format, self.marks = bound.format, bound.marks_bad
+        self.format, self.marks = bound.format, bound.has_bad_marks
         self.unseen = Unseen(()) if bound.format is None else Unseen(bound.target.columns.names, bound.format.asked)
         """The columns that no message has had."""
 
@@ -223,7 +224,7 @@ class Admission:
             batch = one_batch(
                 conform(table, schema, self.what, self.required, self.bound.name, self.bound.deciding_columns)
             )
-        return self.bound.add_notes(batch, table.column_names) if self.notes else batch
+        return self.bound.add_event_columns(batch, table.column_names) if self.notes else batch
 
     def admit(
         self,
@@ -282,7 +283,7 @@ class Admission:
             marked = np.asarray(events.column(MARK).is_valid()).astype(np.uint8)
         for name in self.key:
             if events.column(name).null_count:
-                keyless = self.bound.keyless(events)
+                keyless = self.bound.mark_keyless(events)
                 if marked is not None:
                     keyless = keyless & (marked ^ np.uint8(1))
                 if keyless.any():
@@ -327,7 +328,8 @@ class Admission:
             error = self.bound.null_error(
                 f"rows for {self.bound.name!r}",
                 Phrase(
-                    f"{self.bound.keyed_by} is null in {rows.size:,} rows", around(", first in ", where(int(rows[0])))
+                    f"{self.bound.missing_part} is null in {rows.size:,} rows",
+                    around(", first in ", where(int(rows[0]))),
                 ),
                 Phrase("mend them, or choose ", Option("null_key", "drop"), others, "; nothing was taken in"),
                 input=self.bound.name,

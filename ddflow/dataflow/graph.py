@@ -129,7 +129,7 @@ class Graph:
 
     def _name_states(self) -> dict[str, Readable]:
         """List the parts that hold a state, by a readable name."""
-        out: dict[str, Readable] = {name: each for name, each in self.inputs.items() if each.bound.kept}
+        out: dict[str, Readable] = {name: each for name, each in self.inputs.items() if each.bound.is_kept}
         seen: dict[str, int] = {}
         for node, each in self.keeping.items():
             number = seen[node.verb] = seen.get(node.verb, -1) + 1
@@ -190,7 +190,7 @@ class Graph:
     def unkept(self, *nodes: Collection) -> list[str]:
         """List the inputs without kept rows that reading some collections would need. O(nodes)."""
         seen = self._read_for(nodes)
-        return [name for name, each in self.inputs.items() if not each.bound.kept and self.plan.inputs[name] in seen]
+        return [name for name, each in self.inputs.items() if not each.bound.is_kept and self.plan.inputs[name] in seen]
 
     def owed(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
         """All that new outputs hold, by name, as their tables, stamped ``time``.  O(rows).  Raises `PlanChanged`."""

@@ -43,7 +43,7 @@ from ddflow.engine.run.run import RunLoop
 from ddflow.engine.run.sync import Synced, detach, sync_targets
 from ddflow.errors import SpecError
 from ddflow.metrics import LOG, Look
-from ddflow.plan.evolve import with_shared_sides
+from ddflow.plan.evolve import share_join_sides
 from ddflow.plan.options import EngineOptions
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
@@ -250,7 +250,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         flow = runnable(flow, options)
         self.durable = Commits.open(flow, options) if options.state is not None else None
         try:
-            flow = with_shared_sides(flow) if self.durable is None else self.durable.log.flow
+            flow = share_join_sides(flow) if self.durable is None else self.durable.log.flow
             super().__init__(new_dataflow(flow, options, self.durable))
             if self.durable is not None:
                 recover(self.durable, self.dataflow)

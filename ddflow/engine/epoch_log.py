@@ -46,10 +46,16 @@ from ddflow.errors import (
     StorageFailed,
     StorageFull,
 )
-from ddflow.plan.compatibility import PlanChange, caught_up, compare, offsets_kept, unsure
-from ddflow.plan.evolve import PastSchemas, at, keep_past_columns, with_shared_sides, with_time_type
+from ddflow.plan.compatibility import (
+    PlanChange,
+    add_state_columns,
+    compare_plans,
+    keep_wide_offsets,
+    warn_of_new_columns,
+)
+from ddflow.plan.evolve import PastSchemas, find_past_schemas, keep_past_columns, set_time_type, share_join_sides
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, fingerprint, step_times
+from ddflow.plan.text.codec import describe_plan, fingerprint_plan, read_step_time_type
 from ddflow.storage.backlog import BacklogFile
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch, Output
@@ -123,26 +129,26 @@ class EpochLog:
         with on_failure(store.close):
             manifest = newest(store)
             if manifest is not None and catches_up:
-                flow = caught_up(manifest.plan, flow, manifest.added, store.where)
+                flow = add_state_columns(manifest.plan, flow, manifest.added, store.where)
             if manifest is not None:
-                flow = offsets_kept(manifest.plan, flow, store.where)
-                flow, _ = with_time_type(flow, step_times(manifest.plan, store.where))
-            flow = with_shared_sides(flow, None if manifest is None else manifest.plan)
-            plan = describe(flow)
+                flow = keep_wide_offsets(manifest.plan, flow, store.where)
+                flow, _ = set_time_type(flow, read_step_time_type(manifest.plan, store.where))
+            flow = share_join_sides(flow, None if manifest is None else manifest.plan)
+            plan = describe_plan(flow)
             schemas = {name: node.schema for name, node in flow.outputs.items()}
             where = Outputs.open(options.outputs, store, manifest, schemas, options.trust)
             if manifest is None:
                 secret = options.secret or Secret.fresh()
                 manifest_log = ManifestLog.create(
-                    store, plan, fingerprint(plan), secret, where.path, options.grace, partitions
+                    store, plan, fingerprint_plan(plan), secret, where.path, options.grace, partitions
                 )
             else:
                 manifest_log = ManifestLog(store, manifest, set(), options.grace)
             change = PlanChange()
             if manifest_log.manifest.epoch or manifest_log.manifest.inventories:
-                change = compare(manifest_log.manifest.plan, flow, store.where)
+                change = compare_plans(manifest_log.manifest.plan, flow, store.where)
             fits(manifest_log.manifest, store.where)
-            for each in unsure(change, flow):
+            for each in warn_of_new_columns(change, flow):
                 warnings.warn(f"open {store.where}: {each}", stacklevel=5)
             names = [*flow.outputs, *flow.side_outputs()]
             where.check_dropped(manifest_log.manifest, names)
@@ -161,12 +167,12 @@ class EpochLog:
         """Go on with wider or more columns, which the next version has.  ``columns``: new ones, by input.  O(plan)."""
         self.added |= {name: (*self.added.get(name, ()), *of) for name, of in columns.items()}
         self.set_plan(flow)
-        self.change = compare(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
+        self.change = compare_plans(self.manifest_log.manifest.plan, flow, self.manifest_log.store.where)
 
     def set_plan(self, flow: Plan) -> None:
         """Go on with steps' times of another type, which the next version has.  O(plan)."""
-        self.plan = describe(flow)
-        self.fingerprint = fingerprint(self.plan)
+        self.plan = describe_plan(flow)
+        self.fingerprint = fingerprint_plan(self.plan)
 
     @property
     def epoch(self) -> int:
@@ -219,7 +225,7 @@ class EpochLog:
         """Return the columns that an epoch was committed with; None if the plan still has them. O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
         known = keep_past_columns(manifest.past, self._previous_plan, manifest.epoch, manifest.oldest)
-        return at([PastSchemas.of(each, where) for each in known], epoch)
+        return find_past_schemas([PastSchemas.from_record(each, where) for each in known], epoch)
 
     def read_call_output(
         self, epoch: int, name: str, output: Output, schema: pa.Schema, there: pa.Schema | None, batches: BatchStore

@@ -33,10 +33,10 @@ from ddflow.dataflow.pending_runs import PendingRun
 from ddflow.dataflow.side_outputs import SideOutputs, check_listed
 from ddflow.engine.calls import Calls
 from ddflow.operators.base import Readable
-from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import Nodes, evolved_to, refuse_slips
+from ddflow.plan.compatibility import PlanChange, compare_plans
+from ddflow.plan.evolve import Nodes, evolve_to_types, refuse_misspelled_columns
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe
+from ddflow.plan.text.codec import describe_plan
 from ddflow.time import NEVER
 from ddflow.trace.cast import regrown, rekey, rekeys
 
@@ -51,13 +51,13 @@ def evolve_engine(calls: Calls, given: Any, found: bool = False) -> None:
     dataflow, durable = calls.dataflow, calls.durable
     with dataflow.guard.use("evolve"):
         calls.commit_waiting(ASKED)
-        plan, nodes = evolved_to(dataflow.flow, given, ASKED)
+        plan, nodes = evolve_to_types(dataflow.flow, given, ASKED)
         where = "the engine's plan" if durable is None else durable.log.manifest_log.store.where
-        change = compare(describe(dataflow.flow), plan, where)
+        change = compare_plans(describe_plan(dataflow.flow), plan, where)
         if not change:
             return
         if not found:
-            refuse_slips(plan, change.columns, ASKED)
+            refuse_misspelled_columns(plan, change.columns, ASKED)
         for input in plan.inputs.values() if dataflow.lists else ():
             check_listed(input.bound)
         if durable is not None:

@@ -13,7 +13,7 @@ Step(by_city: 1 updates; applied 1)
 from __future__ import annotations
 
 from ddflow.engine.engine import Engine
-from ddflow.plan.options import EngineOptions, opened_with
+from ddflow.plan.options import EngineOptions, expand_options
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
 from ddflow.plan.verbs.family import NamesElsewhere
@@ -65,7 +65,7 @@ class Flow(Plan, Explaining, NamesElsewhere):
         """Render the plan for a notebook."""
         return render_html(self)
 
-    @opened_with(EngineOptions)
+    @expand_options(EngineOptions)
     def open(self, options: EngineOptions) -> Engine:
         """Make an engine that runs this plan.  Use it in a ``with``."""
         return Engine(self, options)

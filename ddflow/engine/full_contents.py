@@ -73,7 +73,7 @@ class Contents:
     def take_rows(self, events: pa.RecordBatch) -> None:
         """Take in rows of the contents.  O(rows).  Raises `OutOfScope`."""
         begin, self.rows = self.rows, self.rows + events.num_rows
-        if self.bound.spec.null_key != "keep" and (keyless := self.bound.keyless(events)).any():
+        if self.bound.spec.null_key != "keep" and (keyless := self.bound.mark_keyless(events)).any():
             # Such rows are bad, or refuse the call: either way they name no key.
             events = events.filter(pa.array(keyless == 0))
         if not events.num_rows:
@@ -166,7 +166,7 @@ class Contents:
             columns |= {name: self.order.column(name).take(first) for name in self.ordered}
         same = {name for name, column in columns.items() if column.type == self.bound.schema.field(name).type}
         every = [columns[f.name] if f.name in same else pa.nulls(n, f.type) for f in self.bound.schema]
-        return self.bound.add_notes(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+        return self.bound.add_event_columns(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
 
 
 def order_columns(spec: Spec | Differences) -> list[str]:

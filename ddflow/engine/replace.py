@@ -47,7 +47,7 @@ from ddflow.errors import (
 )
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.compatibility import PlanChange
-from ddflow.plan.evolve import with_time_type
+from ddflow.plan.evolve import set_time_type
 from ddflow.storage.feeding import FULL, RESTATED, Way
 from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_value, format_given_time, format_time, type_of
 
@@ -116,7 +116,7 @@ def _alike(one: pa.DataType, other: pa.DataType) -> bool:
 def _set_time_type(calls: Calls, kind: pa.DataType) -> None:
     """Set the type of times, before the first time is closed."""
     dataflow = calls.dataflow
-    plan, nodes = with_time_type(dataflow.flow, kind)
+    plan, nodes = set_time_type(dataflow.flow, kind)
     go_on(dataflow, plan, nodes, PlanChange())
     calls.rehash()
     if calls.durable is not None:

@@ -32,7 +32,7 @@ from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.read.reads import Reading
 from ddflow.errors import CorruptState, DdflowError, Option, Phrase, SnapshotExpired, SpecError, StateRefused
-from ddflow.plan.compatibility import plan_of
+from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
 from ddflow.storage.files.batch_store import BatchStore
@@ -113,7 +113,7 @@ class Snapshot(Reading, Closing):
     def _open_version(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
         for tried in range(TRIES):
             manifest = find_version(store, epoch)
-            plan = plan_of(manifest.plan, flow, store.where)
+            plan = resolve_plan(manifest.plan, flow, store.where)
             try:
                 return cls(store, manifest, plan)
             except CorruptState:

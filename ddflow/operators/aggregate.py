@@ -37,13 +37,13 @@ from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.aggregates.parts import BYTES, Beyond, Folding, StatePart, Tally
 from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, OwnAggregate, aggregate_of
-from ddflow.operators.base import Context, GroupOperator, Hashes, Running, once_each, register
+from ddflow.operators.base import Context, GroupOperator, Hashes, Running, once_each, register_operator
 from ddflow.operators.ordered_rows import number_identities
 from ddflow.operators.updates import Updates
 from ddflow.plan.aggregates import AppliedAggregate
 from ddflow.plan.collection import Collection
-from ddflow.plan.text.formulas import Record, changed_by
-from ddflow.plan.verbs.groups import checked_groups
+from ddflow.plan.text.formulas import JsonRecord, find_formula_objections
+from ddflow.plan.verbs.groups import check_groups
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
 
@@ -51,14 +51,14 @@ TALLY: Final = "_rows"
 """The column of how many rows a group has, beside its columns; those of other parts are numbered."""
 
 
-@register
+@register_operator
 class Agg(GroupOperator):
     """See `GroupOperator.agg`.  ``by``: the group columns.  ``aggregates``: in the order of their columns."""
 
     verb, keeps = "agg", True
 
     def __init__(self, of: Collection, by: Sequence[str], texts: Mapping[str, Any]) -> None:
-        self.by = checked_groups(of, by, texts)
+        self.by = check_groups(of, by, texts)
         self.aggregates = [_aggregate(name, given, of.schema) for name, given in texts.items()]
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         super().__init__(of.flow, result_schema(self.groups, self.aggregates), [of], True)
@@ -74,7 +74,7 @@ class Agg(GroupOperator):
         return inputs[0].group_by(*self.by).agg(**{each.call.name: each.given for each in self.aggregates})
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         texts = {each.text("name"): each.text("sql") for each in record.records("aggregates")}
         return inputs[0].group_by(*record.texts("by")).agg(**texts)
@@ -86,10 +86,10 @@ class Agg(GroupOperator):
             for expression in mine.arguments.values():
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
                 kind = its.arguments[expression.text or ""].type
-                yield from changed_by(expression, *schemas, kind)
+                yield from find_formula_objections(expression, *schemas, kind)
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the groups and the aggregates as text."""
         texts = [f"{each.text('name')}={_render_aggregate(each)}" for each in record.records("aggregates")]
         return ", ".join([f"by={record.texts('by')}", *texts])
@@ -113,7 +113,7 @@ def _aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
     return OwnAggregate(name, given, schema) if own else aggregate_of(name, given, schema)
 
 
-def _render_aggregate(record: Record) -> str:
+def _render_aggregate(record: JsonRecord) -> str:
     sql = repr(record.text("sql"))
     return f"{record.text('python')}({sql})" if "python" in record else sql
 

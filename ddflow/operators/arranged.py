@@ -17,15 +17,15 @@ import numpy as np
 from ddflow.columns.names import TIMES, check_known, check_names, column_names
 from ddflow.columns.rows import shown_row
 from ddflow.errors import NegativeMultiplicity
-from ddflow.operators.base import Context, Running, SameRows, register
+from ddflow.operators.base import Context, Running, SameRows, register_operator
 from ddflow.operators.ordered_rows import Folded, OrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import Change
 
 
-@register
+@register_operator
 class Arrange(SameRows):
     """See `Collection.arrange`.  ``by``: the columns.  ``refuses``: what cannot do with less than zero, "" for none."""
 
@@ -45,12 +45,12 @@ class Arrange(SameRows):
         return {"by": list(self.by), "refuses": self.refuses}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         return inputs[0]._then(cls.verb, record.texts("by"), record.text("refuses"))
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the columns as text."""
         return f"by={record.texts('by')}"
 

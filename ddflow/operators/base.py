@@ -4,8 +4,8 @@ Invariant: an `Operator` is immutable and knows no rows. A `Running` changes in 
 refused step leaves everything as it was. Nothing outside this room asks which operator it has: graph, step, codec,
 checkpoint, stages and tools go by these methods.
 
-An operator is a file: a subclass of `Operator` with a ``verb``, marked `register`, and the `Running` that its ``open``
-gives. An operator without state gives a `Linear`.
+An operator is a file: a subclass of `Operator` with a ``verb``, marked `register_operator`, and the `Running` that its
+``open`` gives. An operator without state gives a `Linear`.
 
 >>> doubled = Linear(lambda given: given._replace(diffs=2 * given.diffs))
 >>> updates = Updates(pa.table({"v": ["oz"]}), few(0), ints(1), ints(3))
@@ -32,12 +32,12 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates, consolidate, few, ints
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.verbs.family import register
+from ddflow.plan.verbs.family import register_operator
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
 from ddflow.trace.ordered_index import ALL, RowsByGroup
 
-__all__ = ["Context", "Linear", "Operator", "Running", "few", "ints", "register"]
+__all__ = ["Context", "Linear", "Operator", "Running", "few", "ints", "register_operator"]
 
 Hashes = tuple[Words, Words, Words] | tuple[Words, Words, Words, Ints]
 """Of rows: their identities, high and low words, and a hash of what counts in "did it change"; of rows of ordered

@@ -2,13 +2,13 @@
 
 import pyarrow as pa
 
-from ddflow.operators.base import Context, Linear, Running, SameRows, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
 from ddflow.operators.updates import Updates, concat
 from ddflow.plan.collection import Collection
 from ddflow.plan.verbs.rows import check_sides
 
 
-@register
+@register_operator
 class Concat(SameRows):
     """See `Collection.concat`."""
 

@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from ddflow.operators.base import Context, Linear, Running, SameRows, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
 from ddflow.operators.updates import consolidate
 from ddflow.plan.collection import Collection, Columns
 
 
-@register
+@register_operator
 class Consolidate(SameRows):
     """See `Collection.consolidate`."""
 

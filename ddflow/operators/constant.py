@@ -30,15 +30,15 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import TIMES
 from ddflow.columns.row_match import Alike
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Operator, Running, register
+from ddflow.operators.base import Context, Operator, Running, register_operator
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import Change
 
 
-@register
+@register_operator
 class Constant(Operator):
     """``rows``: SQL without columns, a list for each row, of one type a column.  ``inputs``: whose events count."""
 
@@ -57,12 +57,12 @@ class Constant(Operator):
         return {"columns": self.columns, "rows": [{"cells": row} for row in self.rows]}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         return cls(inputs, record.texts("columns"), [each.texts("cells") for each in record.records("rows")])
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the rows as text."""
         return ", ".join(f"({', '.join(each.texts('cells'))})" for each in record.records("rows"))
 

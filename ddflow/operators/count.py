@@ -31,16 +31,16 @@ from ddflow.columns.sorting import sort
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
-from ddflow.operators.base import Context, GroupOperator, Hashes, Running, SteppedRows, register
+from ddflow.operators.base import Context, GroupOperator, Hashes, Running, SteppedRows, register_operator
 from ddflow.operators.ordered_rows import KINDS, number_identities
 from ddflow.operators.updates import Updates, overflow
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change
 
 
-@register
+@register_operator
 class Count(GroupOperator):
     """See `Collection.count`.  ``by``: the group columns."""
 
@@ -64,12 +64,12 @@ class Count(GroupOperator):
         return {"by": self.by, "name": self.name}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         return inputs[0].count(record.texts("by"), name=record.text("name"))
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the groups as text, and the name unless it is the usual one."""
         named = "" if record.text("name") == "count" else f", name={record.text('name')!r}"
         return f"by={record.texts('by')}{named}"

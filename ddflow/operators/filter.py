@@ -17,14 +17,14 @@ import pyarrow as pa
 from ddflow.columns.hashing import flags
 from ddflow.columns.schema import arrays
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Linear, Running, SameRows, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.text.formulas import Record, changed_by, shown_formula
+from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
 from ddflow.plan.verbs.rows import Formula
 
 
-@register
+@register_operator
 class Filter(SameRows):
     """See `Collection.filter`.  ``predicate``: compiled."""
 
@@ -44,7 +44,7 @@ class Filter(SameRows):
         return {"predicate": formulas.add(self.predicate)}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         return inputs[0].filter(record.record("predicate").text("sql"))
 
@@ -54,12 +54,12 @@ class Filter(SameRows):
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: its condition must say the same."""
-        return changed_by(self.predicate, narrow.inputs[0].schema, self.inputs[0].schema)
+        return find_formula_objections(self.predicate, narrow.inputs[0].schema, self.inputs[0].schema)
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the condition as text."""
-        return shown_formula(record.record("predicate"))
+        return write_formula(record.record("predicate"))
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """Return the wanted columns and the columns of the condition."""

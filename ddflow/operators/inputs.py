@@ -5,9 +5,9 @@ Guarantees: graph, step, checkpoint and tools ask all kinds of inputs by the sam
 up; with ``keep=True`` its rows are arranged with their multiplicities.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
->>> type(opened_input(bind("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))).__name__
+>>> type(opened_input(bind_upserts("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))).__name__
 'RunningUpsert'
 """
 
@@ -29,7 +29,7 @@ from ddflow.operators.updates import Updates
 from ddflow.operators.upsert.events import Events, Seen
 from ddflow.operators.upsert.resolution import Resolution
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.differences import BoundDifferences
 from ddflow.trace.batch import Change
 
@@ -70,7 +70,7 @@ class RunningDifferences(RunningThreshold):
     >>> from ddflow.plan.inputs.differences import Differences, bind_differences
     >>> bound = bind_differences("log", pa.schema({"v": pa.string(), "n": pa.int64()}), Differences("n", keep=True))
     >>> log, times = RunningDifferences(bound, Secret(1, 2)), np.array([7, 7])
-    >>> events = bound.add_notes(pa.record_batch({"v": ["a", "b"], "n": [3, 0]}), ["v", "n"])
+    >>> events = bound.add_event_columns(pa.record_batch({"v": ["a", "b"], "n": [3, 0]}), ["v", "n"])
     >>> outcome = log.resolve(Events(events, times, times, np.arange(2)), np.array([7]), since=7)
     >>> outcome.updates(bound.row_schema).to_table(bound.row_schema, pa.int64()).to_pylist(), len(outcome.changes)
     ([{'v': 'a', '_time': 7, '_diff': 3}], 1)
@@ -106,7 +106,7 @@ class RunningDifferences(RunningThreshold):
         counts = np.zeros(8, np.int64)
         counts[APPLIED] = n
         taken = TakenIn(self.bound, events, np.arange(n), counts, made)
-        if self.bound.kept and made.diffs.size:
+        if self.bound.is_kept and made.diffs.size:
             taken.changes.append(RunningCount.compute(self, [made], since)[1])
         return taken
 
@@ -114,10 +114,10 @@ class RunningDifferences(RunningThreshold):
 RunningInput = RunningUpsert | RunningDifferences
 Outcome = Resolution | TakenIn
 """Of some events of an input: ``counts``, ``verdict``, ``updates(schema)``, ``changes``."""
-KINDS: Final[dict[type, Any]] = {Bound: RunningUpsert, BoundDifferences: RunningDifferences}
+KINDS: Final[dict[type, Any]] = {BoundUpserts: RunningUpsert, BoundDifferences: RunningDifferences}
 
 
-def opened_input(bound: Bound | BoundDifferences, secret: Secret, threads: Threads = ALONE) -> RunningInput:
+def opened_input(bound: BoundUpserts | BoundDifferences, secret: Secret, threads: Threads = ALONE) -> RunningInput:
     """Open an input with empty state."""
     made: RunningInput = KINDS[type(bound)](bound, secret, threads)
     return made

@@ -34,18 +34,18 @@ from ddflow.columns.sorting import sort
 from ddflow.errors import CountOverflow
 from ddflow.kernels.join import pair
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.base import Context, Operator, Readable, Running, register
+from ddflow.operators.base import Context, Operator, Readable, Running, register_operator
 from ddflow.operators.ordered_rows import number_identities, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, net_updates, retracting_first
-from ddflow.plan.collection import Collection, Columns, named_equal, refuse_forgetting
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.collection import Collection, Columns, refuse_forgetting, rename_equal_columns
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST_KEYS: Final = 8
 """Of the pairs of keys that identify the rows of a join, as many are known."""
 
 
-@register
+@register_operator
 class Join(Operator):
     """``on``: columns of the left and the right that meet.  ``columns``: of the result.  ``nulls``: whether they meet.
     ``whole``: the sides whose every column is shown, so that columns that they get later are, too.
@@ -75,7 +75,9 @@ class Join(Operator):
         whole_rows = all(of.told_by({*shown[at], *met[at]}) for at, of in enumerate(sides))
         super().__init__(left.flow, pa.schema(fields), sides, whole_rows and left.consolidated and right.consolidated)
         meeting = {frozenset([shown[0][a], shown[1][b]]) for a, b in self.on if a in shown[0] and b in shown[1]}
-        self.equal = frozenset(meeting).union(*(named_equal(of.equal, shown[at]) for at, of in enumerate(sides)))
+        self.equal = frozenset(meeting).union(
+            *(rename_equal_columns(of.equal, shown[at]) for at, of in enumerate(sides))
+        )
         self.unique, self.positive = False, all(each.positive for each in self.inputs)
         self.grows = any(self.inputs[side].grows for side in self.whole)
 
@@ -85,7 +87,7 @@ class Join(Operator):
         return {"on": [list(each) for each in self.on], "columns": columns, "whole": self.whole, "nulls": self.nulls}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         left, right = inputs
         on, columns = record.list("on"), read_columns(record.list("columns"), inputs)
@@ -97,7 +99,7 @@ class Join(Operator):
         return Join(inputs[0], inputs[1], self.on, columns, self.whole, self.nulls)
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the other side and the join columns as text."""
         on = {str(one): str(other) for one, other in record.list("on")}
         return ", ".join([*inputs, f"on={on}"])
@@ -135,7 +137,7 @@ class Join(Operator):
 
     def solid(self) -> frozenset[str]:
         """See `Collection.solid`: what is so on a side."""
-        return super().solid() | self._solid_of(0) | self._solid_of(1)
+        return super().solid() | self._find_solid_columns(0) | self._find_solid_columns(1)
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: both rows of each pair that is one of these."""

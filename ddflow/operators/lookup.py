@@ -34,11 +34,11 @@ from ddflow.errors import NotUnique
 from ddflow.kernels.join import find_single
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.base import Context, Operator, Running, once_each, register_operator
 from ddflow.operators.ordered_rows import Folded, OrderedRows, number_identities, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change, starts
 
@@ -46,7 +46,7 @@ FOUND = "_found"
 """The column that says whether a row of the state found one."""
 
 
-@register
+@register_operator
 class LookUp(Operator):
     """``on``: columns of the left and the right that meet.  ``shown``: those of the right, by their names here; None
     for all but those of ``without``, also such as it gets later.  ``how``: whether rows that find nothing are shown.
@@ -82,7 +82,7 @@ class LookUp(Operator):
         return {"on": [list(each) for each in self.on], "how": self.how} | columns
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         on, shown, without = record.list("on"), None, list[str]()
         if "columns" in record:
@@ -93,7 +93,7 @@ class LookUp(Operator):
         return inputs[0]._then("lookup", inputs[1], on, shown, without, record.text("how"))
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the other side and the join columns as text, and the kind unless it is the usual one."""
         on = {str(one): str(other) for one, other in record.list("on")}
         how = [] if record.text("how") == "left" else [f"how={record.text('how')!r}"]

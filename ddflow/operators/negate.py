@@ -1,11 +1,11 @@
 """Negate: the same rows with multiplicities negated."""
 
-from ddflow.operators.base import Context, Linear, Running, SameRows, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
 from ddflow.operators.updates import negate
 from ddflow.plan.collection import Collection
 
 
-@register
+@register_operator
 class Negate(SameRows):
     """See `Collection.negate`."""
 

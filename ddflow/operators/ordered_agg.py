@@ -35,12 +35,12 @@ from ddflow.kernels.accumulate import list_differences
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import list_heads
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, GroupOperator, Running, once_each, register
+from ddflow.operators.base import Context, GroupOperator, Running, once_each, register_operator
 from ddflow.operators.ordered_rows import Folded, OrderedGroups
 from ddflow.operators.row_order import FirstRows, RowOrder, find_reordered, first_rows, order_texts, ordered_by
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, refuse_forgetting
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change, starts
 from ddflow.trace.group_rows import gather_identities
@@ -52,7 +52,7 @@ MOST_VALUES: Final = 2**31 - 1
 """In the lists of one step."""
 
 
-@register
+@register_operator
 class OrderedAgg(GroupOperator):
     """Results of each group, in an order of its rows.
 
@@ -83,7 +83,7 @@ class OrderedAgg(GroupOperator):
         return {"by": list(self.by), "order": order_texts(self.order), "results": results, "skips": self.skips}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         results = record.list("results")
         return inputs[0]._then(cls.verb, record.texts("by"), record.texts("order"), results, record.text("skips"))
@@ -95,7 +95,7 @@ class OrderedAgg(GroupOperator):
                 yield f"agg(...) compares its column {name!r}, whose values as {kind} have another order"
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the groups, the order, and the results as text."""
         told = [f"by={record.texts('by')}", f"order={record.texts('order')}"]
         return ", ".join([*told, *(f"{name}={way} {column}" for name, way, column in record.list("results"))])

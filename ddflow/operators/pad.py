@@ -16,15 +16,15 @@ import pyarrow as pa
 from ddflow.columns.row_match import Alike
 from ddflow.columns.rows import Chosen
 from ddflow.errors import CorruptState
-from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.base import Context, Linear, Operator, Running, register_operator
 from ddflow.operators.join import chosen, read_columns, written_columns
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.storage.fields import MEND
 
 
-@register
+@register_operator
 class Pad(Operator):
     """``side``: whose rows, 0 for the left's.  ``columns``, ``whole``: of the join.  ``keys``: columns of the left's
     in ``columns`` that the right has under the same names, and gives where the rows are its."""
@@ -60,7 +60,7 @@ class Pad(Operator):
         return {"side": str(self.side), "columns": columns, "keys": self.keys, "whole": self.whole}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         left, right = inputs
         if (side := record.text("side")) not in ("0", "1"):
@@ -75,7 +75,7 @@ class Pad(Operator):
         return Pad(left, right, self.side, columns, self.keys, self.whole)
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Whose rows, and the other."""
         return ", ".join([*inputs, f"rows of the {'right' if record.text('side') == '1' else 'left'}"])
 

@@ -20,23 +20,23 @@ from ddflow.columns.schema import one_batch
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import Expression, refuse_foreign
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Linear, Operator, Running, once_each, register
+from ddflow.operators.base import Context, Linear, Operator, Running, once_each, register_operator
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns, named_equal
-from ddflow.plan.text.formulas import Record, changed_by, shown_formula
-from ddflow.plan.verbs.later import Rest, expand_rests, read_rests
+from ddflow.plan.collection import Collection, Columns, rename_equal_columns
+from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
+from ddflow.plan.verbs.rest_columns import RestColumns, expand_rests, read_rests
 from ddflow.plan.verbs.rows import Formula
 
 
-@register
+@register_operator
 class Project(Operator):
     """See `Collection.project`.  ``columns``: a name or a compiled expression for each column of the schema.
-    ``rests``: what is passed on besides the columns that are named, see `ddflow.plan.verbs.later`."""
+    ``rests``: what is passed on besides the columns that are named, see `ddflow.plan.verbs.rest_columns`."""
 
     verb = "project"
 
     def __init__(
-        self, of: Collection, columns: str | Sequence[str] | Mapping[str, Formula], rests: Sequence[Rest] = ()
+        self, of: Collection, columns: str | Sequence[str] | Mapping[str, Formula], rests: Sequence[RestColumns] = ()
     ) -> None:
         self.columns: list[str | Expression] = []
         fields = []
@@ -65,7 +65,7 @@ class Project(Operator):
         super().__init__(of.flow, schema, [of], of.consolidated and of.told_by(kept))
         failing = [each for each in self.columns if not isinstance(each, str) and each.fallible]
         self.fallible = tuple(dict.fromkeys(name for each in failing for name in each.columns or of.schema.names))
-        self.equal, self.grows = named_equal(of.equal, kept), bool(rests)
+        self.equal, self.grows = rename_equal_columns(of.equal, kept), bool(rests)
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the columns as JSON."""
@@ -77,7 +77,7 @@ class Project(Operator):
         return {"columns": written} | ({"rests": [each.to_json() for each in self.rests]} if self.rests else {})
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         columns = {c.text("name"): c.text("column" if "column" in c else "sql") for c in record.records("columns")}
         return inputs[0]._then(cls.verb, columns, read_rests(record))
@@ -93,12 +93,12 @@ class Project(Operator):
         for column, field in zip(self.columns, self.schema, strict=True):
             if not isinstance(column, str):
                 schemas = narrow.inputs[0].schema, self.inputs[0].schema
-                yield from changed_by(column, *schemas, narrow.schema.field(field.name).type)
+                yield from find_formula_objections(column, *schemas, narrow.schema.field(field.name).type)
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the columns as text."""
-        columns = {each.text("name"): shown_formula(each) for each in record.records("columns")}
+        columns = {each.text("name"): write_formula(each) for each in record.records("columns")}
         plain = all(repr(name) == formula for name, formula in columns.items())
         shown = [formula if plain else f"{name!r}: {formula}" for name, formula in columns.items()]
         for rest in reversed(read_rests(record)):

@@ -27,13 +27,13 @@ from ddflow.columns.names import check_known, column_name
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import arrays
 from ddflow.errors import NotSingle, SpecError
-from ddflow.operators.base import Context, Linear, Running, SameRows, register
+from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
 from ddflow.operators.updates import Updates
-from ddflow.plan.collection import Collection, Columns, named_equal
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.collection import Collection, Columns, rename_equal_columns
+from ddflow.plan.text.formulas import JsonRecord
 
 
-@register
+@register_operator
 class Single(SameRows):
     """See `Collection.single`.  ``counts``: the column of counts.  ``keys``: what messages name."""
 
@@ -48,19 +48,19 @@ class Single(SameRows):
         fields = [field for field in of.schema if field.name != self.counts]
         super().__init__(of.flow, pa.schema(fields), [of], of.consolidated)
         self.fallible = (self.counts,)
-        self.equal = named_equal(of.equal, {name: name for name in self.schema.names})
+        self.equal = rename_equal_columns(of.equal, {name: name for name in self.schema.names})
 
     def to_json(self, formulas: Any) -> dict[str, Any]:
         """Write the column of counts and the keys as JSON."""
         return {"count": self.counts, "keys": self.keys}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         return inputs[0].single(record.text("count"), record.texts("keys"))
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the column of counts and the keys as text."""
         return f"{record.text('count')!r}, {record.texts('keys')}"
 

@@ -27,11 +27,11 @@ from ddflow.columns.schema import arrays
 from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
-from ddflow.operators.base import Context, Running, SameRows, register
+from ddflow.operators.base import Context, Running, SameRows, register_operator
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates, consolidate, overflow
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.text.formulas import Record, shown_formula
+from ddflow.plan.text.formulas import JsonRecord, write_formula
 from ddflow.plan.verbs.rows import POSITIVE, Formula
 from ddflow.trace.batch import Change
 
@@ -40,7 +40,7 @@ GIVEN: Final = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 LEAST: Final = np.iinfo(np.int64).min
 
 
-@register
+@register_operator
 class Threshold(SameRows):
     """See `Collection.threshold`.  ``formula``: compiled over `GIVEN`."""
 
@@ -59,7 +59,7 @@ class Threshold(SameRows):
         return {"formula": formulas.add(self.formula)}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         return inputs[0].threshold(record.record("formula").text("sql"))
 
@@ -68,9 +68,9 @@ class Threshold(SameRows):
         return inputs[0].threshold(self.formula.given)
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the function as text."""
-        return shown_formula(record.record("formula"))
+        return write_formula(record.record("formula"))
 
     def exchange(self) -> list[Columns | None]:
         """Equal rows."""
@@ -81,7 +81,7 @@ class Threshold(SameRows):
         return RunningThreshold(self.schema, self.formula, context.secret)
 
 
-@register
+@register_operator
 class Distinct(Threshold):
     """See `Collection.distinct`."""
 
@@ -100,7 +100,7 @@ class Distinct(Threshold):
         return {}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         return inputs[0].distinct()
 
@@ -109,7 +109,7 @@ class Distinct(Threshold):
         return inputs[0].distinct()
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Nothing."""
         return ""
 

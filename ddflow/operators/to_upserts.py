@@ -29,17 +29,17 @@ from ddflow.columns.schema import arrays, conform, updates_schema
 from ddflow.columns.sorting import sort
 from ddflow.columns.wider import differing, keeps_order
 from ddflow.errors import SpecError
-from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.base import Context, Operator, Running, once_each, register_operator
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.ordered_rows import OrderedRows
 from ddflow.operators.updates import Updates
 from ddflow.operators.upserts import Conflicts, ToUpserts
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.batch import Change
 
 
-@register
+@register_operator
 class AsUpserts(Operator):
     """See `Collection.to_upserts`.  ``key``, ``on_conflict``: as of `ddflow.ToUpserts`.
 
@@ -82,7 +82,7 @@ class AsUpserts(Operator):
         return {"key": list(self.key), "on_conflict": self.on_conflict}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         rule: Any = record.text("on_conflict")
         return inputs[0].to_upserts(record.texts("key"), rule)
@@ -95,7 +95,7 @@ class AsUpserts(Operator):
                 yield f"on_conflict='greatest' compares its column {name!r}, whose values as {now} have another order"
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the key and the rule as text."""
         return f"{record.texts('key')}, on_conflict={record.text('on_conflict')!r}"
 

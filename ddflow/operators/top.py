@@ -40,12 +40,12 @@ from ddflow.errors import Option, SpecError
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import move_windows
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.base import Context, Operator, Running, once_each, register_operator
 from ddflow.operators.ordered_rows import Folded, OrderedGroups
 from ddflow.operators.row_order import RowOrder, find_reordered, first_rows, order_texts, ordered_by
 from ddflow.operators.updates import Updates, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change, starts
 from ddflow.trace.group_rows import gather_identities
@@ -56,7 +56,7 @@ FARTHEST: Final = 2**31
 """Offsets are below it."""
 
 
-@register
+@register_operator
 class Top(Operator):
     """See `Collection.top`."""
 
@@ -93,7 +93,7 @@ class Top(Operator):
         return told | ({} if self.rank_name is None else {"rank_name": self.rank_name})
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         rank = record.text("rank_name") if "rank_name" in record else None
         groups, offset = record.texts("partition_by"), record.whole("offset")
@@ -106,7 +106,7 @@ class Top(Operator):
                 yield f"top(...) compares its column {name!r}, whose values as {kind} have another order"
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the options that differ from their defaults as text."""
         told = [str(record.whole("k")), f"by={record.texts('by')}"]
         told += [f"partition_by={groups}"] if (groups := record.texts("partition_by")) else []

@@ -24,13 +24,13 @@ from ddflow.columns.names import DIFF, check_known, check_names
 from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import arrays
 from ddflow.errors import SpecError
-from ddflow.operators.base import Context, Linear, Operator, Running, register
+from ddflow.operators.base import Context, Linear, Operator, Running, register_operator
 from ddflow.operators.updates import Updates, ints
 from ddflow.plan.collection import Collection, Columns
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 
 
-@register
+@register_operator
 class Unnest(Operator):
     """See `Collection.unnest`.  ``column``: of lists.  Raises `SpecError`."""
 
@@ -57,12 +57,12 @@ class Unnest(Operator):
         return {"column": self.column}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         return inputs[0].unnest(record.text("column"))
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the column as text."""
         return repr(record.text("column"))
 

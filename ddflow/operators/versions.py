@@ -39,20 +39,20 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, move_versions, show_versions
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, once_each, register
+from ddflow.operators.base import Context, Operator, Running, once_each, register_operator
 from ddflow.operators.ordered_rows import Folded, OrderedGroups, ordered_type, stepped_pool
 from ddflow.operators.row_order import RowOrder, find_reordered
 from ddflow.operators.updates import Updates, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.inputs.bind import tombstone_value
 from ddflow.plan.inputs.spec import Tombstone
-from ddflow.plan.text.formulas import Record, changed_by, shown_formula
+from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change, starts
 from ddflow.trace.group_rows import gather_identities, rows_around
 
 
-@register
+@register_operator
 class AsVersions(Operator):
     """See `Collection.versions`."""
 
@@ -140,7 +140,7 @@ class AsVersions(Operator):
         return told | {"delete": given if formulas is None else formulas.add(self.delete)}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """See `Collection.from_json`."""
         delete: Any = record.record("delete").text("sql") if "delete" in record else None
         if "tombstone" in record:
@@ -160,13 +160,13 @@ class AsVersions(Operator):
             if name not in self.key:
                 yield f"versions(...) compares its column {name!r}, whose values as {kind} have another order"
         if self.delete is not None:
-            yield from changed_by(self.delete, *rows)
+            yield from find_formula_objections(self.delete, *rows)
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the options that differ from their defaults as text."""
         told = [str(record.texts("key")), repr(_order(record))]
-        told += [f"delete={shown_formula(record.record('delete'))}"] if "delete" in record else []
+        told += [f"delete={write_formula(record.record('delete'))}"] if "delete" in record else []
         if "tombstone" in record:
             told += [f"delete={Tombstone(record.text('tombstone'), record.given.get('value'))!r}"]
         told += [f"ignore={names}"] if (names := record.texts("ignore")) else []
@@ -189,7 +189,7 @@ class AsVersions(Operator):
         return RunningVersions(self, context)
 
 
-def _order(record: Record) -> str | list[str]:
+def _order(record: JsonRecord) -> str | list[str]:
     """Read the order columns: one as text, several as a list."""
     return record.texts("order_by") if isinstance(record.given.get("order_by"), list) else record.text("order_by")
 

@@ -71,7 +71,7 @@ from ddflow.partitions.receipt import (
 from ddflow.partitions.rewrite import GrowthPlan
 from ddflow.partitions.stages import cut_stages, find_regrouped
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import step_times
+from ddflow.plan.text.codec import read_step_time_type
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import QUERY, Epoch, Feed, Kind
 from ddflow.storage.feeding import EVENTS, fed_by
@@ -139,7 +139,7 @@ class DriverOptions:
         """Raise `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps."""
         if not manifest.inventories:  # it holds nothing yet
             return
-        if (kind := step_times(manifest.plan, where)) != INT64:
+        if (kind := read_step_time_type(manifest.plan, where)) != INT64:
             raise StateRefused(
                 f"open {where} on Spark",
                 f"the times of its steps are {kind}, and those of Spark's epochs are whole numbers",

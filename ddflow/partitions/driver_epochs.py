@@ -43,7 +43,7 @@ from ddflow.partitions.epoch_start import Version, address_of, expired_error
 from ddflow.partitions.receipt import OWED
 from ddflow.partitions.stages import StageGraph, cut_stages, place_collections
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.compatibility import plan_of
+from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.epochs import Epoch
@@ -141,7 +141,7 @@ def read_updates(
     """
     with closing(version.open("read")) as store:
         manifest = version.load_manifest(store)
-        plan = plan_of(manifest.plan, flow, store.where)
+        plan = resolve_plan(manifest.plan, flow, store.where)
         try:
             reading = Snapshot(store, manifest, plan) if share is None else Share(store, manifest, plan, *share)
         except CorruptState:

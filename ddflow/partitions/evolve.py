@@ -39,10 +39,16 @@ from ddflow.partitions.rewrite import NewState, Rewrite, Rewritten, leave_out, s
 from ddflow.partitions.rewrite_task import NOTHING
 from ddflow.partitions.stages import Stages, as_one_stage, cut_stages
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.evolve import evolved_to, keep_past_columns, refuse_slips, with_shared_sides, with_time_type
+from ddflow.plan.compatibility import PlanChange, compare_plans
+from ddflow.plan.evolve import (
+    evolve_to_types,
+    keep_past_columns,
+    refuse_misspelled_columns,
+    set_time_type,
+    share_join_sides,
+)
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, fingerprint, rebuild, step_times
+from ddflow.plan.text.codec import describe_plan, fingerprint_plan, read_step_time_type, rebuild_plan
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import Attached, Epoch, PastColumns
 from ddflow.storage.inventory_text import inside
@@ -126,13 +132,13 @@ class Evolution:
         """Find what to make of the state.  Raises `SpecError`, `PlanChanged`."""
         where = store.where
         if self.flow is None:
-            plan = rebuild(manifest.plan, where)
+            plan = rebuild_plan(manifest.plan, where)
         else:
-            plan, _ = with_time_type(self.flow.frozen(), step_times(manifest.plan, where))
-            plan = with_shared_sides(plan, manifest.plan)
+            plan, _ = set_time_type(self.flow.frozen(), read_step_time_type(manifest.plan, where))
+            plan = share_join_sides(plan, manifest.plan)
         if self.types is not None:
-            plan, _ = evolved_to(plan, self.types, f"evolve {where}")
-        self.plan, self.change = plan, compare(manifest.plan, plan, where, rewriting=True)
+            plan, _ = evolve_to_types(plan, self.types, f"evolve {where}")
+        self.plan, self.change = plan, compare_plans(manifest.plan, plan, where, rewriting=True)
         if self.change.inputs or self.change.outputs or self.change.options:
             raise PlanChanged(
                 f"evolve {where} with this plan",
@@ -140,13 +146,13 @@ class Evolution:
                 "change columns only; the rest is taken when the state is opened with that plan",
             )
         if self.types is not None:
-            refuse_slips(plan, self.change.columns, f"evolve {where}")
+            refuse_misspelled_columns(plan, self.change.columns, f"evolve {where}")
         stages = cut_for(plan, manifest.partitions)
         return NewState(stages, manifest.partitions, "evolution", cast=self.change.before, revise=self._revise)
 
     def _revise(self, manifest: Manifest, written: list[Blob]) -> Manifest:
         """Put the plan with other columns into a manifest, and keep the past columns of its receipts."""
-        before, plan, added = self.change.before, describe(self.plan), dict(manifest.added)
+        before, plan, added = self.change.before, describe_plan(self.plan), dict(manifest.added)
         assert before is not None, "columns change"
         for name, input in before.inputs.items():
             was, now = input.bound.schema.names, self.plan.inputs[name].bound.schema.names
@@ -154,7 +160,7 @@ class Evolution:
         return replace(
             manifest,
             plan=plan,
-            fingerprint=fingerprint(plan),
+            fingerprint=fingerprint_plan(plan),
             past=keep_past_columns(manifest.past, before, manifest.epoch, manifest.oldest),
             added={name: columns for name, columns in added.items() if columns},
         )
@@ -206,14 +212,14 @@ class Drop:
 
     def _revise(self, manifest: Manifest, written: list[Blob]) -> Manifest:
         """Build the manifest without them, and show the outputs in their folder for the last time.  O(files)."""
-        plan, past = describe(self.flow), list[PastColumns]()
+        plan, past = describe_plan(self.flow), list[PastColumns]()
         for each in manifest.past:
             inputs = _leave_out(each.inputs, self.inputs)
             past.append(replace(each, inputs=inputs, outputs=_leave_out(each.outputs, self.names)))
         new = replace(
             manifest,
             plan=plan,
-            fingerprint=fingerprint(plan),
+            fingerprint=fingerprint_plan(plan),
             backlog=Backlog(self.store).rewrite_epochs(manifest.backlog, self._strip_epoch, written),
             receipts=tuple(map(self._strip_epoch, manifest.receipts)),
             past=tuple(past),

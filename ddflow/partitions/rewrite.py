@@ -43,10 +43,10 @@ from ddflow.partitions.epoch_start import Growth, RewriteStart, Version
 from ddflow.partitions.receipt import TaskShares, by_level
 from ddflow.partitions.rewrite_task import NOTHING, lay_out, run_task
 from ddflow.partitions.stages import Stages, place_collections
-from ddflow.plan.compatibility import PlanChange, plan_of
+from ddflow.plan.compatibility import PlanChange, resolve_plan
 from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, fingerprint, node_ids
+from ddflow.plan.text.codec import describe_plan, fingerprint_plan, node_ids
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.manifest import Manifest, newest
@@ -336,10 +336,11 @@ def begin_merge(runs: Sequence[RunRecord]) -> MergeRecord:
 def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str) -> Plan:
     """Return the plan that a state was made by: the given ``flow`` if there is one.
 
-    ``verb``: its purpose, for messages.  O(plan).  Raises `PlanChanged` for another one, and what `plan_of` raises.
+    ``verb``: its purpose, for messages.  O(plan).  Raises `PlanChanged` for another one, and the errors of
+    `resolve_plan`.
     """
-    plan = plan_of(manifest.plan, flow, where)
-    if flow is not None and fingerprint(describe(plan)) != manifest.fingerprint:
+    plan = resolve_plan(manifest.plan, flow, where)
+    if flow is not None and fingerprint_plan(describe_plan(plan)) != manifest.fingerprint:
         raise PlanChanged(
             f"{verb} {where} with this plan",
             "it has more than the one that the state was made by",

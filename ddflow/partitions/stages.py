@@ -29,7 +29,7 @@ from ddflow.dataflow.graph import Graph, Released, Stepped, find_read_columns
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.operators.updates import Updates, consolidate, few, ints, set_apart
-from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by, walk_inputs
+from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_partitioned_by, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
 
@@ -172,7 +172,7 @@ def place_collections(flow: Plan) -> dict[Collection, Placement]:
     input_keys: dict[Collection, Sequence[str]] = {
         input: input.bound.key_schema.names for input in flow.inputs.values()
     }
-    paired = paired_inputs(flow.outputs.values())
+    paired = find_paired_inputs(flow.outputs.values())
     for node in flow.nodes:
         inputs = [places[i] for i in node.inputs]
         if not inputs:
@@ -181,7 +181,7 @@ def place_collections(flow: Plan) -> dict[Collection, Placement]:
             if len(inputs) > 1:
                 places[node] = Placement((node,), node.carried(by))
             else:
-                stands = stands_by(inputs[0].by, by, exactly=node in paired)
+                stands = is_partitioned_by(inputs[0].by, by, exactly=node in paired)
                 places[node] = inputs[0] if stands else Placement((node,), by)
         elif len(inputs) == 1:
             places[node] = Placement(inputs[0].roots, node.carried(inputs[0].by))

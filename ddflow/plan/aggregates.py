@@ -3,10 +3,10 @@
 Guarantees: an aggregate of your own is a state of numbers to which a value is added and from which it is taken away, so
 a retraction costs what an insertion does.
 
->>> call = written_aggregate("total", "SUM(a * b) filter (where c > 1)")
+>>> call = parse_aggregate("total", "SUM(a * b) filter (where c > 1)")
 >>> call.function, call.arguments
 ('sum', ['CASE WHEN c > 1 THEN a * b END'])
->>> written_aggregate("n", "median(a)")
+>>> parse_aggregate("n", "median(a)")
 Traceback (most recent call last):
     ...
 ddflow.errors.ExpressionError: agg n='median(a)': there is no aggregate 'median'; there are array_agg, avg, ...
@@ -78,7 +78,7 @@ class AggregateCall(NamedTuple):
         return ExpressionError(f"agg {self.name}={cut(self.text)!r}", found, remedy)
 
 
-def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> AggregateCall:
+def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> AggregateCall:
     """Parse the text of an aggregate.  ``columns``: of the aggregated rows.  O(text).  Raises `ExpressionError`."""
     from sqlglot import exp  # which takes long to import
 
@@ -111,7 +111,7 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
         ordered = given.pop()
         given.append(ordered.this)
         order = [
-            OrderedBy(_sql(each.this), bool(each.args.get("desc")), bool(each.args.get("nulls_first")))
+            OrderedBy(_write_sql(each.this), bool(each.args.get("desc")), bool(each.args.get("nulls_first")))
             for each in ordered.expressions
         ]
     if given and given[0].key == "distinct":
@@ -128,14 +128,14 @@ def written_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> Aggr
         raise empty.error(f"{function} takes no *", "name a column, or write count(*)")
     if len(given) != 1 and not (function == "count" and given):
         raise empty.error(f"{function} of {len(given)} arguments", f"write {function}(column)")
-    arguments = [] if star else [_sql(each) for each in given]
-    condition = "" if where is None else _sql(where)
+    arguments = [] if star else [_write_sql(each) for each in given]
+    condition = "" if where is None else _write_sql(where)
     if condition:
         arguments = [f"CASE WHEN {condition} THEN {each} END" for each in arguments or ["true"]]
     return AggregateCall(name, text, function, arguments, distinct, order, ignores, condition)
 
 
-def _sql(tree: Any) -> str:
+def _write_sql(tree: Any) -> str:
     from ddflow.expressions.parse import DdflowSpark
 
     return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import NotReadable, SpecError
-from ddflow.plan.text.formulas import Formulas, Record
+from ddflow.plan.text.formulas import Formulas, JsonRecord
 from ddflow.plan.verbs.family import NamesElsewhere
 from ddflow.plan.verbs.groups import GroupVerbs
 from ddflow.plan.verbs.joins import JoinVerbs
@@ -39,7 +39,7 @@ class Nodes:
     def known(self, made: Collection) -> Collection:
         """Return the equal collection that the plan already has, or the new one.  O(nodes)."""
         for node in self.nodes[:-1]:
-            if type(node) is type(made) and node.inputs == made.inputs and _same(node, made):
+            if type(node) is type(made) and node.inputs == made.inputs and _is_same_operator(node, made):
                 self.nodes.remove(made)
                 return node
         return made
@@ -150,14 +150,14 @@ class Collection(
         return {}
 
     @classmethod
-    def from_json(cls, inputs: Sequence[Collection], record: Record) -> Collection:
+    def from_json(cls, inputs: Sequence[Collection], record: JsonRecord) -> Collection:
         """Rebuild the collection from its JSON.  Raises `CorruptState`, and the errors of its constructor."""
         made: Collection = getattr(inputs[0], cls.verb)(*inputs[1:])
         return made
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """Rebuild the same operator on inputs with wider or more columns.  Raises the errors of its constructor."""
-        return self.from_json(inputs, Record(self.to_json(None), self.verb))
+        return self.from_json(inputs, JsonRecord(self.to_json(None), self.verb))
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """Yield reasons why its rows are not those of ``narrow`` in wider types; none if they are.
@@ -167,7 +167,7 @@ class Collection(
         yield from ()
 
     @classmethod
-    def text(cls, record: Record, inputs: Sequence[str]) -> str:
+    def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Write the arguments of its verb, from its JSON.  ``inputs``: texts of the second input and later."""
         return ", ".join(inputs)
 
@@ -205,10 +205,10 @@ class Collection(
         """Return the columns that the plan proves to be never null.  O(nodes and their columns)."""
         made = {field.name for field in self.schema if not field.nullable}
         if len(self.inputs) == 1:
-            made |= self._solid_of(0)
+            made |= self._find_solid_columns(0)
         return frozenset(made)
 
-    def _solid_of(self, at: int) -> set[str]:
+    def _find_solid_columns(self, at: int) -> set[str]:
         """Return the columns here that come from never-null columns of an input."""
         below, here = self.inputs[at], self.commuting(at)
         # Where none is null below, a selection of nulls in front gives no row.
@@ -243,10 +243,10 @@ class Collection(
         return f"{type(self).__name__}({', '.join(f'{f.name} {f.type}' for f in self.schema)})"
 
 
-def named_equal(equal: Iterable[frozenset[str]], names: Mapping[str, str]) -> frozenset[frozenset[str]]:
+def rename_equal_columns(equal: Iterable[frozenset[str]], names: Mapping[str, str]) -> frozenset[frozenset[str]]:
     """Rename equal columns and leave out those without a new name.
 
-    >>> named_equal([frozenset(["a", "b", "c"])], {"a": "x", "c": "y"}) == {frozenset(["x", "y"])}
+    >>> rename_equal_columns([frozenset(["a", "b", "c"])], {"a": "x", "c": "y"}) == {frozenset(["x", "y"])}
     True
     """
     found = (frozenset(names[each] for each in some if each in names) for some in equal)
@@ -273,20 +273,20 @@ def refuse_forgetting(asked: str, then: str, *inputs: Collection) -> None:
         raise SpecError(asked, found, "leave on_expire='forget' out there")
 
 
-def paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:
+def find_paired_inputs(outputs: Iterable[Collection]) -> set[Collection]:
     """Return the collections that a join or another operator pairs by different columns.  O(nodes)."""
     pairing = [node for node in walk_inputs(outputs) if len(node.inputs) > 1 and node.exchange()[0] is not None]
     return {each for node in pairing for each in node.inputs}
 
 
-def stands_by(of: Columns | None, by: Columns, exactly: bool) -> bool:
+def is_partitioned_by(of: Columns | None, by: Columns, exactly: bool) -> bool:
     """Whether rows that are equal by ``by`` are in one partition, where those that are equal by ``of`` are.
 
     ``exactly``: whether rows of another collection must be there, too: some columns of one are not those of another."""
     return of is not None and (of == by if exactly else set(of) <= set(by))
 
 
-def _same(one: Collection, other: Collection) -> bool:
+def _is_same_operator(one: Collection, other: Collection) -> bool:
     """Whether two of a kind, on the same inputs, were told the same.  O(text)."""
     formulas = Formulas()
     try:

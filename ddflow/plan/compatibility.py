@@ -1,20 +1,20 @@
 """Reopening: what it means to open a state, made by one plan, with another one.
 
-Invariant: what `compare` allows can be run on the state as it is, and gives what a state made by the new plan would;
-everything else is refused by name, with both values. An option that is absent has a value, a column that is added
-takes part in what wins a tie, in what "all columns" are, and in what an output is; and a function of the same name need
-not be the same. Nothing is changed here: what is added is named, for the engine to make.
+Invariant: what `compare_plans` allows can be run on the state as it is, and gives what a state made by the new plan
+would; everything else is refused by name, with both values. An option that is absent has a value, a column that is
+added takes part in what wins a tie, in what "all columns" are, and in what an output is; and a function of the same
+name need not be the same. Nothing is changed here: what is added is named, for the engine to make.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.text.codec import describe
+>>> from ddflow.plan.text.codec import describe_plan
 >>> def plan(order_by, **more):
 ...     flow = Plan()
 ...     columns = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64()} | more
 ...     flow.output("out", flow.upserts("orders", columns, Upsert(key="id", order_by=order_by)))
 ...     return flow
->>> compare(describe(plan("at")), plan("at", city=pa.string()), "state/orders").text
+>>> compare_plans(describe_plan(plan("at")), plan("at", city=pa.string()), "state/orders").text
 "input 'orders' gets the columns ['city'], null in all rows there are"
->>> compare(describe(plan("at")), plan("rev"), "state/orders")
+>>> compare_plans(describe_plan(plan("at")), plan("rev"), "state/orders")
 Traceback (most recent call last):
     ...
 ddflow.errors.PlanChanged: open state/orders with this plan: order_by= of input 'orders' is ['rev'], and was ['at']; \
@@ -34,14 +34,21 @@ from ddflow.columns.schema import usual_type
 from ddflow.columns.wider import widening
 from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, cut
 from ddflow.plan.collection import walk_inputs
-from ddflow.plan.evolve import evolve_plan, unlike, with_shared_sides, with_time_type
-from ddflow.plan.inputs.bind import own_columns
+from ddflow.plan.evolve import evolve_plan, find_objections, set_time_type, share_join_sides
+from ddflow.plan.inputs.bind import list_format_columns
 from ddflow.plan.inputs.input import Input, Spec
 from ddflow.plan.inputs.spec import Upsert
-from ddflow.plan.merge.user_function import same_function
+from ddflow.plan.merge.user_function import is_same_function
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import apart, describe, inputs, rebuild, show_node, step_times
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.codec import (
+    describe_plan,
+    find_difference,
+    read_inputs,
+    read_step_time_type,
+    rebuild_plan,
+    show_node,
+)
+from ddflow.plan.text.formulas import JsonRecord
 
 FREE: Final = ("lateness",)
 """The options of a spec that may change: they say nothing of what is kept."""
@@ -96,42 +103,45 @@ class PlanChange:
         return "; ".join(parts) or "it is the same plan"
 
 
-def plan_of(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
-    """Rebuild a state's plan, or check the given ``flow`` against it.  Raises the errors of `compare` and `rebuild`."""
+def resolve_plan(recorded: Mapping[str, Any], flow: Plan | None, where: str) -> Plan:
+    """Rebuild a state's plan, or check the given ``flow`` against it.
+
+    Raises the errors of `compare_plans` and `rebuild_plan`.
+    """
     if flow is None:
-        return rebuild(recorded, where)
-    flow, _ = with_time_type(caught_up(recorded, flow.frozen(), {}, where), step_times(recorded, where))
-    flow = with_shared_sides(flow, recorded)
-    compare(recorded, flow, where)
+        return rebuild_plan(recorded, where)
+    flow, _ = set_time_type(add_state_columns(recorded, flow.frozen(), {}, where), read_step_time_type(recorded, where))
+    flow = share_join_sides(flow, recorded)
+    compare_plans(recorded, flow, where)
     return flow
 
 
-def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool = False) -> PlanChange:
+def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool = False) -> PlanChange:
     """List the changes from a state's plan to ``flow``.  O(plans).
 
     ``old``: the description of the state's plan.  ``where``: names the state in messages.  ``rewriting``: whether
     types may change that require a rewrite of the state.  Raises `PlanChanged` with all forbidden changes,
     `CorruptState` if ``old`` is no description, and `SpecError` if ``flow`` cannot be described.
     """
-    new, refused, change = describe(flow), list[str](), PlanChange()
-    before = inputs(old, where)
+    new, refused, change = describe_plan(flow), list[str](), PlanChange()
+    before = read_inputs(old, where)
     for name, (schema, spec) in before.items():
         input = flow.inputs.get(name)
         if input is None:
             refused.append(f"input {name!r} is not in it, and the state holds one")
             continue
-        refused += _options(name, spec, input.spec, change)
-        refused += _machines(name, *(each["inputs"][name].get("machine") for each in (old, new)))
-        refused += _formats(name, *(each["inputs"][name].get("format") for each in (old, new)))
-        refused += _columns(name, schema, input, change)
+        refused += _compare_options(name, spec, input.spec, change)
+        refused += _compare_machines(name, *(each["inputs"][name].get("machine") for each in (old, new)))
+        refused += _compare_formats(name, *(each["inputs"][name].get("format") for each in (old, new)))
+        refused += _compare_columns(name, schema, input, change)
     change.inputs.extend(name for name in flow.inputs if name not in before)
-    record = Record(old, f"the plan of {where}")
-    refused += _outputs(old, new, where, change)
-    refused += _formulas(record.record("formulas"), new)
+    record = JsonRecord(old, f"the plan of {where}")
+    refused += _compare_outputs(old, new, where, change)
+    refused += _compare_formulas(record.record("formulas"), new)
     if (change.types or change.columns) and not refused:
         narrow = {name: schema for name, (schema, _) in before.items()}
         plan, nodes = evolve_plan(flow, narrow, only=set(flow.outputs) - set(change.outputs))
-        refused += unlike(plan, flow, {old: new for new, old in nodes.items()})
+        refused += find_objections(plan, flow, {old: new for new, old in nodes.items()})
         change = replace(change, before=plan)
     remedy = Phrase(
         *("open it with the plan that it was made by, or make a new state, of a log with ", Command("migrate")),
@@ -139,17 +149,19 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
     )
     if any(LACKS in each for each in refused):
         stays = "which none can be taken out of (docs/guides/schema-changes.md, A column that goes)"
-        remedy = Phrase("declare the columns that the state has, ", _lacking(before, flow), f", {stays}; or ", remedy)
+        remedy = Phrase(
+            "declare the columns that the state has, ", _list_missing_columns(before, flow), f", {stays}; or ", remedy
+        )
     lost = [name for name in record.record("outputs").names() if name not in flow.outputs]
     altered = [name for name, made in new["outputs"].items() if record.record("outputs").given.get(name, made) != made]
-    if altered and len(refused) == len(altered) + len(lost) and _is_kept(flow, altered):
-        remedy = _beside(altered, flow, where) + "; or " + remedy
+    if altered and len(refused) == len(altered) + len(lost) and _has_all_rows(flow, altered):
+        remedy = _suggest_new_outputs(altered, flow, where) + "; or " + remedy
     without = [name for name in before if name not in flow.inputs]
     if lost or without:
         drop = Evolve(state=where, drop_outputs=lost, drop_inputs=without)
         remedy = Phrase(f"to give {[*lost, *without]} up, take them out first with ", drop, "; or ", remedy)
     if not refused and change.rewrites and not rewriting:
-        refused, remedy = change.text.split("; "), _command(change, where, len(flow.inputs) > 1)
+        refused, remedy = change.text.split("; "), _suggest_rewrite(change, where, len(flow.inputs) > 1)
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
         asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
@@ -157,10 +169,10 @@ def compare(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: bool =
     return change
 
 
-def offsets_kept(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
+def keep_wide_offsets(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
     """Give ``flow`` the wide offsets of a state's columns (``large_string``), which are not another type."""
     schemas = dict[str, pa.Schema]()
-    for name, (there, _) in inputs(old, where).items():
+    for name, (there, _) in read_inputs(old, where).items():
         if name in flow.inputs:
             mine = flow.inputs[name].bound.schema
             known = {field.name: field.type for field in there if field.type != usual_type(field.type)}
@@ -170,7 +182,7 @@ def offsets_kept(old: Mapping[str, Any], flow: Plan, where: str) -> Plan:
     return evolve_plan(flow, schemas)[0] if schemas else flow
 
 
-def _lacking(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> Phrase:
+def _list_missing_columns(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> Phrase:
     """Return the columns of a state that a plan does not declare, as they are declared."""
     parts = []
     for name, (schema, _) in before.items():
@@ -180,17 +192,17 @@ def _lacking(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Plan) -> Phrase
     return Phrase.joined(" and ", parts)
 
 
-def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
+def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
     """Give ``flow`` the columns of a state's inputs in the state's order, and those that it need not declare.
 
     ``added``: what inputs got from their sources, by input.  New columns come last.  O(plans).
     """
     schemas = dict[str, pa.Schema]()
-    for name, (there, _) in inputs(old, where).items():
+    for name, (there, _) in read_inputs(old, where).items():
         if name not in flow.inputs:
             continue
         bound = flow.inputs[name].bound
-        given = {*added.get(name, ()), *own_columns(bound.format)}
+        given = {*added.get(name, ()), *list_format_columns(bound.format)}
         known = {field.name: field for field in bound.schema}
         fields = [known.pop(f.name, f) for f in there if f.name in known or f.name in given]
         schemas[name] = pa.schema([*fields, *known.values()])
@@ -198,7 +210,7 @@ def caught_up(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection
     return evolve_plan(flow, schemas)[0] if schemas else flow
 
 
-def _command(change: PlanChange, where: str, several: bool) -> Phrase:
+def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> Phrase:
     """Return what to type to have a state rewritten.  ``several``: whether it has several inputs."""
     commands = []
     for name, types in change.types.items():
@@ -207,7 +219,7 @@ def _command(change: PlanChange, where: str, several: bool) -> Phrase:
     return Phrase("opening never rewrites a state: rewrite it first with ", Phrase.joined(" and ", commands))
 
 
-def unsure(change: PlanChange, flow: Plan) -> Iterator[str]:
+def warn_of_new_columns(change: PlanChange, flow: Plan) -> Iterator[str]:
     """Warn of new columns of messages, because a misspelled name would be a column of nulls.  O(columns).
 
     An input of rows refuses rows with an unknown column instead.
@@ -220,12 +232,14 @@ def unsure(change: PlanChange, flow: Plan) -> Iterator[str]:
             )
 
 
-def _is_kept(flow: Plan, outputs: Sequence[str]) -> bool:
+def _has_all_rows(flow: Plan, outputs: Sequence[str]) -> bool:
     """Whether a state holds all rows that some outputs are made of.  O(nodes)."""
-    return all(each.bound is None or each.bound.kept for each in walk_inputs([flow.outputs[name] for name in outputs]))
+    return all(
+        each.bound is None or each.bound.is_kept for each in walk_inputs([flow.outputs[name] for name in outputs])
+    )
 
 
-def _beside(altered: Sequence[str], flow: Plan, where: str) -> Phrase:
+def _suggest_new_outputs(altered: Sequence[str], flow: Plan, where: str) -> Phrase:
     """Explain how to deploy a changed query.  ``altered``: the outputs that it changed."""
     names = {name: next(n for n in (f"{name}_{i}" for i in count(2)) if n not in flow.outputs) for name in altered}
     return Phrase(
@@ -236,7 +250,7 @@ def _beside(altered: Sequence[str], flow: Plan, where: str) -> Phrase:
     )
 
 
-def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[str]:
+def _compare_options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[str]:
     """Yield the forbidden changes of a spec; put the allowed ones into ``change``."""
     if type(old) is not type(new):
         kinds = ["upserts" if isinstance(each, Upsert) else "differences" for each in (new, old)]
@@ -246,9 +260,9 @@ def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[st
     for option in fields(old):
         # As text, in which a NaN is itself; what is absent is the default.
         a, b = (json.dumps(spec.get(option.name)) for spec in (was, now))
-        if a == b or (option.name == "merge" and _same_merge(was.get("merge"), now.get("merge"))):
+        if a == b or (option.name == "merge" and _is_same_merge(was.get("merge"), now.get("merge"))):
             continue
-        first, second = (_value(spec, option.name) for spec in (old, new))
+        first, second = (_option_value(spec, option.name) for spec in (old, new))
         if option.name in FREE:
             change.options.setdefault(name, {})[option.name] = (first, second)
         elif repr(first) == repr(second):  # of functions the names are shown
@@ -260,31 +274,31 @@ def _options(name: str, old: Spec, new: Spec, change: PlanChange) -> Iterator[st
             yield Option(option.name) + f" of input {name!r} is {cut(repr(second))}, and was {cut(repr(first))}"
 
 
-def _same_merge(was: Any, now: Any) -> bool:
+def _is_same_merge(was: Any, now: Any) -> bool:
     """Whether both are functions that cannot be told apart."""
     both = all(isinstance(each, dict) and "function" in each for each in (was, now))
-    return both and same_function(was, now) and was.get("scalar") == now.get("scalar")
+    return both and is_same_function(was, now) and was.get("scalar") == now.get("scalar")
 
 
-def _machines(name: str, was: Any, now: Any) -> Iterator[str]:
+def _compare_machines(name: str, was: Any, now: Any) -> Iterator[str]:
     """Yield the forbidden changes of an input's machine."""
     transitions: list[Any] = [each.get("transition") if isinstance(each, dict) else None for each in (was, now)]
-    if all(isinstance(each, dict) for each in transitions) and same_function(*transitions):
+    if all(isinstance(each, dict) for each in transitions) and is_same_function(*transitions):
         was, now = (each | {"transition": None} for each in (was, now))
     if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
         yield f"the machine of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
 
 
-def _formats(name: str, was: Any, now: Any) -> Iterator[str]:
+def _compare_formats(name: str, was: Any, now: Any) -> Iterator[str]:
     """Yield the forbidden changes of an input's format."""
     functions: list[Any] = [each.get("function") if isinstance(each, dict) else None for each in (was, now)]
-    if all(isinstance(each, dict) for each in functions) and same_function(*functions):
+    if all(isinstance(each, dict) for each in functions) and is_same_function(*functions):
         return
     if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
         yield Option("format") + f" of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
 
 
-def _value(spec: Spec, option: str) -> Any:
+def _option_value(spec: Spec, option: str) -> Any:
     """Return an option in the form that a user writes."""
     value = getattr(spec, option)
     if option == "groups":
@@ -294,7 +308,7 @@ def _value(spec: Spec, option: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Iterator[str]:
+def _compare_columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Iterator[str]:
     """Yield the forbidden changes of a schema; put the allowed ones into ``change``."""
     new, of = input.bound.schema, f"of input {name!r}"
     for was in old:
@@ -330,15 +344,15 @@ def _columns(name: str, old: pa.Schema, input: Input, change: PlanChange) -> Ite
         change.columns[name] = [column.name for column in added]
 
 
-def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change: PlanChange) -> Iterator[str]:
+def _compare_outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change: PlanChange) -> Iterator[str]:
     """Yield the forbidden changes of outputs; put the allowed ones into ``change``."""
-    before, now = Record(old, f"the plan of {where}").record("outputs"), new["outputs"]
+    before, now = JsonRecord(old, f"the plan of {where}").record("outputs"), new["outputs"]
     for name in before.names():
         was = before.text(name)
         if name not in now:
             yield f"output {name!r} is not in it, and was {show_node(old, was, where)}"
         elif now[name] != was:
-            first, second = apart(old, was, new, now[name], where)
+            first, second = find_difference(old, was, new, now[name], where)
             a, b = show_node(new, second, "this plan"), show_node(old, first, where)
             a, b = (a, b) if a != b else (f"{a} ({second})", f"{b} ({first})")
             made = " made of" * ((first, second) != (was, now[name]))
@@ -346,7 +360,7 @@ def _outputs(old: Mapping[str, Any], new: Mapping[str, Any], where: str, change:
     change.outputs.extend(name for name in now if name not in before)
 
 
-def _formulas(before: Record, new: Mapping[str, Any]) -> Iterator[str]:
+def _compare_formulas(before: JsonRecord, new: Mapping[str, Any]) -> Iterator[str]:
     """Yield functions and pyarrow expressions that changed under the same name, as far as their digests tell."""
     for name in before.names():
         was, now = before.texts(name), new["formulas"].get(name)

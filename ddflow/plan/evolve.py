@@ -1,8 +1,8 @@
 """Plans that change: inputs with wider or more columns, joins that share their sides, and the columns of past epochs.
 
-Guarantees: if `unlike` finds nothing, the rows of every collection of the wider plan are those of the narrower one,
-cast; so state can be cast, too. Keys, times and the columns that decide who wins never change. An epoch is compared,
-and its files are read, by the columns that it was given with.
+Guarantees: if `find_objections` finds nothing, the rows of every collection of the wider plan are those of the narrower
+one, cast; so state can be cast, too. Keys, times and the columns that decide who wins never change. An epoch is
+compared, and its files are read, by the columns that it was given with.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ddflow.columns.schema import is_text, normal_type, usual_type
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.errors import Command, CorruptState, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, cut
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.inputs.bind import Bound
-from ddflow.plan.inputs.input import Binding, Input, bound_to
+from ddflow.plan.inputs.bind import BoundUpserts
+from ddflow.plan.inputs.input import Binding, Input, bind_input
 from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.merge.strategy import Strategy, last_non_null
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
-from ddflow.plan.text.formulas import changed_by
+from ddflow.plan.text.formulas import find_formula_objections
 from ddflow.storage.epochs import PastColumns
 from ddflow.storage.fields import MEND
 
@@ -37,39 +37,39 @@ Nodes = dict[Collection, Collection]
 """By collection of a plan, the same one of the evolved plan."""
 
 
-def asked_for(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.DataType]]:
+def parse_column_types(plan: Plan, given: Any, asked: str) -> dict[str, dict[str, pa.DataType]]:
     """Parse the requested column types, by input: a schema of the only input, or ``{input: columns}``.
 
     Columns: a schema, an object with one, or ``{column: type}``, with types of Arrow or as text.  O(columns).  Raises
     `SpecError`, `NotArrow`.
     """
-    if isinstance(given, Mapping) and given and all(map(_is_columns, given.values())):
+    if isinstance(given, Mapping) and given and all(map(_has_columns, given.values())):
         if unknown := [name for name in given if name not in plan.inputs]:
             raise SpecError(
                 asked, f"there is no input {unknown[0]!r}", did_you_mean(str(unknown[0]), plan.inputs), input=unknown[0]
             )
-        return {name: _types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
+        return {name: _map_types(columns, f"{asked} of {name!r}") for name, columns in given.items()}
     if len(plan.inputs) != 1:
         found = f"the plan has the inputs {list(plan.inputs)}"
         raise SpecError(asked, found, "say of which: " + InputTypes(next(iter(plan.inputs))))
-    return {next(iter(plan.inputs)): _types(given, asked)}
+    return {next(iter(plan.inputs)): _map_types(given, asked)}
 
 
-def _is_columns(given: Any) -> bool:
+def _has_columns(given: Any) -> bool:
     return isinstance(given, Mapping | pa.Schema) or hasattr(given, "schema")
 
 
-def _types(given: Any, asked: str) -> dict[str, pa.DataType]:
+def _map_types(given: Any, asked: str) -> dict[str, pa.DataType]:
     schema = to_schema(given, asked)
     return dict(zip(schema.names, schema.types, strict=True))
 
 
-def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
+def evolve_to_types(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
     """Build the plan with the requested column types, and map each old collection to its new one.  O(nodes).
 
     Raises `SpecError` for a type that a column cannot be widened to; `PlanChanged` if the plan does not fit the types.
     """
-    types = asked_for(plan, given, asked)
+    types = parse_column_types(plan, given, asked)
     schemas = {name: widen_schema(plan.inputs[name].bound, of, asked) for name, of in types.items()}
     try:
         return evolve_plan(plan, schemas)
@@ -81,7 +81,7 @@ def evolved_to(plan: Plan, given: Any, asked: str) -> tuple[Plan, Nodes]:
         raise PlanChanged(asked, f"{error.asked}: {error.found}", remedy) from None
 
 
-def refuse_slips(plan: Plan, added: Mapping[str, Container[str]], asked: str) -> None:
+def refuse_misspelled_columns(plan: Plan, added: Mapping[str, Container[str]], asked: str) -> None:
     """Raise `SpecError` for a new column whose name is near that of another, because it may be misspelled.
 
     ``plan``: with the new columns, which are ``added``, by input.  O(columns of those inputs).
@@ -115,7 +115,7 @@ def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -
     >>> wide, nodes = evolve_plan(plan, {"people": schema})
     >>> wide.outputs
     {'many': Filter(id int64, n int64, city string), 'by_n': Count(n int64, count int64)}
-    >>> list(unlike(plan, wide, nodes))
+    >>> list(find_objections(plan, wide, nodes))
     []
     """
     fields = []
@@ -155,7 +155,7 @@ def evolve_plan(
     inputs: dict[Collection, Input] = {each: each for each in plan.inputs.values()}
     for node in plan.nodes:
         if node in inputs and (only is None or inputs[node].name in schemas):
-            made[node] = out._input(_bind_input(inputs[node].bound, schemas, times))
+            made[node] = out._add_input(_bind_input(inputs[node].bound, schemas, times))
         elif node in wanted:
             given = [made[each] for each in node.inputs]
             if sides is not None and node in sides:
@@ -169,7 +169,7 @@ def evolve_plan(
     return out, made
 
 
-def with_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
+def set_time_type(plan: Plan, kind: pa.DataType) -> tuple[Plan, Nodes]:
     """Build the epoch-mode plan whose step times have a type, and map each collection to its new one.  O(nodes)."""
     if plan.holds_back or plan.time_type == kind:
         return plan, {node: node for node in plan.nodes}
@@ -180,42 +180,42 @@ def _bind_input(bound: Binding, schemas: Mapping[str, pa.Schema], times: pa.Data
     schema = schemas.get(bound.name, bound.schema)
     machine = None if bound.merging is None else bound.merging.machine
     kind = bound.time_type if times is None else times
-    made = bound_to(bound.name, schema, bound.spec, None if machine is None else machine.machine, bound.format, kind)
+    made = bind_input(bound.name, schema, bound.spec, None if machine is None else machine.machine, bound.format, kind)
     return replace(made, guessed=bound.guessed | ({*schema.names} - {*bound.schema.names}))
 
 
-def unlike(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
+def find_objections(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
     """Yield reasons why a wider plan has another meaning than the narrower one.  O(nodes + expressions).
 
     ``nodes``: from collections of the narrower plan to those of the wider one.
     """
     for name in old.inputs.keys() & new.inputs.keys():
         if nodes.get(old.inputs[name]) is new.inputs[name]:
-            yield from _input_unlike(old.inputs[name].bound, new.inputs[name].bound)
+            yield from _find_input_objections(old.inputs[name].bound, new.inputs[name].bound)
     for narrow, wide in nodes.items():
         if narrow.inputs:
             yield from (f"{cut(repr(wide), 80)}: {why}" for why in wide.unlike(narrow))
 
 
-def _input_unlike(old: Binding, new: Binding) -> Iterator[str]:
+def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:
     """Yield objections to wider types of an input's columns."""
     changed, spec, of = differing(old.schema, new.schema), new.spec, f"of input {new.name!r}"
     for name in changed:
         was, now = old.schema.field(name).type, new.schema.field(name).type
-        for option in (option for option, names in new.decides.items() if name in names):
+        for option in (option for option, names in new.deciding_options.items() if name in names):
             yield f"column {name!r} {of} is {now}, and was {was}; it decides ({option}), and such columns never change"
     if changed and old.merging is not None and old.merging.machine is not None:
         yield f"the machine {of} reads {changed}, and may do something else"
     for option, expression in new.formulas.items():
-        yield from (f"{option}= {of}: {why}" for why in changed_by(expression, old.schema, new.schema))
-    if not (isinstance(old, Bound) and isinstance(new, Bound)):
+        yield from (f"{option}= {of}: {why}" for why in find_formula_objections(expression, old.schema, new.schema))
+    if not (isinstance(old, BoundUpserts) and isinstance(new, BoundUpserts)):
         return
     if isinstance(spec.delete, Tombstone) and spec.delete.column in changed:
-        yield from _tombstone(old, new, of)
-    yield from _merging(old, new, of)
+        yield from _find_tombstone_objections(old, new, of)
+    yield from _find_merge_objections(old, new, of)
 
 
-def _tombstone(old: Bound, new: Bound, of: str) -> Iterator[str]:
+def _find_tombstone_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Iterator[str]:
     """Yield an objection if other values would delete."""
     assert isinstance(new.spec.delete, Tombstone)
     column = new.spec.delete.column
@@ -228,7 +228,7 @@ def _tombstone(old: Bound, new: Bound, of: str) -> Iterator[str]:
         yield f"{new.spec.delete!r} {of} may mean something else, as {column!r} is {kinds[1]} and was {kinds[0]}"
 
 
-def _merging(old: Bound, new: Bound, of: str) -> Iterator[str]:
+def _find_merge_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Iterator[str]:
     """Yield the parts of a merge that would not continue as they began."""
     if new.merging is None or old.merging is None:
         return
@@ -238,7 +238,7 @@ def _merging(old: Bound, new: Bound, of: str) -> Iterator[str]:
     for column in new.merging.columns:
         there = old.schema if column.name in old.schema.names else new.schema
         was, now = there.field(column.name).type, new.schema.field(column.name).type
-        if was != now and new.merging.function is None and not _goes_on(column.strategy, was, now):
+        if was != now and new.merging.function is None and not _can_continue_fold(column.strategy, was, now):
             yield f"{column.strategy!r} of {column.name!r} {of} would go on otherwise with {now} than with {was}"
     for field, expression in new.merging.derived:
         if field.name not in old.row_schema.names:
@@ -248,10 +248,12 @@ def _merging(old: Bound, new: Bound, of: str) -> Iterator[str]:
         if field.name in changed and (expression.type != field.type or (gave != kept and not widening(gave, kept))):
             yield f"derive= of {field.name!r} {of} gives {gave}, kept as {kept}, and the column is {field.type}"
         rows = old.row_schema, new.row_schema
-        yield from (f"derive= of {field.name!r} {of}: {why}" for why in changed_by(expression, *rows, gave))
+        yield from (
+            f"derive= of {field.name!r} {of}: {why}" for why in find_formula_objections(expression, *rows, gave)
+        )
 
 
-def _goes_on(strategy: Strategy, old: pa.DataType, new: pa.DataType) -> bool:
+def _can_continue_fold(strategy: Strategy, old: pa.DataType, new: pa.DataType) -> bool:
     """Whether a strategy makes of what was folded, cast, what it makes of the cast cells from the beginning."""
     if strategy.name in ("max", "min"):
         return keeps_order(old, new)
@@ -261,11 +263,11 @@ def _goes_on(strategy: Strategy, old: pa.DataType, new: pa.DataType) -> bool:
     if strategy.name == "fields":
         parts, default = dict(strategy.parts or ()), strategy.default or last_non_null()
         pairs = ((old.field(i), new.field(i)) for i in range(old.num_fields))
-        return all(a.type == b.type or _goes_on(parts.get(a.name, default), a.type, b.type) for a, b in pairs)
+        return all(a.type == b.type or _can_continue_fold(parts.get(a.name, default), a.type, b.type) for a, b in pairs)
     return True
 
 
-def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:
+def share_join_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> Plan:
     """Build the plan whose joins share their sides, or return the same plan if none can.  O(nodes).
 
     ``recorded``: the description of the state that is opened with it.
@@ -278,16 +280,16 @@ def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> 
     >>> _ = flow.output("two", flow.sql("select city, m from o join c on o.c = c.id"))
     >>> [node.schema.names for node in flow.nodes if node.verb == "arrange"]
     [['c', 'n'], ['c', 'm']]
-    >>> [node.schema.names for node in with_shared_sides(flow).nodes if node.verb == "arrange"]
+    >>> [node.schema.names for node in share_join_sides(flow).nodes if node.verb == "arrange"]
     [['c', 'n', 'm']]
     """
-    if not any(side_of(node) is not None for node in plan.nodes):
+    if not any(find_arranged_side(node) is not None for node in plan.nodes):
         return plan
     ids, held = node_ids(plan, written=False), {} if recorded is None else dict(_find_held_sides(plan, recorded))
     groups, wider = defaultdict[Any, list[Any]](list), dict[Collection, list[str]]()
-    free = _free(plan)
+    free = _find_movable_arrangements(plan)
     for node in plan.nodes:
-        if node in ids and (under := side_of(node)) is not None:
+        if node in ids and (under := find_arranged_side(node)) is not None:
             groups[ids[under], node.by, node.refuses].append(node)  # type: ignore[attr-defined]
     for nodes in groups.values():
         kept = [held.get(each, each.schema.names) for each in nodes if each in held or each not in free]
@@ -299,12 +301,12 @@ def with_shared_sides(plan: Plan, recorded: Mapping[str, Any] | None = None) -> 
                 wider[node] = found[0]
         rest = [each for each in movable if each not in wider]
         union = set[str]().union(*(each.schema.names for each in rest))
-        wider |= {each: [name for name in side_of(each).schema.names if name in union] for each in rest}
-    sides = {node: (side_of(node), names) for node, names in wider.items() if names != node.schema.names}
+        wider |= {each: [name for name in find_arranged_side(each).schema.names if name in union] for each in rest}
+    sides = {node: (find_arranged_side(node), names) for node, names in wider.items() if names != node.schema.names}
     return evolve_plan(plan, {}, sides=sides)[0] if sides else plan
 
 
-def side_of(node: Collection) -> Any:
+def find_arranged_side(node: Collection) -> Any:
     """Return the collection whose columns an arrangement holds under their own names; None for another collection."""
     if node.verb != "arrange":
         return None
@@ -313,14 +315,14 @@ def side_of(node: Collection) -> Any:
     return below.inputs[0] if names is not None and all(name == of for name, of in names.items()) else below
 
 
-def _free(plan: Plan) -> set[Collection]:
+def _find_movable_arrangements(plan: Plan) -> set[Collection]:
     """Return the arrangements that may get more columns: only joins read them, and joins show columns by name."""
     needed, out = walk_inputs(plan.outputs.values()), set[Collection]()
     bound = set(plan.outputs.values())
     for node in needed:
         whole: Sequence[int] = getattr(node, "whole", ())
         bound |= {each for at, each in enumerate(node.inputs) if node.verb != "join" or at in whole}
-        out |= {node} if side_of(node) is not None else set()
+        out |= {node} if find_arranged_side(node) is not None else set()
     return out - bound
 
 
@@ -335,7 +337,7 @@ def _find_held_sides(plan: Plan, recorded: Mapping[str, Any]) -> Iterator[tuple[
         if (node, of) in seen or nodes.get(of, {}).get("op") != node.verb:
             continue
         seen.add((node, of))
-        inputs, under = [*nodes[of]["of"]], side_of(node)
+        inputs, under = [*nodes[of]["of"]], find_arranged_side(node)
         if under is None:
             ahead += zip(node.inputs, inputs, strict=False)
             continue
@@ -353,10 +355,10 @@ class PastSchemas(NamedTuple):
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> plan = Plan()
     >>> _ = plan.output("people", plan.upserts("people", {"id": pa.int64()}, Upsert(key="id")))
-    >>> past = PastSchemas.of(past_columns(plan, 7), "an example")
+    >>> past = PastSchemas.from_record(record_past_columns(plan, 7), "an example")
     >>> past.epoch, past.inputs["people"].names, past.outputs["people"].names
     (7, ['id'], ['id', '_time', '_diff'])
-    >>> at([past], 7) is past, at([past], 8)
+    >>> find_past_schemas([past], 7) is past, find_past_schemas([past], 8)
     (True, None)
     """
 
@@ -365,20 +367,20 @@ class PastSchemas(NamedTuple):
     outputs: Mapping[str, pa.Schema]
 
     @classmethod
-    def of(cls, record: PastColumns, what: str) -> PastSchemas:
+    def from_record(cls, record: PastColumns, what: str) -> PastSchemas:
         """Read the past columns of a manifest.  ``what``: names it in errors.  O(columns).  Raises `CorruptState`."""
         given = record.inputs, record.outputs
-        return cls(record.epoch, *({name: schema_of(text, what) for name, text in each.items()} for each in given))
+        return cls(record.epoch, *({name: decode_schema(text, what) for name, text in each.items()} for each in given))
 
 
-def past_columns(plan: Plan, epoch: int) -> PastColumns:
+def record_past_columns(plan: Plan, epoch: int) -> PastColumns:
     """Record the columns of a plan for a manifest.  O(columns)."""
     names = [*plan.outputs, *plan.side_outputs()]
     outputs = {name: plan.updates_schema(name) for name in names}
     return PastColumns(
         epoch,
-        {name: text_of(input.bound.schema) for name, input in plan.inputs.items()},
-        {name: text_of(schema) for name, schema in outputs.items() if schema is not None},
+        {name: encode_schema(input.bound.schema) for name, input in plan.inputs.items()},
+        {name: encode_schema(schema) for name, schema in outputs.items() if schema is not None},
     )
 
 
@@ -391,21 +393,21 @@ def keep_past_columns(
     epoch.
     """
     if before is not None and [each.epoch for each in known[-1:]] != [last]:
-        known = (*known, past_columns(before, last))
+        known = (*known, record_past_columns(before, last))
     return tuple(each for each in known if oldest is not None and oldest <= each.epoch)
 
 
-def at(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:
+def find_past_schemas(past: Iterable[PastSchemas], epoch: int) -> PastSchemas | None:
     """Find the past columns of an epoch; None if the plan still has them.  ``past``: ascending.  O(``past``)."""
     return next((each for each in past if epoch <= each.epoch), None)
 
 
-def text_of(schema: pa.Schema) -> str:
+def encode_schema(schema: pa.Schema) -> str:
     """Write a schema as text."""
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
-def schema_of(text: str, what: str) -> pa.Schema:
+def decode_schema(text: str, what: str) -> pa.Schema:
     """Read the schema of a text.  Raises `CorruptState` for an invalid one."""
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))

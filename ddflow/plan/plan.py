@@ -25,7 +25,7 @@ from ddflow.columns.schema import updates_schema
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.collection import Collection, Nodes
-from ddflow.plan.inputs.bind import bind
+from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.plan.inputs.differences import ChangeFeed, Differences, bind_differences
 from ddflow.plan.inputs.input import Binding, Input, bind_format
 from ddflow.plan.inputs.spec import Late, Upsert
@@ -87,8 +87,8 @@ class Plan(Nodes):
         Input(id int64, city string, at timestamp[us])
         """
         columns = to_schema(schema, f"the schema of {name!r}")
-        bound = bind(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
-        return self._input(bound)
+        bound = bind_upserts(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
+        return self._add_input(bound)
 
     def machine(self, name: str, schema: Any, spec: Upsert, machine: Machine) -> Collection:
         """Add an input whose events drive a `ddflow.Machine`.
@@ -112,7 +112,7 @@ class Plan(Nodes):
         SpecError
             As `upserts`, and for a field of ``spec`` that a machine does not go by; it is named.
         """
-        input = self._input(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
+        input = self._add_input(bind_machine(name, to_schema(schema, f"the schema of {name!r}"), spec, machine))
         return input.unnest(VALUES) if machine.several else input
 
     def updates(
@@ -181,7 +181,7 @@ class Plan(Nodes):
         spec = Differences(diff, time, keep, late, lateness, null_key, value, key)
         columns = to_schema(schema, f"the schema of {name!r}")
         bound = bind_differences(name, columns, spec) if format is None else bind_format(name, columns, spec, format)
-        return self._input(bound)
+        return self._add_input(bound)
 
     def sql(self, text: str, **collections: Collection) -> Collection:
         """Make a collection from a query in Spark's SQL.
@@ -223,7 +223,7 @@ class Plan(Nodes):
         made: Collection = plan_sql(self, text, collections)
         return made
 
-    def _input(self, bound: Binding) -> Input:
+    def _add_input(self, bound: Binding) -> Input:
         name, spec = bound.name, bound.spec
         if name in self.inputs or name in self.outputs:
             by = "input" if name in self.inputs else "output"
@@ -231,7 +231,7 @@ class Plan(Nodes):
                 f"input {name!r}", f"an {by} has that name already", "give every input a name of its own", input=name
             )
         for other in self.inputs.values():
-            self._agree(bound, other.bound)
+            self._check_modes(bound, other.bound)
         for side, schema in bound.sides.items():
             why = Option("on_bad", "drop") if side.endswith(".bad") else Option("stale", spec.stale)
             check_names(schema.names, f"the output {side!r} that {why} adds")
@@ -245,7 +245,7 @@ class Plan(Nodes):
         self.inputs[name] = Input(self, bound)
         return self.inputs[name]
 
-    def _agree(self, one: Binding, other: Binding) -> None:
+    def _check_modes(self, one: Binding, other: Binding) -> None:
         if one.spec.holds_back != other.spec.holds_back:
             waiting, free = (one, other) if one.spec.holds_back else (other, one)
             raise SpecError(

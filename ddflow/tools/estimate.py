@@ -30,7 +30,7 @@ from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.budget import shown_size
 from ddflow.errors import SchemaMismatch, SpecError
 from ddflow.operators.upsert.orders import orders
-from ddflow.plan.inputs.bind import Bound, bind
+from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.terminal import html_table, text_table
 from ddflow.trace.index import LEAST, LOAD, SPARE
@@ -198,12 +198,12 @@ class _Seen:
         if VALUE in schema.names and not {*schema.names}.intersection(spec.key):
             remedy = "give their rows, as spark_bridge.decode makes them"
             raise SchemaMismatch("an estimate", f"these are messages, without the key {list(spec.key)}", remedy)
-        self.bound = bind("the table", schema, spec)
+        self.bound = bind_upserts("the table", schema, spec)
         stored = [*self.bound.row_schema.names, *(spec.order_by if orders(self.bound).hidden else [])]
         nbytes, alive, parts = 0.0, 0, []
         for batch in batches:
             events = _convert_events(batch, self.bound)
-            gone = self.bound.deletes(events) != 0
+            gone = self.bound.mark_deletes(events) != 0
             parts.append((*RowHashes(self.bound.key_schema, SECRET).of(events), gone))
             rows = events.filter(pa.array(~gone)) if gone.any() else events
             nbytes, alive = nbytes + sum(_count_bytes(rows.column(name)) for name in stored), alive + rows.num_rows
@@ -238,10 +238,10 @@ def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
     return (table.slice(start, PIECE) for start in starts), to_schema(table.schema)
 
 
-def _convert_events(table: pa.Table, bound: Bound) -> pa.RecordBatch:
+def _convert_events(table: pa.Table, bound: BoundUpserts) -> pa.RecordBatch:
     """Convert a piece to the input's types, without the rows that have no key."""
     events = one_batch(conform(table, bound.schema, "an estimate", bound.needed_columns))
     if bound.spec.null_key == "keep":
         return events
-    keyless = bound.keyless(events)
+    keyless = bound.mark_keyless(events)
     return events.filter(pa.array(keyless == 0)) if keyless.any() else events

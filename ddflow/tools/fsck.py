@@ -23,10 +23,10 @@ from ddflow.metrics import Look
 from ddflow.operators.inputs import opened_input
 from ddflow.partitions.stages import find_place_columns, place_collections
 from ddflow.plan.collection import Columns
-from ddflow.plan.compatibility import plan_of
-from ddflow.plan.evolve import PastSchemas, at
+from ddflow.plan.compatibility import resolve_plan
+from ddflow.plan.evolve import PastSchemas, find_past_schemas
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import bounds, fingerprint, node_ids
+from ddflow.plan.text.codec import fingerprint_plan, node_ids, read_bindings
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.files.arrow_file import read_batches
 from ddflow.storage.folder.local import LocalStore
@@ -294,7 +294,7 @@ class _Check:
         if newest:
             self.report.epoch = manifest.epoch
             self._check_folder(manifest)
-        if fingerprint(manifest.plan) != manifest.fingerprint:
+        if fingerprint_plan(manifest.plan) != manifest.fingerprint:
             self.report.problem(manifest_file(number), "its fingerprint is not that of its plan", number)
         if manifest.epoch and not manifest.inventories:
             self.report.problem(manifest_file(number), f"it is of epoch {manifest.epoch} and names no state", number)
@@ -348,7 +348,7 @@ class _Check:
         """Load the flow of a manifest's state; return None if its plan has functions, or is damaged."""
         with self._guard(manifest_file(manifest.number), manifest.number):
             try:
-                return plan_of(manifest.plan, self.flow, self.store.where)
+                return resolve_plan(manifest.plan, self.flow, self.store.where)
             except SpecError as error:
                 self.report.note(
                     f"{error.found}, so what is kept of counts and outputs was compared byte for byte, "
@@ -360,7 +360,7 @@ class _Check:
         """Open new operators for a manifest's plan, counts if the flow is known."""
         secret = Secret(*manifest.secret)
         if flow is None:
-            given = bounds(manifest.plan, self.store.where)
+            given = read_bindings(manifest.plan, self.store.where)
             return Operators({name: opened_input(bound, secret) for name, bound in given.items()}, None, {})
         graph, ids = Graph(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
@@ -443,7 +443,9 @@ class _Check:
             return self._count_fragment_rows(manifest, epoch, Fragment(name, blob))
         self.named.add(blob.name)
         whole = self._compare_blob(blob, manifest.number)
-        past = at([PastSchemas.of(each, manifest_file(manifest.number)) for each in manifest.past], epoch)
+        past = find_past_schemas(
+            [PastSchemas.from_record(each, manifest_file(manifest.number)) for each in manifest.past], epoch
+        )
         then = None if past is None else past.outputs.get(name)
         schema = then or (None if flow is None else flow.updates_schema(name))
         if whole is None or schema is None or blob.name in self.seen:

@@ -25,8 +25,8 @@ from ddflow.dataflow.result import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import DdflowError
-from ddflow.plan.text.codec import columns, inputs, show_node, time_type
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.codec import list_columns, read_inputs, read_time_type, show_node
+from ddflow.plan.text.formulas import JsonRecord
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.epochs import Attached
 from ddflow.storage.feeding import Fed
@@ -79,7 +79,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "frontier": manifest.frontier,
             "last": manifest.last,
             "since": manifest.since,
-            "time_type": str(time_type(manifest.plan, store.where)),
+            "time_type": str(read_time_type(manifest.plan, store.where)),
             "inputs": _plans(manifest, store.where),
             "operators": {},
             "verdicts": {},
@@ -93,7 +93,7 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "sinks": _sinks(store, manifest),
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
-        outputs = Record(manifest.plan, f"the plan of {store.where}").record("outputs")
+        outputs = JsonRecord(manifest.plan, f"the plan of {store.where}").record("outputs")
         out["outputs"] = {name: show_node(manifest.plan, outputs.text(name), store.where) for name in outputs.names()}
         waiting = Backlog(store).files(manifest.backlog)
         named = {blob.name: blob.length for blob in (*manifest.outputs(), *manifest.inventories, *waiting)}
@@ -141,11 +141,11 @@ def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
     """Describe, by input, its columns, its spec without defaults, and how it was fed."""
     return {
         name: {
-            "columns": columns(schema),
+            "columns": list_columns(schema),
             "spec": json.loads(spec.to_json()),
             "fed": _describe_calls(manifest.fed.get(name, Fed())),
         }
-        for name, (schema, spec) in inputs(manifest.plan, where).items()
+        for name, (schema, spec) in read_inputs(manifest.plan, where).items()
     }
 
 

@@ -29,7 +29,7 @@ from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, parts_of, to_
 from ddflow.engine.replace import Allowed
 from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
-from ddflow.plan.inputs.input import Binding, Spec, bound_to
+from ddflow.plan.inputs.input import Binding, Spec, bind_input
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.time import CLOSED, Time
 
@@ -119,7 +119,7 @@ def fold_log(
     flow = Flow()
     # What stale= adds is no part of the collection.
     alone = replace(spec, stale="drop", expiry=None) if isinstance(spec, Upsert) else spec
-    input = flow._input(bound_to(LOG, declared, replace(alone, lateness=None), format=format))
+    input = flow._add_input(bind_input(LOG, declared, replace(alone, lateness=None), format=format))
     # An engine has an output; this one asks for the least of each row.
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:

@@ -30,7 +30,7 @@ from ddflow.operators.updates import ints
 from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.codec import describe, node_ids, show_node
+from ddflow.plan.text.codec import describe_plan, node_ids, show_node
 from ddflow.storage.feeding import Fed
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
@@ -152,7 +152,7 @@ def recount(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     ...     list(recount(snapshot))
     [("people.project(['city']).count(by=['city'])", 0)]
     """
-    ids, description = node_ids(snapshot.flow), describe(snapshot.flow)
+    ids, description = node_ids(snapshot.flow), describe_plan(snapshot.flow)
     for node, kept in snapshot.dataflow.graph.keeping.items():
         if node.forgetting or node.as_it_came or not kept.arrangements or snapshot.dataflow.graph.unkept(*node.inputs):
             continue
@@ -375,7 +375,7 @@ class _Comparison:
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
         self.snapshot, self.look, self.out = snapshot, look, Compared(name)
         self.upsert = snapshot.dataflow.graph.inputs[name]
-        if not self.upsert.bound.kept:
+        if not self.upsert.bound.is_kept:
             raise NotReadable(
                 f"verify the input {name!r}",
                 "its rows are not kept",
@@ -427,7 +427,7 @@ class _Comparison:
         """Select the events that must be in the state: before its frontier or without a key, and no bad messages."""
         self.out.events += batch.num_rows
         self.look(batch.num_rows)
-        if self.bound.marks_bad and (bad := batch.num_rows - batch.column(MARK).null_count):
+        if self.bound.has_bad_marks and (bad := batch.num_rows - batch.column(MARK).null_count):
             self.out.bad += bad
             batch = batch.filter(batch.column(MARK).is_null())
         name, frontier = self.bound.spec.time, self.snapshot.frontier
@@ -439,7 +439,7 @@ class _Comparison:
         if present.size:
             later &= present != 0
         if self.bound.spec.null_key != "keep":
-            later &= self.bound.keyless(self.bound.add_notes(batch, batch.schema.names)) == 0
+            later &= self.bound.mark_keyless(self.bound.add_event_columns(batch, batch.schema.names)) == 0
         self.out.later += int(later.sum())
         return batch.filter(pa.array(~later)) if later.any() else batch
 

@@ -29,8 +29,8 @@ from ddflow.errors import CorruptState, PlanChanged, SnapshotExpired
 from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.partitions.driver_epochs import read_updates, stamp_time
 from ddflow.partitions.epoch_start import Version
-from ddflow.plan.compatibility import plan_of
-from ddflow.plan.evolve import PastSchemas, at
+from ddflow.plan.compatibility import resolve_plan
+from ddflow.plan.evolve import PastSchemas, find_past_schemas
 from ddflow.plan.plan import Plan
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import inside
@@ -168,7 +168,7 @@ class ChangeStream(StreamReader):
         self._check_offset(manifest, start)
         if start["epoch"] == end["epoch"]:
             return []
-        plan = plan_of(manifest.plan, self.flow, self.where)
+        plan = resolve_plan(manifest.plan, self.flow, self.where)
         schema = self._find_schema(plan)
         if start["epoch"] < 0:
             return self._split_contents(manifest, plan, schema, end)
@@ -247,9 +247,9 @@ class ChangeStream(StreamReader):
             )
 
     def _list_files(self, manifest: Manifest, epochs: Sequence[Epoch]) -> Iterator[UpdatesFile]:
-        known = [PastSchemas.of(each, f"manifest {manifest.number} of {self.where}") for each in manifest.past]
+        known = [PastSchemas.from_record(each, f"manifest {manifest.number} of {self.where}") for each in manifest.past]
         for epoch in epochs:
-            past = at(known, epoch.epoch)
+            past = find_past_schemas(known, epoch.epoch)
             columns = None if past is None else past.outputs.get(self.output)
             for call in epoch.calls:
                 for blob in call.outputs[self.output].blobs if self.output in call.outputs else ():

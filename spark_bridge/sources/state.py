@@ -48,7 +48,7 @@ from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.driver_epochs import find_partitioning, partitions_with, read_updates
 from ddflow.partitions.epoch_start import Version
-from ddflow.plan.compatibility import plan_of
+from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import opened_store
@@ -261,7 +261,7 @@ class DdflowSource(DataSource):
         with opened_store(self.options["path"], trust=self._parse_trust()) as store:
             manifest = find_version(store, epoch)
             try:
-                plan = plan_of(manifest.plan, self.flow, store.where)
+                plan = resolve_plan(manifest.plan, self.flow, store.where)
             except SpecError as error:  # it has functions, which no state holds
                 raise SpecError(error.asked, error.found, "register spark_bridge.DdflowSource.of(flow)") from None
             yield store, manifest, plan, self._find_output(plan, store.where)

@@ -24,7 +24,7 @@ from test_kafka import produced
 
 import ddflow as dd
 from ddflow.errors import BadMessage, NullKey, SpecError
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 COLUMNS = {"id": int, "city": str, "updated_at": int}
 CITIES = {"id": int, "v": str}
@@ -354,8 +354,8 @@ def test_a_state_goes_on_is_replayed_gets_columns_and_is_verified(tmp_path: Path
         assert again["history"].to_pylist() == second["history"].to_pylist()
         engine.step({"t": table(MOVE[2:])}, epoch=3)
         assert versions(engine, "city") == [("Bern", 10, 20), ("Chur", 20, 30)]
-    again = rebuild(describe(flow))
-    assert again.inputs["t"].spec == flow.inputs["t"].spec and describe(again) == describe(flow)
+    again = rebuild_plan(describe_plan(flow))
+    assert again.inputs["t"].spec == flow.inputs["t"].spec and describe_plan(again) == describe_plan(flow)
     assert dd.verify(state, {"t": table(MOVE)}).ok
     with history_of(dd.formats.debezium(), {**COLUMNS, "zip": str}, keep=True).open(state) as engine:
         engine.step({"t": table([change("c", BERN | {"zip": "3000"}, None, 50)])})

@@ -27,8 +27,8 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe, node_ids, show_node
-from ddflow.plan.verbs.family import operators
+from ddflow.plan.text.codec import describe_plan, node_ids, show_node
+from ddflow.plan.verbs.family import load_operators
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
 from ddflow.storage.memory import MemoryStore
@@ -233,7 +233,7 @@ def test_verify_names_the_operator_whose_rows_are_not_those_of_its_input() -> No
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(running, "apply", missed)
                 fed(engine, 4, 4)
-            said = show_node(describe(engine.flow), node_ids(engine.flow)[node], "this state")
+            said = show_node(describe_plan(engine.flow), node_ids(engine.flow)[node], "this state")
         assert dd.verify(store, {}).operators[said] > 0, (number, said)
         named.add(node.verb)
     assert named >= {"agg", "arrange", "count", "distinct", "ordered_agg", "threshold", "to_upserts", "top", "versions"}
@@ -304,7 +304,7 @@ def test_what_was_forgotten_is_in_no_file_of_any_operator(
 
 
 def test_inspect_stats_and_explain_know_every_operator(state: Path) -> None:
-    stateful = {verb for verb, operator in operators().items() if operator.keeps}
+    stateful = {verb for verb, operator in load_operators().items() if operator.keeps}
     known = dd.inspect(state)
     assert all(each["versions"] and each["files"] for each in known["operators"].values())
     assert len(known["operators"]) == len(arrangements(state)) - len(known["inputs"])

@@ -8,7 +8,7 @@ import pyarrow as pa
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.text.explain import explain
+from ddflow.plan.text.explain import explain_plan
 
 
 def opened() -> dd.Engine:
@@ -60,6 +60,6 @@ def test_every_operator_that_ran_has_its_time() -> None:
 
 def test_a_flow_says_nothing_of_it_and_an_unknown_name_is_refused() -> None:
     with opened() as engine:
-        assert "KB" not in explain(engine.flow) and "KB" in engine.explain("largest")
+        assert "KB" not in explain_plan(engine.flow) and "KB" in engine.explain("largest")
         with raises(dd.SpecError):
             engine.explain("larges")

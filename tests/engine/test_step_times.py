@@ -17,7 +17,7 @@ import ddflow as dd
 from ddflow import errors
 from ddflow.partitions.commit import EpochDriver
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 DAY = dt.date(2026, 11, 26)
 MOMENT = dt.datetime(2026, 11, 26, 12)
@@ -172,8 +172,8 @@ def test_no_days_are_made_up_for_the_steps_of_a_log(state: Path, tmp_path: Path)
 
 def test_a_plan_is_read_back_with_the_type_and_damage_is_named(state: Path) -> None:
     with dd.Snapshot.open(state) as snapshot:
-        description = describe(snapshot.flow)
-    assert description["times"] == "date32[day]" and describe(rebuild(description)) == description
+        description = describe_plan(snapshot.flow)
+    assert description["times"] == "date32[day]" and describe_plan(rebuild_plan(description)) == description
     for wrong in ("string", "no type", 7):
         with raises(errors.CorruptState):
-            rebuild(description | {"times": wrong})
+            rebuild_plan(description | {"times": wrong})

@@ -25,7 +25,7 @@ from ddflow.errors import CorruptState, DdflowError, ExpressionError, PlanChange
 from ddflow.expressions import compile
 from ddflow.expressions.lower import Columns, Lowering
 from ddflow.expressions.parse import MOST_NESTED, MOST_TEXT, MOST_TOKENS, MOST_WORDS, parse
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 T = TypeVar("T")
 BATCH = pa.record_batch(
@@ -218,12 +218,12 @@ def test_errors_of_reopening_and_of_contents_do_not_repeat_them(tmp_path: Path) 
 def test_a_plan_that_is_merely_read_makes_no_constants(text: str) -> None:
     flow = dd.Flow()
     flow.output("o", flow.upserts("s", BATCH.schema, dd.Upsert(key="id")).filter("length(s) > 0"))
-    description = describe(flow)
+    description = describe_plan(flow)
     (made,) = (each for each in description["collections"].values() if each["op"] == "filter")
     made["predicate"]["sql"] = text
     before = pa.default_memory_pool().max_memory()
     with raises(CorruptState) as caught:
-        rebuild(description)
+        rebuild_plan(description)
     assert pa.default_memory_pool().max_memory() - before < 32 << 20
     assert len(str(caught.value)) < MOST_SAID
 

@@ -22,7 +22,7 @@ from rules import Input, canonical
 
 import ddflow as dd
 from ddflow.errors import AggregateOverflow, ExpressionError, PlanChanged, SpecError
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 
 COLUMNS = {
@@ -335,7 +335,7 @@ def test_it_is_asked_for_twice_and_held_once_and_count_is_its_short_form() -> No
         "Agg(g string, si int64, ai double, sd decimal128(30, 4), ad decimal128(24, 8))"
     )
     flow = flow_of(["g"])
-    assert describe(rebuild(describe(flow))) == describe(flow)
+    assert describe_plan(rebuild_plan(describe_plan(flow))) == describe_plan(flow)
     assert "agg(by=['g'], rows='count(*)', c='count(x)'" in dd.Flow.explain(flow)
 
 

@@ -25,14 +25,14 @@ from ddflow.columns.row_match import Alike
 from ddflow.operators.base import Context
 from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.collection import Collection
-from ddflow.plan.verbs.family import operators
+from ddflow.plan.verbs.family import load_operators
 
 UNDER = {"input", "constant"}
 """What is made of no rows."""
 
 
 def test_every_operator_says_what_is_behind_its_rows() -> None:
-    assert [verb for verb, kind in operators().items() if kind.behind is Collection.behind] == []
+    assert [verb for verb, kind in load_operators().items() if kind.behind is Collection.behind] == []
 
 
 def updates(rows: pa.Table) -> Updates:

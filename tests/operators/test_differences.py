@@ -21,7 +21,7 @@ from tight import tighten
 import ddflow as dd
 from ddflow.errors import CountOverflow, ExpressionError, LateEvent, NotReadable, PlanChanged, SchemaMismatch, SpecError
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 
 SCHEMA = pa.schema({"city": pa.string(), "n": pa.int64(), "d": pa.int32(), "at": pa.int64()})
@@ -455,11 +455,11 @@ def test_what_does_not_fit_is_refused_where_it_is_written(how: dict[str, Any]) -
 def test_its_json_makes_the_same_plan_and_nothing_else_does(how: dict[str, Any]) -> None:
     flow = dd.Flow()
     flow.output("out", flow.updates("log", {"v": str, "d": int, "_change_type": str}, **how))
-    made = json.loads(json.dumps(describe(flow)))
-    assert describe(rebuild(made)) == describe(flow)
+    made = json.loads(json.dumps(describe_plan(flow)))
+    assert describe_plan(rebuild_plan(made)) == describe_plan(flow)
     for wrong in ({"kind": "odd"}, {"spec": {"diff": {"feed": "odd"}}}, {"spec": {"keep": 1}}, {"spec": {"odd": 1}}):
         with pytest.raises(dd.errors.CorruptState):
-            rebuild(made | {"inputs": {"log": made["inputs"]["log"] | wrong}})
+            rebuild_plan(made | {"inputs": {"log": made["inputs"]["log"] | wrong}})
 
 
 def test_an_input_that_was_told_nothing_is_shown_without_an_empty_line() -> None:

@@ -14,8 +14,8 @@ import pytest
 from every_operator import NARROW, plan
 
 import ddflow as dd
-from ddflow.plan.evolve import evolved_to
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.evolve import evolve_to_types
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 ORDERS = {"id": int, "customer": int, "amount": int}
 CUSTOMERS = {"customer": int, "city": str}
@@ -124,9 +124,9 @@ def test_what_is_proven_holds(name: str) -> None:
     for each, of in tables.items():
         made.output(each, of)
     assert out.identified_by() == key
-    assert rebuild(describe(made)).outputs["out"].identified_by() == key
+    assert rebuild_plan(describe_plan(made)).outputs["out"].identified_by() == key
     if "more to meet" not in name:  # its rows are compared whole, so a new column is another plan
-        wide, _ = evolved_to(made, {name: {f"of_{name}": pa.int64()} for name in made.inputs}, "a test")
+        wide, _ = evolve_to_types(made, {name: {f"of_{name}": pa.int64()} for name in made.inputs}, "a test")
         assert wide.outputs["out"].identified_by() == key
     draw, most = random.Random(name), 0
     with made.open() as engine:

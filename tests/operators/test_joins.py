@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 KINDS = ("inner", "left", "right", "full", "semi", "anti")
 LEFT = {"id": pa.int64(), "k": pa.int32(), "city": pa.string()}
@@ -202,8 +202,8 @@ def test_what_is_arranged_is_arranged_once() -> None:
     flow.output("by city", a.join(a.count("city"), on="city"))
     assert arranged(flow) == ["arrange 0 by ['k']", "arrange 1 by ['city']", "count 0 by ['city']"]
     assert a.arrange("city") is a.arrange(["city"]) and a.arrange("city") is not a.arrange("k")
-    again = rebuild(describe(flow))
-    assert describe(again) == describe(flow)
+    again = rebuild_plan(describe_plan(flow))
+    assert describe_plan(again) == describe_plan(flow)
 
 
 def test_a_skewed_key_costs_its_output_and_no_more() -> None:

@@ -24,7 +24,7 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, NotUnique
-from ddflow.plan.text.codec import describe, node_id, rebuild, show_node
+from ddflow.plan.text.codec import describe_plan, node_id, rebuild_plan, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recount
 
@@ -363,16 +363,16 @@ def test_its_json_makes_it_again() -> None:
     flow, left, names = bids()
     out = left.lookup(names.project({"a": "auction", "name": "name"}), on={"auction": "a"}, how="inner")
     flow.output("out", out)
-    again = rebuild(describe(flow))
-    assert describe(again) == describe(flow) and again.outputs["out"].schema == out.schema
+    again = rebuild_plan(describe_plan(flow))
+    assert describe_plan(again) == describe_plan(flow) and again.outputs["out"].schema == out.schema
     (node,) = [node for node in flow.nodes if node.verb == "lookup"]
-    said = show_node(describe(flow), node_id(node), "this plan")
+    said = show_node(describe_plan(flow), node_id(node), "this plan")
     assert said == "bids.lookup(names, on={'auction': 'auction'}, how='inner')"
     assert out.unique is False and out.positive
-    broken = describe(flow)
+    broken = describe_plan(flow)
     broken["collections"][node_id(node)]["how"] = 7
     with raises(CorruptState):
-        rebuild(broken)
+        rebuild_plan(broken)
 
 
 @pytest.mark.parametrize(

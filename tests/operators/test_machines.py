@@ -32,7 +32,7 @@ from ddflow.errors import (
     PlanChanged,
     SpecError,
 )
-from ddflow.plan.text.codec import describe, fingerprint, rebuild
+from ddflow.plan.text.codec import describe_plan, fingerprint_plan, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 
 EVENTS = pa.schema({"k": pa.int64(), "at": pa.int64(), "t": pa.int64(), "symbol": pa.string(), "gone": pa.bool_()})
@@ -632,13 +632,13 @@ def test_equal_values_are_one_and_an_equal_set_in_another_order_is_no_change() -
 
 def test_a_plan_with_tables_is_read_back_and_one_with_functions_needs_its_flow() -> None:
     for machine in (TURNSTILE, DROPPING, ORDERS):
-        written = describe(flow_of(machine, order_by="at"))
-        again = rebuild(written)
-        assert describe(again) == written
-        assert fingerprint(written) == fingerprint(describe(flow_of(machine, order_by="at")))
-    assert describe(flow_of(TURNSTILE)) != describe(flow_of(ORDERS))
+        written = describe_plan(flow_of(machine, order_by="at"))
+        again = rebuild_plan(written)
+        assert describe_plan(again) == written
+        assert fingerprint_plan(written) == fingerprint_plan(describe_plan(flow_of(machine, order_by="at")))
+    assert describe_plan(flow_of(TURNSTILE)) != describe_plan(flow_of(ORDERS))
     with raises(SpecError):
-        rebuild(describe(flow_of(SESSIONS)))
+        rebuild_plan(describe_plan(flow_of(SESSIONS)))
 
 
 def test_a_state_of_another_machine_is_refused() -> None:

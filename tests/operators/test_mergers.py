@@ -20,7 +20,7 @@ from pair import Pair
 
 import ddflow as dd
 from ddflow.errors import CorruptState, MergerFailed, PlanChanged, SpecError
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 
 COLUMNS = {
@@ -317,10 +317,10 @@ def flow_of(function: Any, scalar: bool = False) -> dd.Flow:
 
 
 def test_a_plan_names_its_merger_and_needs_it() -> None:
-    assert describe(flow_of(set_columns)) == describe(flow_of(set_columns))
-    assert describe(flow_of(set_columns)) != describe(flow_of(nulls))
+    assert describe_plan(flow_of(set_columns)) == describe_plan(flow_of(set_columns))
+    assert describe_plan(flow_of(set_columns)) != describe_plan(flow_of(nulls))
     with raises(SpecError):
-        rebuild(describe(flow_of(set_columns)))
+        rebuild_plan(describe_plan(flow_of(set_columns)))
 
 
 @pytest.mark.parametrize(("function", "scalar"), [(set_columns, False), (set_scalar, True)])
@@ -357,12 +357,12 @@ def test_a_plan_that_merges_is_read_back_and_one_that_was_changed_is_corrupt(opt
     names = {name: pa.int64() for name in ("k", "at", "seq", "n")} | {"by": pa.string(), "s": pa.string()}
     flow = dd.Flow()
     flow.output("out", flow.upserts("a", names | {"gone": pa.bool_()}, dd.Upsert("k", **options)))
-    written = describe(flow)
-    assert describe(rebuild(written)) == written
+    written = describe_plan(flow)
+    assert describe_plan(rebuild_plan(written)) == written
     for name in written["inputs"]["a"]["spec"]:
         for wrong in (7, [1], {"columns": 3}, {"function": "f"}, [["a"]], None, {"ttl": []}):
             changed = copy.deepcopy(written)
             changed["inputs"]["a"]["spec"][name] = wrong
             with pytest.raises((CorruptState, SpecError)) as caught:
-                rebuild(changed)
+                rebuild_plan(changed)
             assert isinstance(caught.value, CorruptState), (name, wrong)

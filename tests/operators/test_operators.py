@@ -23,8 +23,8 @@ from parts_by_hand import Hands
 import ddflow as dd
 from ddflow.operators.base import Linear
 from ddflow.operators.updates import Updates, concat, consolidate, few, ints
-from ddflow.plan.text.codec import describe, rebuild
-from ddflow.plan.verbs.family import operators
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
+from ddflow.plan.verbs.family import load_operators
 from ddflow.storage.memory import MemoryStore
 
 Step = list[tuple[int, Row | None]]
@@ -98,8 +98,8 @@ def clean(rows: Rows) -> Rows:
 
 
 def test_every_operator_has_a_row() -> None:
-    assert set(TABLE) == set(operators())
-    assert not set(MADE) & set(operators())
+    assert set(TABLE) == set(load_operators())
+    assert not set(MADE) & set(load_operators())
 
 
 @pytest.mark.drawn(8)
@@ -137,8 +137,8 @@ def test_so_it_does_at_every_time_within_a_step(verb: str, steps: list[Step]) ->
 @LAWS
 def test_its_json_makes_the_same_plan(verb: str) -> None:
     flow = flow_of(EVERY[verb])
-    again = rebuild(describe(flow))
-    assert describe(again) == describe(flow)
+    again = rebuild_plan(describe_plan(flow))
+    assert describe_plan(again) == describe_plan(flow)
     assert again.outputs["out"].schema == flow.outputs["out"].schema
 
 

@@ -14,7 +14,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.columns.schema import is_word
 from ddflow.operators.upsert.orders import Order
-from ddflow.plan.inputs.bind import bind
+from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.plan.inputs.spec import Upsert
 
 SECRET = Secret(1, 2)
@@ -26,7 +26,7 @@ def order_of(columns: dict[str, pa.Array], **spec: Any) -> tuple[Order, pa.Recor
     """An order over an input of these columns and a key, and their rows as a batch."""
     n = len(next(iter(columns.values())))
     batch = pa.record_batch({"k": pa.array(range(n)), **columns})
-    return Order(bind("s", batch.schema, Upsert(key="k", **spec))), batch
+    return Order(bind_upserts("s", batch.schema, Upsert(key="k", **spec))), batch
 
 
 def words_of(order: Order, batch: pa.RecordBatch, gone: list[int] | None = None, original: Any = None) -> list[Any]:
@@ -72,7 +72,7 @@ def test_the_values_come_back_from_their_words(kind: str) -> None:
         array = FLAT[kind] if field.nullable else FLAT[kind].drop_null()
         schema = pa.schema([pa.field("k", pa.int64()), field, pa.field("t", pa.int64())])
         spec = Upsert(key="k", order_by="at", time="t", late="advance")
-        order = Order(bind("s", schema, spec))
+        order = Order(bind_upserts("s", schema, spec))
         batch = pa.record_batch([pa.array(range(len(array))), array, pa.array([0] * len(array))], schema=schema)
         found = order.values(order.of(batch, np.arange(len(array)), None), None)
         assert [column.type for column in found] == [array.type]

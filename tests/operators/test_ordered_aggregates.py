@@ -24,7 +24,7 @@ from rules import Input
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, NegativeMultiplicity, PlanChanged, SpecError
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 from ddflow.storage.memory import MemoryStore
 
 COLUMNS = {
@@ -354,7 +354,7 @@ def test_what_is_asked_for_twice_is_held_once() -> None:
     again = rows.group_by("g").agg(**{name: texts[name] for name in ("lo", "kinds", "total", "rows")})
     assert sum(node.keeps for node in flow.nodes) <= arranged + 3
     assert again.schema.names == ["g", "lo", "kinds", "total", "rows"]
-    assert describe(rebuild(describe(flow))) == describe(flow)
+    assert describe_plan(rebuild_plan(describe_plan(flow))) == describe_plan(flow)
     assert "ordered_agg(by=['g'], order=['`value` asc nulls last'], lo=first value)" in dd.Flow.explain(flow)
 
 

@@ -15,7 +15,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.errors import AggregateFailed, ExpressionError, NotInvariant, PlanChanged, SpecError
-from ddflow.plan.text.codec import describe
+from ddflow.plan.text.codec import describe_plan
 from ddflow.storage.memory import MemoryStore
 from ddflow.testing import aggregate_laws
 
@@ -115,7 +115,7 @@ def test_it_stands_beside_extremes_and_is_asked_for_twice_and_held_once() -> Non
     same = dd.Aggregate(SPREAD.zero, add, retract, spread)
     assert rows.agg(v=SPREAD("x")) is rows.agg(v=same("x"))
     flow.output("both", rows.group_by("g").agg(hi="max(x)", v=SPREAD("x")))
-    assert describe(flow) == describe(flow)
+    assert describe_plan(flow) == describe_plan(flow)
     assert "test_own_aggregates.spread('x')" in dd.Flow.explain(flow)
     with flow.open() as engine:
         out = engine.step({"rows": table([(("a", 0.5, 1), 1), (("a", 1.5, None), 1)])}, 0)["both"]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.text.codec import describe, rebuild
+from ddflow.plan.text.codec import describe_plan, rebuild_plan
 
 COLUMNS = {"id": pa.int64(), "city": pa.string(), "n": pa.int64()}
 ROW = st.tuples(st.sampled_from(["Bern", "Basel", None]), st.sampled_from([0, 1, None]))
@@ -106,10 +106,10 @@ def test_a_threshold_may_be_a_function_which_no_state_can_hold() -> None:
         engine.step({"a": table([(k, ("Bern", 0)) for k in range(5)])}, 1)
         assert engine.read("some").to_pylist() == [{"city": "Bern", "n": 0, "_diff": 2}]
     with raises(dd.SpecError):
-        rebuild(describe(flow))
+        rebuild_plan(describe_plan(flow))
     assert "threshold('least(n, 2)')" in dd.Flow.explain(flow_of("least(n, 2)"))
-    again = rebuild(describe(flow_of("least(n, 2)")))
-    assert describe(again) == describe(flow_of("least(n, 2)"))
+    again = rebuild_plan(describe_plan(flow_of("least(n, 2)")))
+    assert describe_plan(again) == describe_plan(flow_of("least(n, 2)"))
 
 
 def flow_of(formula: Any) -> dd.Flow:

@@ -40,7 +40,7 @@ from ddflow.errors import (
     SchemaMismatch,
     SpecError,
 )
-from ddflow.plan.text.codec import describe, node_id, rebuild, show_node
+from ddflow.plan.text.codec import describe_plan, node_id, rebuild_plan, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import open_contents
 
@@ -428,14 +428,14 @@ def test_what_it_cannot_do_is_said_when_the_plan_is_made() -> None:
 def test_its_plan_is_written_and_read_back() -> None:
     flow = dd.Flow()
     node = flow.output("out", orders(flow).filter("paid").to_upserts(["city", "id"], "all"))
-    description = describe(flow)
-    assert describe(rebuild(description)) == description
+    description = describe_plan(flow)
+    assert describe_plan(rebuild_plan(description)) == description
     assert show_node(description, node_id(node), "it").endswith(".to_upserts(['city', 'id'], on_conflict='all')")
     ident = description["outputs"]["out"]
     for wrong in ({"on_conflict": "most"}, {"on_conflict": 3}, {"key": "id"}, {"key": ["other"]}, {"of": []}):
         nodes = description["collections"] | {ident: description["collections"][ident] | wrong}
         with pytest.raises(CorruptState):
-            rebuild(description | {"collections": nodes})
+            rebuild_plan(description | {"collections": nodes})
     behind = {"op": "negate", "of": [ident]}
     with raises(CorruptState):
-        rebuild(description | {"collections": description["collections"] | {"0" * 32: behind}})
+        rebuild_plan(description | {"collections": description["collections"] | {"0" * 32: behind}})

@@ -29,7 +29,7 @@ from tight import MEMORY, tighten, tiny
 import ddflow as dd
 from ddflow.errors import CorruptState, NegativeMultiplicity, PlanChanged
 from ddflow.operators.row_order import RowOrder, find_reordered, order_texts, ordered_by
-from ddflow.plan.text.codec import describe, node_id, rebuild, show_node
+from ddflow.plan.text.codec import describe_plan, node_id, rebuild_plan, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.trace.ordered_index import OrderedIndex
 
@@ -326,15 +326,15 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     assert top.unique is False and top.positive and rows.top(2, "n", rank_name="r").unique
     flow.output("top", top)
     flow.output("ranked", rows.top(3, by=["x"], offset=4, rank_name="place"))
-    again = rebuild(describe(flow))
-    assert describe(again) == describe(flow)
-    said = show_node(describe(flow), node_id(top), "this plan")
+    again = rebuild_plan(describe_plan(flow))
+    assert describe_plan(again) == describe_plan(flow)
+    said = show_node(describe_plan(flow), node_id(top), "this plan")
     assert said == "rows.top(2, by=['`n` desc nulls last', '`note` asc nulls first'], partition_by=['city'])"
     assert "offset=4, rank_name='place'" in flow.explain()
-    broken = describe(flow)
+    broken = describe_plan(flow)
     broken["collections"][node_id(top)]["k"] = "2"
     with raises(CorruptState):
-        rebuild(broken)
+        rebuild_plan(broken)
 
 
 def test_orders_are_read_as_they_are_written() -> None:

@@ -30,7 +30,7 @@ from tight import MEMORY, tighten, tiny
 
 import ddflow as dd
 from ddflow.errors import CorruptState, ExpressionError, NegativeMultiplicity, PlanChanged
-from ddflow.plan.text.codec import describe, node_id, rebuild, show_node
+from ddflow.plan.text.codec import describe_plan, node_id, rebuild_plan, show_node
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import recount
 from ddflow.trace.ordered_index import OrderedIndex
@@ -387,10 +387,10 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     node = rows.versions("id", "at", dd.tombstone("note", "it's \\ gone"), ["price"], "start", "stop")
     flow.output("other", node)
     flow.output("third", rows.versions([], "price", "note is null"))
-    again = rebuild(describe(flow))
-    assert describe(again) == describe(flow)
+    again = rebuild_plan(describe_plan(flow))
+    assert describe_plan(again) == describe_plan(flow)
     assert node.schema.names == ["id", "at", "price", "start", "stop"] and node.unique and node.positive
-    said = show_node(describe(flow), node_id(node), "this plan")
+    said = show_node(describe_plan(flow), node_id(node), "this plan")
     delete = "dd.tombstone('note', \"it's \\\\ gone\")"
     assert (
         said == f"prices.versions(['id'], 'at', delete={delete}, ignore=['price'], valid_from='start', valid_to='stop')"
@@ -399,10 +399,10 @@ def test_two_of_the_same_are_one_and_their_json_makes_them_again() -> None:
     with flow.open() as engine:
         out = engine.step(given_prices((1, 10, 5, "it's gone"), (1, 20, 5, "it's \\ gone")))["other"]
         assert [row["stop"] for row in out.to_pylist()] == [20]
-    broken = describe(flow)
+    broken = describe_plan(flow)
     broken["collections"][node_id(node)]["order_by"] = 7
     with raises(CorruptState):
-        rebuild(broken)
+        rebuild_plan(broken)
 
 
 @pytest.mark.parametrize(

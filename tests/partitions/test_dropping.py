@@ -30,7 +30,7 @@ from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import Fenced, PlanChanged, SinkRefused, SpecError, StateRefused
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe
+from ddflow.plan.text.codec import describe_plan
 from ddflow.storage import backlog
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import Manifest, at, newest
@@ -100,7 +100,7 @@ def test_the_other_outputs_go_on_as_if_these_had_never_been(
     assert {*done.outputs} == names and done.epoch == last and done.unused == ()
     assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": log[:-1]}).ok
     smaller = flow_without(plan(NARROW), *names)
-    assert newest_of(store).plan == describe(smaller)
+    assert newest_of(store).plan == describe_plan(smaller)
     with smaller.open(other, **given) as twin:
         steps = [twin.step({"a": table}, time) for time, table in enumerate(log[:-1], 1)]
         assert operators(store) == operators(other)

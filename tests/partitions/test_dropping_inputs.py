@@ -31,7 +31,7 @@ from ddflow.engine.garbage import blobs_of
 from ddflow.errors import PlanChanged, ReplayMismatch, SpecError
 from ddflow.partitions.evolve import _leave_out_sources
 from ddflow.partitions.rescale import rescale
-from ddflow.plan.text.codec import describe
+from ddflow.plan.text.codec import describe_plan
 from ddflow.storage import backlog
 from ddflow.storage.epochs import Attached
 from ddflow.storage.folder.local import LocalStore
@@ -93,7 +93,7 @@ def test_the_rest_goes_on_as_if_it_had_never_been(
     assert (done.outputs, done.inputs, done.unused, done.epoch) == (tuple(OTHERS), ("b",), (), last + 1)
     fed = [*(a for a, _ in log), log[0][0]]
     assert dd.fsck(store.writer()).ok and dd.verify(store.writer(), {"a": fed}).ok
-    assert newest_of(store).plan == describe(plan(NARROW))
+    assert newest_of(store).plan == describe_plan(plan(NARROW))
     with plan(NARROW).open(other, **given) as twin:
         steps = [twin.step({"a": a}, time) for time, a in enumerate(fed, 1)]
         assert operators(store) == operators(other)

@@ -40,7 +40,7 @@ from ddflow.partitions.driver_epochs import (
     read_updates,
 )
 from ddflow.partitions.epoch_start import Version
-from ddflow.plan.compatibility import plan_of
+from ddflow.plan.compatibility import resolve_plan
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 
@@ -70,7 +70,7 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
     except (CountOverflow, ExpressionError, SpecError) as error:
         event(type(error).__name__)
         return
-    flow = plan_of(find_version(store).plan, flow, "the state")  # whose joins may share their sides
+    flow = resolve_plan(find_version(store).plan, flow, "the state")  # whose joins may share their sides
     for name in (*flow.outputs, *flow.inputs):
         expected = contents(Snapshot(store, find_version(store), flow), name)
         tables, how = shares_of(store, flow, name), find_partitioning(flow, name)
@@ -168,7 +168,7 @@ def test_a_version_is_what_it_says_or_an_error(tmp_path: Path) -> None:
         other = dd.Flow()
         other.output("out", other.upserts("b", {"id": pa.int64()}, dd.Upsert("id")))
         with pytest.raises(PlanChanged):
-            plan_of(find_version(store).plan, other, place)
+            resolve_plan(find_version(store).plan, other, place)
         store.close()
 
 

@@ -10,7 +10,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.plan.inputs.bind import bind
+from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.plan.merge.strategy import MAKERS, Strategy
 
 COLUMNS = pa.schema(
@@ -118,12 +118,12 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 def test_what_does_not_fit_the_columns_is_refused_when_they_meet(options: dict[str, Any], named: str) -> None:
     spec = dd.Upsert("id", **options)
     with pytest.raises(SpecError, match=named):
-        bind("visits", COLUMNS, spec)
+        bind_upserts("visits", COLUMNS, spec)
 
 
 def test_a_formula_of_what_is_not_there_is_refused() -> None:
     with raises(ExpressionError):
-        bind("visits", COLUMNS, dd.Upsert("id", merge=dd.Merge(), derive={"n": "nope + 1"}))
+        bind_upserts("visits", COLUMNS, dd.Upsert("id", merge=dd.Merge(), derive={"n": "nope + 1"}))
 
 
 def test_cells_that_may_be_left_without_a_value_must_be_nullable() -> None:
@@ -131,14 +131,14 @@ def test_cells_that_may_be_left_without_a_value_must_be_nullable() -> None:
         [pa.field("id", pa.int64()), pa.field("at", pa.int64()), pa.field("n", pa.int64(), nullable=False)]
     )
     with raises(SpecError):
-        bind("visits", schema, dd.Upsert("id", groups={"at": ["n"]}))
-    assert bind("visits", schema, dd.Upsert("id", order_by="at", merge=dd.Merge())).merging is not None
+        bind_upserts("visits", schema, dd.Upsert("id", groups={"at": ["n"]}))
+    assert bind_upserts("visits", schema, dd.Upsert("id", order_by="at", merge=dd.Merge())).merging is not None
 
 
 def test_columns_called_like_those_kept_beside_rows_are_refused() -> None:
     schema = pa.schema({"id": pa.int64(), "_given_n": pa.bool_(), "n": pa.int64()})
     with raises(SpecError):
-        bind("visits", schema, dd.Upsert("id", merge=dd.Merge({"n": dd.last()})))
+        bind_upserts("visits", schema, dd.Upsert("id", merge=dd.Merge({"n": dd.last()})))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.plan.text.explain import MOST_BOXES, Size, lay_out, picture
+from ddflow.plan.text.explain import MOST_BOXES, BoxSize, draw_plan, lay_out
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -51,14 +51,14 @@ def test_an_engine_adds_its_figures_and_shows_itself_closed_or_open() -> None:
 def test_texts_of_a_plan_cannot_break_the_page() -> None:
     made = dd.Flow()
     made.output("<b>", made.upserts("a<script>", {"id": int, "x&y": str}, dd.Upsert("id")).filter("id < 3 and id > 1"))
-    drawn = picture(made)
+    drawn = draw_plan(made)
     xml.fromstring(drawn)
     assert "<script>" not in drawn and "<script>" not in made._repr_html_()
 
 
 def test_names_and_formats_that_are_none_are_refused_and_large_plans_are_text() -> None:
     made = flow()
-    assert "people" in picture(made, "served") and "amount < 7" not in made.explain("served", format="svg")
+    assert "people" in draw_plan(made, "served") and "amount < 7" not in made.explain("served", format="svg")
     with raises(dd.errors.SpecError):
         made.explain("by_cty", format="svg")
     with raises(dd.errors.SpecError):
@@ -74,7 +74,7 @@ def test_boxes_never_overlap_and_edges_lead_down(seed: int) -> None:
     random = Random(seed)
     count = random.randint(1, 25)
     inputs = [random.sample(range(n), min(n, random.choice((0, 1, 1, 2, 3)))) for n in range(count)]
-    sizes = [Size(random.uniform(5, 300), random.uniform(5, 120)) for _ in range(count)]
+    sizes = [BoxSize(random.uniform(5, 300), random.uniform(5, 120)) for _ in range(count)]
     layout = lay_out(sizes, inputs)
     boxes = list(zip(layout.boxes, sizes, strict=True))
     for (a, one), (b, other) in combinations(boxes, 2):

@@ -27,8 +27,8 @@ from strategies import events, scenarios
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, SpecError
-from ddflow.plan.text.codec import describe, fingerprint, node_id, node_ids, rebuild, show_node
-from ddflow.plan.text.formulas import digest_of
+from ddflow.plan.text.codec import describe_plan, fingerprint_plan, node_id, node_ids, rebuild_plan, show_node
+from ddflow.plan.text.formulas import digest_code
 
 COLUMNS = {"id": pa.int64(), "n": pa.int64(), "s": pa.string()}
 
@@ -60,11 +60,11 @@ def output(make: Callable[[dd.Collection], dd.Collection]) -> dd.Flow:
 @given(st.data())
 def test_every_plan_is_described_and_made_again(data: st.DataObject) -> None:
     flow = flow_of(data.draw(scenarios()))
-    description = describe(flow)
+    description = describe_plan(flow)
     stored = json.loads(json.dumps(description, sort_keys=True))
-    again = rebuild(stored)
-    assert describe(again) == description == stored
-    assert fingerprint(stored) == fingerprint(describe(again))
+    again = rebuild_plan(stored)
+    assert describe_plan(again) == description == stored
+    assert fingerprint_plan(stored) == fingerprint_plan(describe_plan(again))
     assert {name: node.schema for name, node in again.outputs.items()} == {
         name: node.schema for name, node in flow.outputs.items()
     }
@@ -77,7 +77,7 @@ def test_a_plan_that_was_made_again_gives_the_same_updates(data: st.DataObject) 
     flow = flow_of(scenario)
     inputs = {name: data.draw(events(input, most=6)) for name, input in scenario["inputs"].items()}
     found = []
-    for each in (flow, dd.Flow.of(rebuild(describe(flow)))):
+    for each in (flow, dd.Flow.of(rebuild_plan(describe_plan(flow)))):
         with each.open(secret=Secret(1, 2)) as engine:
             given_rows = {name: to_arrow(scenario["inputs"][name]["columns"], rows) for name, rows in inputs.items()}
             out = engine.step(given_rows, 1)
@@ -109,9 +109,9 @@ OTHER: list[Callable[[dd.Collection], dd.Collection]] = [
 
 
 def test_other_collections_have_other_ids_and_equal_ones_the_same() -> None:
-    ids = [describe(output(make))["outputs"]["out"] for make in OTHER]
+    ids = [describe_plan(output(make))["outputs"]["out"] for make in OTHER]
     assert len(set(ids)) == len(ids)
-    assert ids == [describe(output(make))["outputs"]["out"] for make in OTHER]
+    assert ids == [describe_plan(output(make))["outputs"]["out"] for make in OTHER]
     assert all(len(each) == 32 and int(each, 16) for each in ids)
 
 
@@ -140,8 +140,8 @@ def test_an_input_of_another_spec_or_another_column_keeps_its_id_but_not_the_fin
         flow = dd.Flow()
         flow.output("out", flow.upserts("people", COLUMNS | more, dd.Upsert(key="id", **spec)))
         flows.append(flow)
-    assert len({describe(flow)["outputs"]["out"] for flow in flows}) == 1
-    assert len({fingerprint(describe(flow)) for flow in flows}) == 3
+    assert len({describe_plan(flow)["outputs"]["out"] for flow in flows}) == 1
+    assert len({fingerprint_plan(describe_plan(flow)) for flow in flows}) == 3
 
 
 def test_consolidation_is_no_part_of_what_a_collection_is() -> None:
@@ -149,7 +149,7 @@ def test_consolidation_is_no_part_of_what_a_collection_is() -> None:
         output(lambda rows, how=how: how(rows.project(["n"])).count())
         for how in (lambda c: c, lambda c: c.consolidate())
     )
-    assert describe(plain) == describe(consolidated)
+    assert describe_plan(plain) == describe_plan(consolidated)
 
 
 def test_what_no_output_depends_on_is_not_described_and_ids_come_one_by_one_too() -> None:
@@ -158,8 +158,8 @@ def test_what_no_output_depends_on_is_not_described_and_ids_come_one_by_one_too(
     used = flow.output("out", rows.filter("n > 1").count())
     unused = rows.filter("n > 2").count()
     assert set(node_ids(flow)) == {rows, used, *used.inputs}
-    assert node_ids(flow)[used] == node_id(used) == describe(flow)["outputs"]["out"]
-    assert node_id(unused) not in describe(flow)["collections"]
+    assert node_ids(flow)[used] == node_id(used) == describe_plan(flow)["outputs"]["out"]
+    assert node_id(unused) not in describe_plan(flow)["collections"]
     assert node_ids(flow.frozen()) == node_ids(flow)
 
 
@@ -169,9 +169,9 @@ def test_a_graph_whose_tree_would_be_too_large_is_written_once_a_node() -> None:
     for _ in range(3000):
         rows = rows.concat(rows)
     flow.output("out", rows)
-    description = describe(flow)
+    description = describe_plan(flow)
     assert len(description["collections"]) == 3001
-    assert describe(rebuild(description)) == description
+    assert describe_plan(rebuild_plan(description)) == description
     assert len(show_node(description, description["outputs"]["out"], "it")) < 400
 
 
@@ -179,7 +179,7 @@ SCRIPT = """
 import json, sys
 import pyarrow as pa, pyarrow.compute as pc
 import ddflow as dd
-from ddflow.plan.text.codec import describe, fingerprint
+from ddflow.plan.text.codec import describe_plan, fingerprint_plan
 
 def known(batch, limit=3):
     words = {"a", "b", "c", "d", "e"}
@@ -192,8 +192,8 @@ makers = {"a": lambda: rows["people"].filter(known).count(), "b": lambda: rows["
           "c": lambda: rows["people"].concat(rows["others"]).filter("id > 1 and s <> ''").project(["s"]).count()}
 for name in makers if sys.argv[1] == "forth" else reversed(makers):
     flow.output(name, makers[name]())
-description = describe(flow)
-print(json.dumps([description, fingerprint(description)], sort_keys=True))
+description = describe_plan(flow)
+print(json.dumps([description, fingerprint_plan(description)], sort_keys=True))
 """
 
 
@@ -215,7 +215,7 @@ def test_descriptions_are_the_same_in_every_process_and_whatever_came_first() ->
 
 
 def test_the_id_of_a_count_is_the_one_that_states_were_written_under() -> None:
-    description = describe(output(lambda rows: rows.filter("n > 1").project(["s"]).count()))
+    description = describe_plan(output(lambda rows: rows.filter("n > 1").project(["s"]).count()))
     assert description["outputs"]["out"] == "8c39e5ebf6652422d48c87b1f514c7a1"
 
 
@@ -244,13 +244,13 @@ class Above:
 
 
 def test_a_function_is_known_by_its_name_and_a_digest_stands_beside() -> None:
-    description = describe(output(lambda rows: rows.filter(positive)))
+    description = describe_plan(output(lambda rows: rows.filter(positive)))
     assert description["collections"][description["outputs"]["out"]]["predicate"] == {
         "python": "test_planned.positive",
         "type": "bool",
     }
     assert description["formulas"] == {
-        "python test_planned.positive": [sys.implementation.cache_tag, digest_of(positive)]
+        "python test_planned.positive": [sys.implementation.cache_tag, digest_code(positive)]
     }
 
 
@@ -268,15 +268,15 @@ TWO_OF_A_NAME: dict[str, tuple[Any, Any]] = {
 def test_two_formulas_of_one_name_are_refused_and_one_that_is_used_twice_is_not(what: str) -> None:
     one, other = TWO_OF_A_NAME[what]
     with raises(SpecError):
-        describe(output(lambda rows: rows.filter(one).concat(rows.filter(other))))
-    twice = describe(output(lambda rows: rows.filter(one).concat(rows.filter(one))))
+        describe_plan(output(lambda rows: rows.filter(one).concat(rows.filter(other))))
+    twice = describe_plan(output(lambda rows: rows.filter(one).concat(rows.filter(one))))
     assert len(twice["collections"]) == 3
     method = Above(3)
-    describe(output(lambda rows: rows.filter(method.holds).concat(rows.filter(method.holds))))
+    describe_plan(output(lambda rows: rows.filter(method.holds).concat(rows.filter(method.holds))))
 
 
 def test_a_digest_sees_code_and_plain_values_that_a_function_was_made_with() -> None:
-    assert digest_of(above(1)) == digest_of(above(1)) != digest_of(above(2))
+    assert digest_code(above(1)) == digest_code(above(1)) != digest_code(above(2))
     others = [
         lambda b: b.n,
         lambda b: b.m,
@@ -290,13 +290,13 @@ def test_a_digest_sees_code_and_plain_values_that_a_function_was_made_with() -> 
         lambda b: b.n in {1, 2},
         lambda b: above(b.n),
     ]
-    assert len({digest_of(each) for each in others}) == len(others)
+    assert len({digest_code(each) for each in others}) == len(others)
 
     def named(rows: Any) -> Any:  # another name, another place, other names of what is local
         return rows.n
 
-    assert digest_of(named) == digest_of(others[0])
-    assert digest_of(Above(1)) == digest_of(Above(2)), "of objects nothing is seen"
+    assert digest_code(named) == digest_code(others[0])
+    assert digest_code(Above(1)) == digest_code(Above(2)), "of objects nothing is seen"
 
 
 @pytest.mark.parametrize("formula", [positive, pc.field("n") > 1])
@@ -304,7 +304,7 @@ def test_a_digest_sees_code_and_plain_values_that_a_function_was_made_with() -> 
 def test_a_plan_with_a_formula_that_is_not_sql_needs_the_flow(formula: Any, verb: str) -> None:
     flow = output(lambda rows: rows.filter(formula) if verb == "filter" else rows.project({"m": formula, "s": "s"}))
     with raises(SpecError) as error:
-        rebuild(describe(flow), "state/orders")
+        rebuild_plan(describe_plan(flow), "state/orders")
     assert error.value.asked == "read the plan of state/orders"
 
 
@@ -318,7 +318,7 @@ def test_a_collection_is_shown_as_it_would_be_written() -> None:
         .concat(others.negate().project({"m": "n", "s": "s"}), others.project({"m": "n", "s": "s"}))
         .count("m", name="k"),
     )
-    description = describe(flow)
+    description = describe_plan(flow)
     assert show_node(description, description["outputs"]["out"], "it") == (
         "people.filter('n > 1').project({'m': 'n + 1', 's': 's'}).concat(others.negate().project({'m': 'n', 's': 's'}),"
         " others.project({'m': 'n', 's': 's'})).count(by=['m'], name='k')"
@@ -333,7 +333,7 @@ def whole() -> dict[str, Any]:
     flow.output("rows", rows)
     counted = flow.output("by_n", rows.filter("n > 1").project({"n": "n", "k": "n + 1"}).count(by=["n"]))
     flow.output("both", counted.concat(counted.negate()))
-    return json.loads(json.dumps(describe(flow)))
+    return json.loads(json.dumps(describe_plan(flow)))
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -405,13 +405,13 @@ def test_a_hostile_description_is_refused_or_is_the_plan_it_says() -> None:
     for turn in range(1000):
         bad = mutated(good, chance)
         try:
-            flow = rebuild(bad, "a state")
+            flow = rebuild_plan(bad, "a state")
         except (CorruptState, SpecError) as error:
             assert isinstance(error, CorruptState) or "is not SQL" in str(error), (turn, error)
             assert len(str(error)) < 2500, (turn, error)
             refused += 1
         else:
-            again = describe(flow)
+            again = describe_plan(flow)
             assert again["outputs"] == bad["outputs"], (turn, bad)
             assert set(again["collections"]) <= set(bad["collections"]), (turn, bad)
             for name, input in again["inputs"].items():
@@ -429,10 +429,10 @@ def test_a_hostile_schema_is_refused_or_has_the_columns_that_stand_beside() -> N
         bad = copy.deepcopy(good)
         bad["inputs"]["people"]["schema"] = base64.b64encode(changed).decode()
         try:
-            flow = rebuild(bad)
+            flow = rebuild_plan(bad)
         except CorruptState:
             continue
-        assert describe(flow)["inputs"]["people"]["columns"] == good["inputs"]["people"]["columns"], turn
+        assert describe_plan(flow)["inputs"]["people"]["columns"] == good["inputs"]["people"]["columns"], turn
 
 
 def change(where: list[Any], value: Any) -> dict[str, Any]:
@@ -491,6 +491,6 @@ HOSTILE: dict[str, tuple[Callable[[], Any], str]] = {
 def test_a_description_that_was_not_written_here_is_corrupt(what: str) -> None:
     make, found = HOSTILE[what]
     with pytest.raises(CorruptState) as error:
-        rebuild(make(), "state/orders")
+        rebuild_plan(make(), "state/orders")
     assert found in str(error.value)
     assert "the plan of state/orders" in str(error.value)

@@ -19,8 +19,8 @@ from test_planned import above, flow_of, positive
 
 import ddflow as dd
 from ddflow.errors import CorruptState, PlanChanged
-from ddflow.plan.compatibility import PlanChange, compare
-from ddflow.plan.text.codec import describe
+from ddflow.plan.compatibility import PlanChange, compare_plans
+from ddflow.plan.text.codec import describe_plan
 
 WHERE = "state/orders"
 COLUMNS: dict[str, Any] = {"id": pa.int64(), "at": pa.int64(), "rev": pa.int64(), "op": pa.string(), "n": pa.int32()}
@@ -44,12 +44,12 @@ def flow(
 
 def stored(of: dd.Flow) -> dict[str, Any]:
     """The description as a state gives it back."""
-    return dict(json.loads(json.dumps(describe(of), sort_keys=True)))
+    return dict(json.loads(json.dumps(describe_plan(of), sort_keys=True)))
 
 
 def refused(old: dd.Flow, new: dd.Flow) -> str:
     with pytest.raises(PlanChanged) as error:
-        compare(stored(old), new, WHERE)
+        compare_plans(stored(old), new, WHERE)
     assert error.value.asked == "open state/orders with this plan"
     lacks = ""
     if "is missing, and was" in error.value.found:
@@ -199,7 +199,7 @@ def test_null_where_none_could_be_is_refused_too() -> None:
 
 def test_an_encoding_is_no_other_type() -> None:
     encoded = columns(op=pa.field("op", pa.dictionary(pa.int32(), pa.string())))
-    assert not compare(stored(flow()), flow(columns=encoded), WHERE)
+    assert not compare_plans(stored(flow()), flow(columns=encoded), WHERE)
 
 
 def test_all_that_is_refused_is_named_and_what_is_much_is_cut() -> None:
@@ -218,7 +218,7 @@ ADDED = COLUMNS | {"city": pa.string()}
 def test_a_new_nullable_column_is_allowed_and_named_wherever_it_stands(place: int) -> None:
     fields = list(columns())
     fields.insert(place, pa.field("city", pa.string()))
-    change = compare(stored(flow()), flow(columns=pa.schema(fields)), WHERE)
+    change = compare_plans(stored(flow()), flow(columns=pa.schema(fields)), WHERE)
     assert change == PlanChange(columns={"orders": ["city"]})
     assert change.text == "input 'orders' gets the columns ['city'], null in all rows there are"
 
@@ -227,7 +227,7 @@ def test_a_new_column_is_refused_where_it_would_judge_ties_and_only_there() -> N
     greatest = LAST | {"tie": "greatest"}
     assert "tie='greatest' compares all columns" in refused(flow(greatest), flow(greatest, ADDED))
     narrow = greatest | {"value": ["n"]}
-    assert compare(stored(flow(narrow)), flow(narrow, ADDED), WHERE).columns == {"orders": ["city"]}
+    assert compare_plans(stored(flow(narrow)), flow(narrow, ADDED), WHERE).columns == {"orders": ["city"]}
 
 
 def test_a_new_column_is_refused_where_an_output_would_be_another_by_it() -> None:
@@ -245,18 +245,18 @@ def test_a_new_column_leaves_outputs_alone_that_do_not_read_it() -> None:
     def outputs(rows: Any) -> Any:
         return rows.filter("n > 1").project(["id", "at", "rev", "op", "n"]).consolidate().count(by="op")
 
-    assert compare(stored(flow(outputs={"n": outputs})), flow(columns=ADDED, outputs={"n": outputs}), WHERE)
+    assert compare_plans(stored(flow(outputs={"n": outputs})), flow(columns=ADDED, outputs={"n": outputs}), WHERE)
 
 
 def test_new_outputs_and_inputs_are_allowed_and_named() -> None:
     new = flow(outputs={"rows": lambda rows: rows, "n": lambda rows: rows.count(by=[])}, more=("others",))
-    change = compare(stored(flow()), new, WHERE)
+    change = compare_plans(stored(flow()), new, WHERE)
     assert change == PlanChange(inputs=["others"], outputs=["n"])
     assert change.text == "the inputs ['others'] are new; the outputs ['n'] are new"
 
 
 def test_the_lateness_may_change_and_is_named() -> None:
-    change = compare(stored(flow(HELD)), flow(HELD | {"lateness": 5}), WHERE)
+    change = compare_plans(stored(flow(HELD)), flow(HELD | {"lateness": 5}), WHERE)
     assert change == PlanChange(options={"orders": {"lateness": (None, 5)}})
     assert change.text == "lateness= of input 'orders' is 5, and was None"
 
@@ -319,7 +319,7 @@ def test_a_changed_query_is_added_beside_the_old_one_and_the_error_says_so() -> 
 
     def remedy(new: dd.Flow, old: dd.Flow) -> str:
         with pytest.raises(PlanChanged) as error:
-            compare(stored(old), new, WHERE)
+            compare_plans(stored(old), new, WHERE)
         return error.value.fix
 
     assert remedy(queried(a="select v + 1 w from orders", b="select sum(v) n from orders"), queried()).startswith(
@@ -350,7 +350,7 @@ def test_an_input_that_is_gone_is_refused() -> None:
 
 def test_a_function_of_the_same_name_that_does_something_else_is_refused() -> None:
     old, new = (flow(outputs={"out": lambda rows, limit=limit: rows.filter(above(limit))}) for limit in (1, 2))
-    assert not compare(stored(old), flow(outputs={"out": lambda rows: rows.filter(above(1))}), WHERE)
+    assert not compare_plans(stored(old), flow(outputs={"out": lambda rows: rows.filter(above(1))}), WHERE)
     assert "the formula test_planned.above.<locals>.holds is not the one" in refused(old, new)
 
 
@@ -360,7 +360,7 @@ def test_a_long_pyarrow_expression_is_refused_where_only_what_is_not_shown_diffe
         flow(outputs={"out": lambda rows, values=values: rows.filter(pc.field("n").isin(values))})
         for values in (many, [*many[:500], 7, *many[501:]])
     )
-    assert not compare(stored(old), old, WHERE)
+    assert not compare_plans(stored(old), old, WHERE)
     assert "the formula is_in(n, " in refused(old, new)
 
 
@@ -369,19 +369,19 @@ def test_a_digest_that_another_python_made_says_nothing() -> None:
     description = stored(old)
     for each in description["formulas"].values():
         each[0] = "cpython-27"
-    assert not compare(description, new, WHERE)
+    assert not compare_plans(description, new, WHERE)
 
 
 @effort(100)
 @given(st.data())
 def test_a_plan_is_the_same_as_itself_and_no_other_drawn_plan(data: st.DataObject) -> None:
     one, other = (flow_of(data.draw(scenarios())) for _ in range(2))
-    change = compare(stored(one), one, WHERE)
+    change = compare_plans(stored(one), one, WHERE)
     assert not change
     assert change.text == "it is the same plan"
-    if describe(one) != describe(other):
+    if describe_plan(one) != describe_plan(other):
         try:
-            assert compare(stored(one), other, WHERE)
+            assert compare_plans(stored(one), other, WHERE)
         except PlanChanged as error:
             assert len(error.found) < 5000
 
@@ -394,7 +394,7 @@ def test_a_description_that_is_none_is_corrupt(part: str) -> None:
     )
     for junk in (None, 5, [], dict.fromkeys(description[part], 5)):
         with raises(CorruptState):
-            compare(description | {part: junk}, new, WHERE)
+            compare_plans(description | {part: junk}, new, WHERE)
 
 
 def test_of_long_outputs_it_is_said_where_they_begin_to_differ() -> None:

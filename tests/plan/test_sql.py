@@ -18,7 +18,7 @@ from sqlglot import exp
 import ddflow as dd
 from ddflow.errors import DdflowError, ExpressionError, SpecError
 from ddflow.expressions.parse import QuerySpark, parse_query
-from ddflow.plan.text.codec import describe
+from ddflow.plan.text.codec import describe_plan
 
 
 @pytest.mark.drawn(8)
@@ -76,7 +76,7 @@ def test_equal_texts_give_equal_plans() -> None:
         flow.output(
             "out", flow.sql("with p as (select id, upper(status) s from o where n > 1) select distinct s from p")
         )
-        made.append(describe(flow))
+        made.append(describe_plan(flow))
     assert made[0] == made[1]
 
 

@@ -13,7 +13,7 @@ from tpch_queries import KEYS, QUERIES, TYPES
 
 import ddflow as dd
 from ddflow.errors import ExpressionError, NotSingle
-from ddflow.plan.text.codec import describe
+from ddflow.plan.text.codec import describe_plan
 
 LISTED = listed("groups", "joins", "subqueries", "sets", "tops of groups and joins")
 
@@ -63,7 +63,7 @@ def test_queries_of_tpch_lower_to_equal_plans_that_multiply_nothing(number: int)
         for name, columns in TYPES.items():
             flow.upserts(name, columns, dd.Upsert(key=KEYS[name]))
         flow.output("out", flow.sql(QUERIES[number]))
-        made.append(describe(flow))
+        made.append(describe_plan(flow))
     assert made[0] == made[1]
     crossed = [each for each in made[0]["collections"].values() if each["op"] == "join" and not each["on"]]
     # Only a row that there is one of, or one value, is joined without a key; a left join is of two.
@@ -76,4 +76,4 @@ def test_queries_of_nexmark_lower(number: int) -> None:
     for name, columns in nexmark.TYPES.items():
         flow.upserts(name, columns, dd.Upsert(key="id"))
     flow.output("out", flow.sql(nexmark.QUERIES[number]))
-    assert describe(flow)["outputs"]
+    assert describe_plan(flow)["outputs"]

@@ -12,7 +12,7 @@ from operator_table import TABLE
 
 import ddflow as dd
 from ddflow.columns.widening import fill_columns
-from ddflow.plan.verbs.family import operators
+from ddflow.plan.verbs.family import load_operators
 
 NARROW: dict[str, Any] = {"city": pa.string(), "n": pa.int32(), "tags": pa.list_(pa.string()), "day": pa.date32()}
 """Of the input, beside its key: those of the operator table, one narrower, and a date."""
@@ -43,7 +43,7 @@ def plan(columns: dict[str, Any], spec: dict[str, Any] | None = None) -> dd.Flow
 
 def missing(flow: dd.Flow) -> set[str]:
     """The operators of the registry that the plan has not."""
-    return set(operators()) - {node.verb for node in flow.nodes}
+    return set(load_operators()) - {node.verb for node in flow.nodes}
 
 
 def schema(columns: dict[str, Any]) -> pa.Schema:

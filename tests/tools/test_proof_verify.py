@@ -14,7 +14,7 @@ from proof_case import EPOCH, HELD, SCHEMA, WIDE, events, feed, lie, plan, rewri
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret, identities
-from ddflow.plan.inputs.bind import bind
+from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.verify import Piece, align_pieces
 from ddflow.trace.arrangement import Arrangement
@@ -294,7 +294,7 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
 
 @pytest.mark.parametrize("again", [0, 2])
 def test_rows_out_of_place_or_of_another_range_are_a_corrupt_state(again: int) -> None:
-    secret, bound = Secret(1, 7), bind("v", pa.schema({"k": pa.int64(), "v": pa.int64()}), dd.Upsert(key="k"))
+    secret, bound = Secret(1, 7), bind_upserts("v", pa.schema({"k": pa.int64(), "v": pa.int64()}), dd.Upsert(key="k"))
     table = pa.table({"k": range(4), "v": range(4)}, bound.schema)
     table = table.take(pa.array(np.argsort(identities(table.select(["k"]), secret, 4)[0])))
     high = Piece.of(table, bound, secret, 0, 2**64 - 1).high.tolist()

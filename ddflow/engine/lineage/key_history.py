@@ -49,7 +49,7 @@ from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Events, join_events
 from ddflow.operators.upsert.upsert import RunningUpsert
-from ddflow.plan.inputs.bind import Bound, bind
+from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert as Spec
 from ddflow.storage.feeding import Fed
 from ddflow.time import CLOSED, INT64, NEVER
@@ -92,7 +92,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
     )
 
 
-def key_row(bound: Bound, key: Any) -> pa.RecordBatch:
+def key_row(bound: BoundUpserts, key: Any) -> pa.RecordBatch:
     """Convert a key to a row of its columns. Raises `NotReadable` for a value that is no key."""
     names, asked = bound.key_schema.names, f"the key {key!r} of {bound.name!r}"
     if isinstance(key, Mapping):
@@ -129,7 +129,7 @@ def value_of(field: pa.Field, value: Any, asked: str) -> pa.Array:
 class _Telling:
     """A table in the making.  ``row``: of the key's columns."""
 
-    def __init__(self, bound: Bound, row: pa.RecordBatch) -> None:
+    def __init__(self, bound: BoundUpserts, row: pa.RecordBatch) -> None:
         self.bound, self.row = bound, row
         own_times = bound.spec.holds_back
         self.dated = not own_times and bound.time_type != INT64
@@ -216,7 +216,9 @@ class _Telling:
         """Find the rows that have this key."""
         hashes = RowHashes(pa.schema([field.with_nullable(True) for field in self.bound.key_schema]), secret)
         lacks = (
-            self.bound.keyless(events) if self.bound.spec.null_key != "keep" else np.zeros(events.num_rows, np.uint8)
+            self.bound.mark_keyless(events)
+            if self.bound.spec.null_key != "keep"
+            else np.zeros(events.num_rows, np.uint8)
         )
         (high, low), own = hashes.of(events), hashes.of(self.row)
         return np.flatnonzero((high == own[0][0]) & (low == own[1][0]) & (lacks == 0))
@@ -225,7 +227,7 @@ class _Telling:
         """Resolve the log's events of this key, by a new operator, and note each of them. ``log``: marked parts."""
         late: Any = "advance" if self.bound.spec.late == "advance" else "error"
         spec: Spec = replace(self.bound.spec, stale="drop", lateness=None, late=late)
-        bound = bind(self.bound.name, self.bound.schema, spec, self.bound.format)
+        bound = bind_upserts(self.bound.name, self.bound.schema, spec, self.bound.format)
         upsert, admission, batcher = RunningUpsert(bound, Secret.fresh()), Admission(bound), Batcher()
         seen = 0
         for number, part in enumerate(log, 1):

@@ -7,9 +7,9 @@ before those is held any more; but where keys keep the order that they were dele
 resolved by what came before, so then it is refused.  Parts are not looked into.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
->>> bound = bind("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
+>>> bound = bind_upserts("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
 >>> fed = Fed().after(1, EVENTS).after(2, Way(FULL)).after(3, EVENTS)
 >>> list(as_fed(["a", "b", "c"], fed, bound))
 ['a', Full(rows='b', scope=None, order=None), 'c']

@@ -59,7 +59,7 @@ def find_origins(
     graph, node = dataflow.graph, dataflow.flow.outputs[name]
     nodes, alike = above(dataflow, node), Alike(graph.secret)
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
-    if lost := [each for each in inputs if not graph.inputs[each].bound.kept]:
+    if lost := [each for each in inputs if not graph.inputs[each].bound.is_kept]:
         found = f"it is made of rows of the inputs {lost}, which are not kept"
         raise NotReadable(asked, found, Phrase("give ", Option("keep", True), " to flow.updates to have them kept"))
     given = _values(node, row, asked)

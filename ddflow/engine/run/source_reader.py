@@ -166,7 +166,9 @@ class SourceReader:
         self._open = made
         made.declared(self.declared)
         made.note_guesses({name: bound.guessed for name, bound in self.bounds.items()})
-        keys = {name: bound.replaces for name, bound in self.bounds.items() if bound.replaces is not None}
+        keys = {
+            name: bound.replacing_columns for name, bound in self.bounds.items() if bound.replacing_columns is not None
+        }
         made.keyed(keys, [name for name in keys if self.bounds[name].spec.time is None])
         self.on_open()
         return made

@@ -3,7 +3,7 @@
 Guarantees: a result is rounded once, from exact parts. Of no value but nulls it is null; a count is 0. A group without
 rows leaves no state behind, if the functions of a user's aggregate keep their law.
 
->>> call = written_aggregate("mean", "avg(x)")
+>>> call = parse_aggregate("mean", "avg(x)")
 >>> aggregate = FUNCTIONS["avg"](call, pa.schema({"x": pa.int64()}))
 >>> aggregate.type, [type(part).__name__ for _, part in aggregate.parts.items()]
 (DataType(double), ['Tally', 'Exact'])
@@ -25,7 +25,7 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.kernels import exact_results as kernels
 from ddflow.kernels.user_functions import AggregateLoops, find_aggregate_fault
 from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, Folding, StatePart, Tally, spelt, whole
-from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, written_aggregate
+from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, parse_aggregate
 
 Key = tuple[str, str]
 """Of a part: what it keeps, and of which argument."""
@@ -255,7 +255,7 @@ FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
 
 def aggregate_of(name: str, text: Any, schema: pa.Schema) -> FoldedAggregate:
     """Bind the aggregate that a text names, with these columns.  O(text).  Raises `ExpressionError`."""
-    call = written_aggregate(name, text, schema.names)
+    call = parse_aggregate(name, text, schema.names)
     return FUNCTIONS[call.function](call, schema)
 
 

@@ -28,7 +28,7 @@ from ddflow.columns.sorting import sort
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Prior
 from ddflow.operators.upsert.events import Events, Keyed, Seen
 from ddflow.operators.upsert.orders import LEAST, MergeOrders, Order, column_words, needs_flag, value_of
-from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Change
 
@@ -42,18 +42,18 @@ AHEAD = 8
 class Horizons:
     """Of one input.  ``greatest``: the word of the greatest order of the steps before, None before any.
 
-    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.merge.expiry import Expiry
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> spec = Upsert("k", "at", expiry=Expiry(ttl=30, tombstone_ttl=20))
-    >>> bound = bind("a", pa.schema({"k": pa.int64(), "at": pa.int32()}), spec)
+    >>> bound = bind_upserts("a", pa.schema({"k": pa.int64(), "at": pa.int32()}), spec)
     >>> horizons = Horizons(bound, Order(bound))
     >>> horizons.greatest = 120
     >>> horizons.rows, horizons.tombstones, horizons.below(np.array([[89], [90], [LEAST]]), horizons.rows).tolist()
     (90, 100, [True, False, True])
     """
 
-    def __init__(self, bound: Bound, order: Order | MergeOrders) -> None:
+    def __init__(self, bound: BoundUpserts, order: Order | MergeOrders) -> None:
         assert bound.spec.expiry is not None
         self.ttl, tombstone_ttl = bound.spec.expiry.ttl, bound.spec.expiry.tombstone_ttl
         self.shorter: int | float = min(ttl for ttl in (self.ttl, tombstone_ttl) if ttl is not None)
@@ -156,7 +156,7 @@ class Horizons:
 class Expiring:
     """Of one input.  ``horizons``: what is too old.  ``forgotten``: how many live keys were, since it was opened."""
 
-    def __init__(self, bound: Bound, order: Order | MergeOrders, arranged: Arrangement, keys: RowHashes) -> None:
+    def __init__(self, bound: BoundUpserts, order: Order | MergeOrders, arranged: Arrangement, keys: RowHashes) -> None:
         assert bound.spec.expiry is not None
         self.bound, self.arranged, self.keys = bound, arranged, keys
         self.horizons = Horizons(bound, order)
@@ -286,7 +286,7 @@ class Expiring:
         columns = dict(zip(names, gather_arrays(self.arranged.pool(), prior.reference, schema), strict=True))
         columns[self.horizons.field.name] = self.horizons.values(prior.order)
         every = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in self.bound.schema]
-        rows = self.bound.add_notes(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
+        rows = self.bound.add_event_columns(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
         times = np.full(n, time)
         return Events(rows, times, times, NOBODY + np.arange(n))
 

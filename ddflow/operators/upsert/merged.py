@@ -8,7 +8,7 @@ columns of one row from different ones; and of the events it is the last folded 
 
 >>> import pyarrow as pa
 >>> from ddflow.operators.upsert.events import Events
->>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.plan.merge.merge import Merge
 >>> from ddflow.plan.merge.strategy import sum
@@ -16,7 +16,7 @@ columns of one row from different ones; and of the events it is the last folded 
 >>> from ddflow.operators.upsert.upsert import RunningUpsert
 >>> from ddflow.plan.inputs.spec import Upsert as Spec
 >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64(), "city": pa.string()})
->>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
+>>> upsert = RunningUpsert(bind_upserts("visits", schema, Spec("k", merge=Merge({"n": sum()}))), Secret(1, 2))
 >>> events = pa.record_batch({"k": [1, 1], "n": [1, 2], "city": ["Bern", None]}, schema)
 >>> merged = upsert.resolve(Events(events, ints(0, 0), ints(0, 0), ints(0, 1)), ints(0), since=0)
 >>> merged.updates(schema).to_table(schema, None).to_pylist(), merged.verdict.tolist()

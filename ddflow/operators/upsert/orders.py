@@ -3,9 +3,9 @@
 Guarantees: words compare as the values do, from left to right, ties included, so a kernel needs no column.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
->>> bound = bind("o", pa.schema({"k": pa.int64(), "at": pa.int32()}), Upsert(key="k", order_by="at"))
+>>> bound = bind_upserts("o", pa.schema({"k": pa.int64(), "at": pa.int32()}), Upsert(key="k", order_by="at"))
 >>> order = Order(bound)
 >>> order.base, order.words
 (1, 1)
@@ -25,7 +25,7 @@ from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.schema import arrays, is_word
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
 from ddflow.operators.upsert.folds import rank_words
-from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.bind import BoundUpserts
 
 TIES = {"last": LAST, "first": FIRST, "greatest": GREATEST, "error": ERROR}
 LEAST = np.iinfo(np.int64).min
@@ -71,7 +71,7 @@ class Order:
     columns kept beside the payload, since they must be ranked in each step.
     """
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: BoundUpserts) -> None:
         spec = bound.spec
         self.bound, self.tie, self.keeps = bound, TIES[spec.tie], spec.keeps_order
         self.fields = [bound.schema.field(n) for n in spec.order_by]
@@ -184,15 +184,15 @@ class MergeOrders:
     takes them.  ``hidden``: columns beside the payload.  ``base``: how many words decide before ties, in group 0.
 
     >>> import pyarrow as pa
-    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "by": pa.string(), "v": pa.int64()})
-    >>> orders = MergeOrders(bind("o", schema, Upsert("id", groups={"at": ["v"]}, order_by="by")))
+    >>> orders = MergeOrders(bind_upserts("o", schema, Upsert("id", groups={"at": ["v"]}, order_by="by")))
     >>> orders.words, orders.spans.tolist(), [field.name for field in orders.hidden]
     (3, [[0, 1, 1], [1, 3, 3]], ['_order_by'])
     """
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: BoundUpserts) -> None:
         spec, merging = bound.spec, bound.merging
         assert merging is not None
         self.bound, self.merging, self.tie, self.keeps = bound, merging, TIES[spec.tie], spec.keeps_order
@@ -340,7 +340,7 @@ class MergeOrders:
         return out
 
 
-def orders(bound: Bound) -> Order | MergeOrders:
+def orders(bound: BoundUpserts) -> Order | MergeOrders:
     """Build the order of an input's events: one, or one for each group of columns.  O(columns)."""
     return Order(bound) if bound.merging is None else MergeOrders(bound)
 

@@ -7,10 +7,10 @@ touching payload; `emit` writes the updates, in the order of rows; columns are g
 >>> from ddflow.operators.updates import ints
 >>> from ddflow.operators.upsert.events import Events
 >>> from ddflow.operators.upsert.upsert import FullRows
->>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
->>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+>>> state = UpsertState(bind_upserts("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
 >>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
 >>> resolution = Resolution(state, keyed, FullRows(state, keyed, 0), winners=False)

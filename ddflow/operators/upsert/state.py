@@ -21,7 +21,7 @@ from ddflow.operators.base import Hashes, Readable
 from ddflow.operators.upsert.events import Events, Keyed
 from ddflow.operators.upsert.expiry import Expiring
 from ddflow.operators.upsert.orders import orders
-from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.time import NEVER
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import ends
@@ -37,10 +37,10 @@ class UpsertState(Readable):
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import ints
     >>> from ddflow.operators.upsert.events import Events
-    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
-    >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+    >>> state = UpsertState(bind_upserts("rows", schema, Upsert("k")), Secret(1, 2))
     >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
     >>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
     >>> keyed.by.starts.tolist(), keyed.prior.reference.tolist()  # two keys, of which nothing is held
@@ -50,7 +50,7 @@ class UpsertState(Readable):
     unfed = True
     """Whether no event ever came, as far as a state tells."""
 
-    def __init__(self, bound: Bound, secret: Secret, threads: Threads = ALONE) -> None:
+    def __init__(self, bound: BoundUpserts, secret: Secret, threads: Threads = ALONE) -> None:
         self.bound, self.secret, self.threads = bound, secret, threads
         self.order = orders(bound)
         stored = pa.schema([*bound.row_schema, *self.order.hidden])
@@ -97,7 +97,7 @@ class UpsertState(Readable):
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         keys = list(map(columns.__getitem__, self.keys.names))
         by = sort(*self.keys.identities(keys, rows.num_rows), arena, self.threads)
-        gone, full = bound.deletes(rows), self.contents
+        gone, full = bound.mark_deletes(rows), self.contents
         own = NOBODY if full is None else full
         plain = full is None and self.expiring is None
         absent = NOBODY_ELSE if plain else np.flatnonzero(events.arrival >= own)
@@ -117,12 +117,12 @@ def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
 
     O(keys) in memory, O(versions) on disk; it must not change meanwhile.
 
-    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> import pyarrow as pa
     >>> from ddflow.operators.upsert.upsert import RunningUpsert
     >>> from ddflow.columns.hashing import Secret
-    >>> upsert = RunningUpsert(bind("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))
+    >>> upsert = RunningUpsert(bind_upserts("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))
     >>> [references.size for _, _, references in living(upsert.arranged)]
     [0]
     """

@@ -29,10 +29,10 @@ class FullRows:
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import ints
     >>> from ddflow.operators.upsert.events import Events
-    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
-    >>> state = UpsertState(bind("rows", schema, Upsert("k")), Secret(1, 2))
+    >>> state = UpsertState(bind_upserts("rows", schema, Upsert("k")), Secret(1, 2))
     >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
     >>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
     >>> full = FullRows(state, keyed, since=0)
@@ -142,10 +142,10 @@ class RunningUpsert(UpsertState):
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import ints
     >>> from ddflow.operators.upsert.events import Events
-    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> schema = pa.schema({"k": pa.string(), "v": pa.string()})
-    >>> upsert = RunningUpsert(bind("names", schema, Upsert("k")), Secret(1, 2))
+    >>> upsert = RunningUpsert(bind_upserts("names", schema, Upsert("k")), Secret(1, 2))
     >>> events = pa.record_batch({"k": ["frank"] * 2, "v": ["mcsherry", "zappa"]}, schema)
     >>> events = Events(events, ints(0, 1), ints(0, 1), ints(0, 1))
     >>> updates = upsert.resolve(events, ints(0, 1), since=1).updates(schema)

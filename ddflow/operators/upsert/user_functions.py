@@ -19,11 +19,11 @@ from ddflow.kernels.user_functions import CHANGED, FINE, NULL, as_records, build
 from ddflow.kernels.walk import NONE, ROW
 from ddflow.operators.upsert.folds import Cells, fold
 from ddflow.operators.upsert.walking import Walking
-from ddflow.plan.merge.bound import Column
+from ddflow.plan.merge.bound import MergedColumn
 from ddflow.plan.merge.strategy import first, last_non_null
 from ddflow.plan.merge.user_function import NULL as NULL_FLAG
 from ddflow.plan.merge.user_function import (
-    Chains,
+    EventChains,
     Merger,
     column_from_records,
     concatenate_rows,
@@ -43,7 +43,7 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
 
     >>> import pyarrow.compute as pc
     >>> from ddflow.operators.upsert.events import Events
-    >>> from ddflow.plan.inputs.bind import bind
+    >>> from ddflow.plan.inputs.bind import bind_upserts
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.plan.merge.merge import Merge
     >>> from ddflow.operators.updates import ints
@@ -52,7 +52,7 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     >>> schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
     >>> def product(held, given):
     ...     return given.set_column(1, "n", pc.multiply(held["n"], given["n"]))
-    >>> upsert = RunningUpsert(bind("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
+    >>> upsert = RunningUpsert(bind_upserts("visits", schema, Spec("k", merge=Merge(function=product))), Secret(1, 2))
     >>> events = pa.record_batch({"k": [1, 1, 1], "n": [5, 2, 3]}, schema)
     >>> merged = upsert.resolve(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
     >>> merged.updates(schema).to_table(schema, None).to_pylist()
@@ -63,7 +63,7 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     fixed = _fixed_columns(of)
     derived = {field.name for field, _ in of.merging.derived}
     schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in of.upsert.bound.row_schema])
-    chains = Chains(of.steps, of.action[0])
+    chains = EventChains(of.steps, of.action[0])
     count = int(chains.offsets[1]) if len(chains) else 0
     keys = chains.keys[:count]
     held = _gather_held_rows(of, schema, keys)
@@ -142,7 +142,7 @@ def inherit_orders(of: Walking, field: pa.Field) -> pa.Array:
 
 def first_order(of: Walking, field: pa.Field) -> pa.Array:
     """Return an order column of rows that the first event made: its order, or the inherited one.  O(events)."""
-    made = of.fold_column(Column(field.name, first(), field, 0))
+    made = of.fold_column(MergedColumn(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
     at = made[of.places]
     ours = (at >= 0) & (at < 1 << SLOT)
@@ -250,10 +250,10 @@ def machine_columns(of: Walking) -> dict[str, pa.Array]:
         secret = of.upsert.secret
         if machined.machine.scalar:
             records = to_records(rows, record_type(machined.schema, machined.asked))
-            made = machined.scalar(of.steps, action, records, held, secret, key)
+            made = machined.run_scalar(of.steps, action, records, held, secret, key)
         else:
-            chains = Chains(of.steps, action)
-            made = machined.vector(chains, pick_rows(rows, chains.rows), held, secret, key)
+            chains = EventChains(of.steps, action)
+            made = machined.run_batches(chains, pick_rows(rows, chains.rows), held, secret, key)
         there = np.asarray(made.is_valid())
     of.taken.live[:] = there
     return {field.name: made}

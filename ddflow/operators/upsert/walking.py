@@ -27,7 +27,7 @@ from ddflow.operators.upsert.folds import Cells, fold, rank_words
 from ddflow.operators.upsert.folds import present as present_of
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.operators.upsert.state import UpsertState
-from ddflow.plan.merge.bound import Column
+from ddflow.plan.merge.bound import MergedColumn
 from ddflow.plan.merge.strategy import ORDER_FREE, last, last_non_null
 from ddflow.time import format_time
 
@@ -175,7 +175,7 @@ class Walking:
         """uint8[cells, n]: whether an event gives each cell a value."""
         rows, out = self.events.rows, np.ones((len(self.merging.columns), self.events.times.size), np.uint8)
         for i, column in enumerate(self.merging.columns):
-            had = self.merging.had(rows, column.name)
+            had = self.merging.mark_given(rows, column.name)
             present = had if column.strategy.name in ("last", "first") else present_of(rows.column(column.name))
             if present.size:
                 out[i] = present
@@ -201,11 +201,11 @@ class Walking:
                     flags[:] = validity(of)
         return out
 
-    def cells_of(self, column: Column) -> Cells:
+    def cells_of(self, column: MergedColumn) -> Cells:
         """Return the cells that keys hold of a column when the step begins."""
         return Cells(self.cells, lambda: self.gather_cells(self.cells, column.field))
 
-    def fold_column(self, column: Column) -> Ints | pa.Array:
+    def fold_column(self, column: MergedColumn) -> Ints | pa.Array:
         """One merged column by key and time: references, or the cells."""
         rows, action = self.events.rows, self.action[column.group]
         strategy = column.strategy if not self.merging.cells else LATER.get(column.strategy.name, column.strategy)
@@ -215,7 +215,7 @@ class Walking:
             self.steps,
             action,
             rows.column(column.name),
-            self.merging.had(rows, column.name),
+            self.merging.mark_given(rows, column.name),
             self.cells_of(column),
             self.upsert.secret,
             self.key_of,

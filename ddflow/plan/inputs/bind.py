@@ -8,10 +8,10 @@ follows from all of them. It reads batches, keeps none, and resolves nothing.
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.spec import Upsert, tombstone
 >>> schema = pa.schema({"id": pa.int64(), "v": pa.string(), "at": pa.int64(), "op": pa.string()})
->>> bound = bind("orders", schema, Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
+>>> bound = bind_upserts("orders", schema, Upsert(key="id", order_by="at", delete=tombstone("op", "D")))
 >>> bound.row_schema.names, bound.tracked
 (['id', 'v', 'at'], ['v', 'at'])
->>> bound.deletes(pa.record_batch({"id": [1], "v": ["x"], "at": [1], "op": ["D"]}, schema)).tolist()
+>>> bound.mark_deletes(pa.record_batch({"id": [1], "v": ["x"], "at": [1], "op": ["D"]}, schema)).tolist()
 [1]
 """
 
@@ -34,7 +34,7 @@ from ddflow.errors import Declare, DeleteRule, ExpressionError, NullKey, Option,
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
-from ddflow.plan.merge.bound import Merging, event_schema, merged_row, plan
+from ddflow.plan.merge.bound import Merging, event_schema, merged_row_schema, plan_merge
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
 
@@ -62,7 +62,7 @@ class BoundInput:
         """The target of its messages: the newest row of each key, or every row of a history."""
         spec, schema, format = self.spec, self.schema, self.format
         assert format is not None
-        own = own_columns(format)
+        own = list_format_columns(format)
         columns = pa.schema([field for field in schema if field.name not in own])
         deciding = [*spec.order_by, spec.time, spec.seq, *(name for order, _ in spec.grouped for name in order)]
         named = tuple(name for name in deciding if name in columns.names and name not in spec.key)
@@ -71,7 +71,7 @@ class BoundInput:
         return Target(repr(self.name), columns, tuple(spec.key), named, ordered, schema, keyed, history=history)
 
     @property
-    def marks_bad(self) -> bool:
+    def has_bad_marks(self) -> bool:
         """Whether a column of its events marks the bad ones."""
         return self.format is not None and self.format.on_bad == "drop"
 
@@ -79,21 +79,21 @@ class BoundInput:
     def sides(self) -> dict[str, pa.Schema]:
         """The outputs that it adds: their names, and their rows' columns."""
         out = {} if self.side is None else dict([self.side])
-        if self.marks_bad:
+        if self.has_bad_marks:
             out[f"{self.name}.bad"] = pa.schema(list(self.schema.field(BAD).type))
         return out
 
     @property
-    def decides(self) -> dict[str, Sequence[str | None]]:
+    def deciding_options(self) -> dict[str, Sequence[str | None]]:
         """The columns that decide, by option: their types never change."""
         return {"time": [self.spec.time]}
 
     @property
     def deciding_columns(self) -> frozenset[str]:
         """The columns that decide."""
-        return frozenset(name for names in self.decides.values() for name in names if name is not None)
+        return frozenset(name for names in self.deciding_options.values() for name in names if name is not None)
 
-    def keyless(self, batch: pa.RecordBatch) -> Flags:
+    def mark_keyless(self, batch: pa.RecordBatch) -> Flags:
         """Mark events without a key, or without a diff: uint8[n].  O(n) only if a column has nulls."""
         out = np.zeros(batch.num_rows, np.uint8)
         for name in self.spec.key or [DIFF]:
@@ -104,8 +104,8 @@ class BoundInput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound(BoundInput):
-    """A result of `bind`; see the header.  ``key_schema``'s fields are not null unless null keys are kept."""
+class BoundUpserts(BoundInput):
+    """A result of `bind_upserts`; see the header.  ``key_schema``'s fields are not null unless null keys are kept."""
 
     spec: Upsert
     key_schema: pa.Schema
@@ -117,23 +117,23 @@ class Bound(BoundInput):
     merging: Merging | None = None
     """How events are folded; None where they replace the row."""
 
-    kept: ClassVar[bool] = True
+    is_kept: ClassVar[bool] = True
     """Whether its rows are held."""
     unique: ClassVar[bool] = True
     null_error: ClassVar[type[NullKey]] = NullKey
 
     @property
-    def indispensable(self) -> list[str]:
+    def required_columns(self) -> list[str]:
         """The columns of events in which a null makes them bad."""
         return [] if self.spec.null_key == "keep" else list(self.spec.key)
 
     @property
-    def keyed_by(self) -> str:
+    def missing_part(self) -> str:
         """The name of the missing part of a bad event, for messages."""
         return f"the key {list(self.spec.key)}"
 
     @property
-    def replaces(self) -> tuple[str, ...] | None:
+    def replacing_columns(self) -> tuple[str, ...] | None:
         """The columns by which a later event replaces a row; None if events are folded otherwise."""
         replacing = self.spec.merge is None or self.spec.merge == Merge(default=last())
         return tuple(self.spec.key) if replacing else None
@@ -145,7 +145,7 @@ class Bound(BoundInput):
         return {option: each for option, each in given.items() if each is not None}
 
     @property
-    def decides(self) -> dict[str, Sequence[str | None]]:
+    def deciding_options(self) -> dict[str, Sequence[str | None]]:
         """The columns that decide, by option: their types never change."""
         spec = self.spec
         return {
@@ -179,21 +179,21 @@ class Bound(BoundInput):
         """The columns of admitted events."""
         return event_schema(self.schema, self.merging)
 
-    def add_notes(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
         """Bring events into the columns of `event_schema`; ``names``: the columns of their batch.  O(n)."""
         if self.merging is None:
             return events
         lacks = self.format is not None and self.format.leaves_out
-        return self.merging.add_notes(events, names, events.column(ABSENT) if lacks else None)
+        return self.merging.add_event_columns(events, names, events.column(ABSENT) if lacks else None)
 
     @property
     def needed_columns(self) -> list[str]:
         """The columns that no batch may lack."""
         return [*self.spec.key, *([self.spec.time] if self.spec.time else [])]
 
-    def deletes(self, batch: pa.RecordBatch) -> Flags:
+    def mark_deletes(self, batch: pa.RecordBatch) -> Flags:
         """Mark the events that delete, by ``delete=`` or a false ``where=``: uint8[n].  O(n)."""
-        out = self._condition(batch)
+        out = self._evaluate_delete(batch)
         if self.where is None:
             return out
         with suppress(ExpressionError):
@@ -202,7 +202,7 @@ class Bound(BoundInput):
         out[others] = np.uint8(1) - flags(self.where(batch.take(pa.array(others))))
         return out
 
-    def _condition(self, batch: pa.RecordBatch) -> Flags:
+    def _evaluate_delete(self, batch: pa.RecordBatch) -> Flags:
         if self.condition is not None:
             return flags(self.condition(batch))
         if not isinstance(self.spec.delete, Tombstone):
@@ -216,25 +216,25 @@ class Bound(BoundInput):
         return present if present.size else np.ones(len(column), np.uint8)
 
 
-def own_columns(format: Format | None) -> set[str]:
+def list_format_columns(format: Format | None) -> set[str]:
     """List the columns that a format adds to events; they are not part of the row."""
     return set() if format is None else {*(name for name, _ in format.order), DELETED, ABSENT, BAD}
 
 
-def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = None) -> Bound:
+def bind_upserts(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = None) -> BoundUpserts:
     """Join an input's schema and its spec.  ``format``: what gave the schema its last columns.  O(columns).
 
     Raises `SpecError` or `ExpressionError`, naming the column.
     """
-    check_given(name, spec)
-    own = own_columns(format)
+    check_name_and_spec(name, spec)
+    own = list_format_columns(format)
     check_columns(name, schema, spec, own)
     dropped = {spec.time, spec.seq, spec.delete.column if isinstance(spec.delete, Tombstone) else None} | own
     if spec.value is None:
         wanted = [f.name for f in schema if f.name not in dropped or f.name in spec.key]
     else:
         wanted = [f.name for f in schema if f.name in spec.value or f.name in spec.key]
-    row_schema = merged_row(schema, spec, pa.schema([schema.field(n) for n in wanted]))
+    row_schema = merged_row_schema(schema, spec, pa.schema([schema.field(n) for n in wanted]))
     for option, columns in (("noop_ignore", spec.noop_ignore), ("track", spec.track or ())):
         lost = [n for n in columns if n not in wanted]
         if lost:
@@ -244,7 +244,7 @@ def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = Non
     keep_null = spec.null_key == "keep"
     condition = _compile_condition(spec.delete if isinstance(spec.delete, str) else None, schema, f"delete of {name!r}")
     where = _compile_condition(spec.where, schema, f"where of {name!r}")
-    return Bound(
+    return BoundUpserts(
         name=name,
         schema=schema,
         spec=spec,
@@ -255,12 +255,12 @@ def bind(name: str, schema: pa.Schema, spec: Upsert, format: Format | None = Non
         tombstone=tombstone_value(repr(name), schema, spec.delete),
         condition=condition,
         where=where,
-        merging=plan(name, schema, spec, row_schema),
+        merging=plan_merge(name, schema, spec, row_schema),
         format=format,
     )
 
 
-def check_given(name: Any, spec: Any) -> None:
+def check_name_and_spec(name: Any, spec: Any) -> None:
     """Refuse what is no name, or no spec, of an input.  Raises `SpecError`."""
     if not isinstance(name, str) or not isinstance(spec, Upsert):
         found = f"it is given the name {name!r:.200} and the spec {spec!r:.200}"
@@ -295,10 +295,10 @@ def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> Non
             )
     for option, columns in named.items():
         check_known(columns, schema.names, Option(option) + f" of {name!r}")
-    _check_types(name, schema, spec, own)
+    _check_column_types(name, schema, spec, own)
 
 
-def _check_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None:
+def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None:
     def refuse(option: str, column: str, why: str, fix: str, value: Any = ...) -> None:
         raise SpecError(
             Option(option, value) + f" of {name!r}", f"{column!r} is {schema.field(column).type}, {why}", fix

@@ -11,7 +11,7 @@ here, so that who asks need not know which of the two it is.
 >>> bound.row_schema.names
 ['city']
 >>> rows = pa.record_batch({"city": ["Bern"] * 2, "_change_type": ["insert", "delete"], "_commit_version": [1, 2]})
->>> bound.add_notes(rows, rows.schema.names).to_pydict()
+>>> bound.add_event_columns(rows, rows.schema.names).to_pydict()
 {'city': ['Bern', 'Bern'], '_diff': [1, -1]}
 """
 
@@ -30,7 +30,7 @@ from ddflow.connectors.formats.base import BAD, Format
 from ddflow.errors import ExpressionError, NullKey, Option, Phrase, PhrasePart, SchemaMismatch, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
-from ddflow.plan.inputs.bind import BoundInput, check_columns, own_columns
+from ddflow.plan.inputs.bind import BoundInput, check_columns, list_format_columns
 from ddflow.plan.inputs.spec import Late
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
@@ -160,16 +160,16 @@ class BoundDifferences(BoundInput):
     merging: ClassVar[None] = None
     tracked: ClassVar[list[str]] = [TIMES]
     """Of what is held: what counts in "did it change"."""
-    replaces: ClassVar[None] = None
+    replacing_columns: ClassVar[None] = None
     unique: ClassVar[bool] = False
 
     @property
     def null_error(self) -> type[SchemaMismatch | NullKey]:
-        """The error for a row without the columns of `keyed_by`."""
+        """The error for a row without the columns of `missing_part`."""
         return NullKey if self.spec.key else SchemaMismatch
 
     @property
-    def kept(self) -> bool:
+    def is_kept(self) -> bool:
         """Whether its rows are held."""
         return self.spec.keep
 
@@ -189,7 +189,7 @@ class BoundDifferences(BoundInput):
         there = {*self.row_schema.names, self.spec.time, BAD}
         return pa.schema([*(field for field in self.schema if field.name in there), NONE])
 
-    def add_notes(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    def add_event_columns(self, events: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
         """Bring events into the columns of `event_schema`.  O(n).  Raises `SchemaMismatch` for a diff beyond int64."""
         if self.diff is None:
             diffs = pa.array(np.ones(events.num_rows, np.int64))
@@ -211,12 +211,12 @@ class BoundDifferences(BoundInput):
         return list(dict.fromkeys([*([self.spec.time] if self.spec.time else []), *read]))
 
     @property
-    def indispensable(self) -> list[str]:
+    def required_columns(self) -> list[str]:
         """The columns of events in which a null makes them bad."""
         return list(self.spec.key) if self.diff is None else [DIFF]
 
     @property
-    def keyed_by(self) -> str:
+    def missing_part(self) -> str:
         """The name of the missing part of a bad event, for messages."""
         given = self.spec.diff
         if self.spec.key:
@@ -252,7 +252,7 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
             if spec.key
             else Phrase("give ", Option("key"), ", as in ", Option("key", "id")),
         )
-    check_columns(name, schema, spec, own_columns(format))
+    check_columns(name, schema, spec, list_format_columns(format))
     if format is not None and spec.diff is not None:
         raise SpecError(
             Phrase(Option("diff"), f" of {name!r}"),
@@ -264,7 +264,7 @@ def bind_differences(name: str, schema: pa.Schema, spec: Differences, format: Fo
         sql = spec.diff.sql if isinstance(spec.diff, ChangeFeed) else spec.diff
         drops += spec.diff.drops if isinstance(spec.diff, ChangeFeed) else [spec.diff]
         diff = _compile_diff(name, sql, schema)
-    chosen = None if spec.value is None else {*spec.value, *spec.key, *own_columns(format)} - {BAD}
+    chosen = None if spec.value is None else {*spec.value, *spec.key, *list_format_columns(format)} - {BAD}
     wanted = [f for f in schema if (f.name not in drops if chosen is None else f.name in chosen)]
     if not wanted:
         raise SpecError(f"the schema of {name!r}", f"of {schema.names} none is of the row", "name some with value=")

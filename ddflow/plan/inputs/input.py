@@ -4,8 +4,10 @@ Guarantees: every kind of input has the same questions here. Columns that a form
 
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64()})
->>> bound_to("log", schema, Differences()).key_schema.names, bound_to("people", schema, Upsert("id")).key_schema.names
-(['id'], ['id'])
+>>> bind_input("log", schema, Differences()).key_schema.names
+['id']
+>>> bind_input("people", schema, Upsert("id")).key_schema.names
+['id']
 """
 
 from collections.abc import Mapping
@@ -17,22 +19,22 @@ import pyarrow as pa
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, events_schema
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.collection import Collection, Nodes
-from ddflow.plan.inputs.bind import Bound, bind, check_given
+from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts, check_name_and_spec
 from ddflow.plan.inputs.differences import BoundDifferences, Differences, bind_differences
 from ddflow.plan.inputs.spec import Tombstone, Upsert, tombstone
 from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
 from ddflow.plan.merge.strategy import last
-from ddflow.plan.merge.user_function import Absent, describe_function
+from ddflow.plan.merge.user_function import AbsentFunction, describe_function
 from ddflow.time import INT64
 
-Binding = Bound | BoundDifferences
+Binding = BoundUpserts | BoundDifferences
 Spec = Upsert | Differences
-_BIND: Final[dict[type, Any]] = {Upsert: bind, Differences: bind_differences}
+_BIND: Final[dict[type, Any]] = {Upsert: bind_upserts, Differences: bind_differences}
 
 
-def bound_to(
+def bind_input(
     name: str,
     schema: pa.Schema,
     spec: Spec,
@@ -53,7 +55,7 @@ def bound_to(
     return made if spec.holds_back or times == made.time_type else replace(made, time_type=times)
 
 
-def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound | BoundDifferences:
+def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> BoundUpserts | BoundDifferences:
     """Join the declared columns, the spec and the format of an input.  O(columns).
 
     Raises `SpecError` for what does not fit, and `ExpressionError`.
@@ -63,11 +65,11 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound |
     >>> bound = bind_format("orders", pa.schema({"id": pa.int64(), "n": pa.int64()}), Upsert("id"), debezium())
     >>> bound.schema.names, bound.row_schema.names, bound.spec.order_by
     (['id', 'n', '_position', '_row', '_deleted'], ['id', 'n'], ('_position', '_row'))
-    >>> of_json(to_json(bound.format)) == bound.format
+    >>> format_from_json(format_to_json(bound.format)) == bound.format
     True
     """
     if not isinstance(spec, Differences):
-        check_given(name, spec)
+        check_name_and_spec(name, spec)
     if not isinstance(format, Format):
         raise SpecError(
             Phrase(Option("format"), f" of {name!r}"),
@@ -111,16 +113,16 @@ def bind_format(name: str, schema: pa.Schema, spec: Any, format: Any) -> Bound |
     if format.leaves_out and not spec.merges:
         given["merge"] = Merge(default=last())
     every = events_schema(format, columns, ordered)
-    return bind(name, every, replace(spec, **given), format)
+    return bind_upserts(name, every, replace(spec, **given), format)
 
 
-def to_json(format: Format) -> dict[str, Any]:
+def format_to_json(format: Format) -> dict[str, Any]:
     """Write a format as JSON."""
     return {name: describe_function(value) if callable(value) else value for name, value in format.to_json().items()}
 
 
-def of_json(given: Mapping[str, Any]) -> Format:
-    """Read the format that `to_json` wrote.  Raises `SpecError` for anything else."""
+def format_from_json(given: Mapping[str, Any]) -> Format:
+    """Read the format that `format_to_json` wrote.  Raises `SpecError` for anything else."""
     from ddflow.connectors.formats import KINDS
 
     kind = KINDS.get(str(given.get("kind")))
@@ -134,7 +136,7 @@ def of_json(given: Mapping[str, Any]) -> Format:
                 "a format from JSON", f"{name!r:.99} is none of {sorted(known)}", "give what to_json() wrote"
             )
         if isinstance(value, dict):
-            options[name] = of_json(value) if "kind" in value else Absent.of_json(value)
+            options[name] = format_from_json(value) if "kind" in value else AbsentFunction.of_json(value)
         elif not isinstance(value, str | bool):
             raise SpecError("a format from JSON", f"{name} is {value!r:.99}", "give what to_json() wrote")
     return kind(**options)
@@ -155,7 +157,7 @@ class Input(Collection):
         super().__init__(flow, bound.row_schema, (), bound.unique)
         self.unique = self.positive = bound.unique
         self.grows = True
-        self.keeps = bound.kept  # type: ignore[misc]
+        self.keeps = bound.is_kept  # type: ignore[misc]
         self.bound, self.time_type = bound, bound.time_type
         if bound.spec.expiry is not None and bound.spec.expiry.forgets:
             self.forgetting = frozenset([bound.name])

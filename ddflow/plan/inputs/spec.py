@@ -31,11 +31,11 @@ from ddflow.plan.merge.merge import Merge
 Made = TypeVar("Made")
 
 
-def named_options(made: type[Made]) -> type[Made]:
+def refuse_unknown_options(made: type[Made]) -> type[Made]:
     """Make a dataclass raise `SpecError` for an option that it does not have.  O(options) a call.
 
     >>> from dataclasses import dataclass
-    >>> @named_options
+    >>> @refuse_unknown_options
     ... @dataclass(frozen=True)
     ... class Point:
     ...     across: int = 0
@@ -134,7 +134,7 @@ def tombstone(column: str, value: bool | int | float | str | None = None) -> Tom
     return Tombstone(column, value)
 
 
-@named_options
+@refuse_unknown_options
 @dataclass(frozen=True)
 class Upsert:
     """How the events of one input upsert.
@@ -221,12 +221,12 @@ class Upsert:
         for name in ("seq", "time"):
             if getattr(self, name) is not None:
                 column_name(getattr(self, name), "an upsert spec", name)
-        object.__setattr__(self, "groups", checks.groups(self.groups, self._refuse))
+        object.__setattr__(self, "groups", checks.parse_groups(self.groups, self._refuse))
         object.__setattr__(self, "derive", checks.parse_derive(self.derive, self._refuse))
         self._check_names()
         self._check_choices()
         self._check_sense()
-        checks.check(self, self._refuse)
+        checks.check_merge_options(self, self._refuse)
 
     def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
         raise SpecError(f"upserts keyed by {list(self.key)}", cut(found, 600) if isinstance(found, str) else found, fix)

@@ -7,12 +7,12 @@ a column must travel with its events where null is not the same; and all that ca
 data.
 
 >>> import pyarrow as pa
->>> from ddflow.plan.inputs.bind import bind
+>>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.merge.merge import Merge
 >>> from ddflow.plan.merge.strategy import collect, sum
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "n": pa.int64(), "tag": pa.string()})
->>> bound = bind("visits", schema, Upsert("id", order_by="at", merge=Merge({"n": sum(), "tag": collect()})))
+>>> bound = bind_upserts("visits", schema, Upsert("id", order_by="at", merge=Merge({"n": sum(), "tag": collect()})))
 >>> [(column.name, str(column.strategy)) for column in bound.merging.columns], bound.row_schema.field("tag").type
 ([('n', 'dd.sum()'), ('tag', 'dd.collect()')], ListType(list<item: string>))
 """
@@ -31,7 +31,7 @@ from ddflow.errors import Option, Phrase, SpecError
 from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
-from ddflow.plan.merge.machines import Machined
+from ddflow.plan.merge.machines import BoundMachine
 from ddflow.plan.merge.merge import Function, Merge
 from ddflow.plan.merge.strategy import Strategy, first, last, last_non_null
 from ddflow.plan.merge.user_function import check_function, name_function, record_type
@@ -40,7 +40,7 @@ GIVEN = "_given_"
 """Before a column's name: the column of events that says whether their batch had it."""
 
 
-class Column(NamedTuple):
+class MergedColumn(NamedTuple):
     """A column that is merged."""
 
     name: str
@@ -50,7 +50,7 @@ class Column(NamedTuple):
     group: int
 
 
-class Group(NamedTuple):
+class ColumnGroup(NamedTuple):
     """Columns that one order decides."""
 
     name: str
@@ -65,17 +65,19 @@ class Merging:
     which it matters whether a batch had them.  ``cells``: whether every merged column is a group.
     """
 
-    groups: tuple[Group, ...]
-    columns: tuple[Column, ...]
+    groups: tuple[ColumnGroup, ...]
+    columns: tuple[MergedColumn, ...]
     derived: tuple[tuple[pa.Field, Expression], ...]
     function: Function | None
     scalar: bool
     given: tuple[str, ...]
     cells: bool
-    machine: Machined | None = None
+    machine: BoundMachine | None = None
     """Makes what keys hold, instead of all that."""
 
-    def add_notes(self, events: pa.RecordBatch, names: list[str], absent: pa.Array | None = None) -> pa.RecordBatch:
+    def add_event_columns(
+        self, events: pa.RecordBatch, names: list[str], absent: pa.Array | None = None
+    ) -> pa.RecordBatch:
         """Add a flag to events for each column of ``given``: whether their batch had it.
 
         ``names``: the columns of the batch.  ``absent``: for each event, a list of missing columns.  O(n).
@@ -90,7 +92,7 @@ class Merging:
             events = events.append_column(pa.field(GIVEN + name, pa.bool_(), nullable=False), here)
         return events
 
-    def had(self, events: pa.RecordBatch, name: str) -> Flags:
+    def mark_given(self, events: pa.RecordBatch, name: str) -> Flags:
         """Mark the events whose batch had a column: uint8[n], or size 0 if that does not matter.  O(n)."""
         return flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
@@ -108,13 +110,13 @@ class Merging:
 
 
 def event_schema(schema: pa.Schema, merging: Merging | None) -> pa.Schema:
-    """Return the columns of kept events: the input's, and those that `Merging.add_notes` adds."""
+    """Return the columns of kept events: the input's, and those that `Merging.add_event_columns` adds."""
     for name in merging.given if merging is not None else ():
         schema = schema.append(pa.field(GIVEN + name, pa.bool_(), nullable=False))
     return schema
 
 
-def merged_row(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
+def merged_row_schema(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
     """Return the row's columns, in the types that merging gives them: ``dd.collect`` makes lists.  O(columns)."""
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     named = {*spec.key, *spec.order_by, *(name for of, _ in spec.grouped for name in of), *(n for n, _ in spec.derived)}
@@ -127,7 +129,7 @@ def merged_row(schema: pa.Schema, spec: Upsert, row: pa.Schema) -> pa.Schema:
     return pa.schema(out)
 
 
-def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging | None:
+def plan_merge(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging | None:
     """Plan how each column is folded; None for full rows.  ``row``: the row's columns.  O(columns).
     Raises `SpecError`, naming the column; `ExpressionError` for a formula.
     """
@@ -138,7 +140,7 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
     _check_names(name, schema, spec, merge, row, derived)
     of = {column: number for number, (_, columns) in enumerate(spec.grouped, 1) for column in columns}
     orders = {*spec.order_by, *(column for order, _ in spec.grouped for column in order)}
-    columns: list[Column] = []
+    columns: list[MergedColumn] = []
     cells = spec.versions == "cell"
     for field in row:
         if field.name in spec.key or field.name in orders or field.name in derived:
@@ -146,7 +148,7 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
         default = merge.default or (last() if field.name in of else last_non_null())
         strategy = merge.strategies.get(field.name, default)
         group = len(columns) + 1 if cells else of.get(field.name, 0)
-        columns.append(Column(field.name, strategy, field, group))
+        columns.append(MergedColumn(field.name, strategy, field, group))
         if merge.function is None:
             _check_type(name, schema.field(field.name), strategy)
         if (spec.groups or cells) and not field.nullable:
@@ -161,7 +163,7 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
         check_function(merge.function, asked, {"held": record, "given": record, "out": record})
     given = tuple(column.name for column in columns if merge.function is None and column.strategy.name == "last")
     return Merging(
-        _groups(schema, spec, columns, cells),
+        _build_groups(schema, spec, columns, cells),
         tuple(columns),
         _compile_derived(name, spec, row),
         merge.function,
@@ -171,18 +173,18 @@ def plan(name: str, schema: pa.Schema, spec: Upsert, row: pa.Schema) -> Merging 
     )
 
 
-def _groups(schema: pa.Schema, spec: Upsert, columns: list[Column], cells: bool) -> tuple[Group, ...]:
+def _build_groups(schema: pa.Schema, spec: Upsert, columns: list[MergedColumn], cells: bool) -> tuple[ColumnGroup, ...]:
     def tie_columns(number: int) -> tuple[pa.Field, ...]:
         if spec.tie != "greatest" or cells:
             return ()
         return tuple(schema.field(c.name) for c in columns if c.group == number and spec.counts(c.name))
 
     order = tuple(schema.field(column) for column in spec.order_by)
-    out = [Group("", order, tie_columns(0))]
+    out = [ColumnGroup("", order, tie_columns(0))]
     if cells:
-        return (*out, *(Group(column.name, order, ()) for column in columns))
+        return (*out, *(ColumnGroup(column.name, order, ()) for column in columns))
     for number, (of, _) in enumerate(spec.grouped, 1):
-        out.append(Group(" ".join(of), tuple(schema.field(column) for column in of), tie_columns(number)))
+        out.append(ColumnGroup(" ".join(of), tuple(schema.field(column) for column in of), tie_columns(number)))
     return tuple(out)
 
 
@@ -247,7 +249,7 @@ def _check_type(name: str, field: pa.Field, strategy: Strategy) -> None:
         return
     detail = ""
     if strategy.name == "fields" and pa.types.is_struct(field.type):
-        detail = f" and does not fit in the fields {strategy.unfit(field.type)}"
+        detail = f" and does not fit in the fields {strategy.list_unfit_fields(field.type)}"
     raise SpecError(
         f"{strategy} of {name!r}", f"{field.name!r} is {field.type}{detail}", f"it works on {strategy.types}"
     )

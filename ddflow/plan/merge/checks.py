@@ -26,7 +26,7 @@ Refuse = Callable[[str | PhrasePart, str | PhrasePart], NoReturn]
 checks."""
 
 
-def groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+def parse_groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
     """Return ``groups=`` as pairs of tuples: order columns, columns.  ``refuse`` raises the error."""
     try:
         pairs = list(given.items()) if isinstance(given, Mapping) else [(of, columns) for of, columns in given]
@@ -64,7 +64,7 @@ def to_tuples(value: Any) -> Any:
     return tuple(to_tuples(each) for each in value) if isinstance(value, list) else value
 
 
-def check(spec: Any, refuse: Refuse) -> None:
+def check_merge_options(spec: Any, refuse: Refuse) -> None:
     """Refuse a spec whose options of merging or expiry contradict each other."""
     if spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge):
         refuse(Phrase(Option("merge"), f" is {spec.merge!r}"), "give dd.Merge(...), or 'first_row'")
@@ -83,16 +83,16 @@ def check(spec: Any, refuse: Refuse) -> None:
             Phrase(Option("derive"), f" names {[name for name, _ in spec.derived]}, without ", Option("merge")),
             Phrase("a full row is given as it is: give ", Option("merge"), ", or project the output"),
         )
-    _names(spec, refuse)
+    _check_named_columns(spec, refuse)
     if spec.groups or spec.versions == "cell":
-        _orders(spec, refuse)
+        _check_orders(spec, refuse)
     if spec.versions == "cell":
-        _free(spec, refuse)
+        _check_arrival_order(spec, refuse)
     if spec.expiry is not None:
-        _expiry(spec, refuse)
+        _check_expiry(spec, refuse)
 
 
-def _names(spec: Any, refuse: Refuse) -> None:
+def _check_named_columns(spec: Any, refuse: Refuse) -> None:
     """Refuse columns that one option names and another rules out."""
     owner: dict[str, str] = dict.fromkeys(spec.key, "a key column")
     owner |= dict.fromkeys(spec.order_by, "in order_by")
@@ -136,7 +136,7 @@ def _names(spec: Any, refuse: Refuse) -> None:
         )
 
 
-def _orders(spec: Any, refuse: Refuse) -> None:
+def _check_orders(spec: Any, refuse: Refuse) -> None:
     """Refuse options that contradict groups or versions of cells, and require those that they need."""
     what = Option("groups") if spec.groups else Option("versions", "cell")
     if spec.groups and spec.versions == "cell":
@@ -159,12 +159,12 @@ def _orders(spec: Any, refuse: Refuse) -> None:
         )
 
 
-def _free(spec: Any, refuse: Refuse) -> None:
+def _check_arrival_order(spec: Any, refuse: Refuse) -> None:
     """Refuse strategies whose result depends on arrival, under versions of cells."""
     deletes = spec.delete is not None or spec.where is not None
     merge = spec.merge if isinstance(spec.merge, Merge) else Merge()
     for name, strategy in (*merge.strategies.items(), ("default", merge.default or last_non_null())):
-        if (why := bound_to_arrival(strategy, deletes)) is not None:
+        if (why := find_arrival_dependence(strategy, deletes)) is not None:
             refuse(
                 Phrase(
                     f"{why} for {name!r} depends on arrival under ",
@@ -175,7 +175,7 @@ def _free(spec: Any, refuse: Refuse) -> None:
             )
 
 
-def bound_to_arrival(strategy: Strategy, deletes: bool) -> Strategy | None:
+def find_arrival_dependence(strategy: Strategy, deletes: bool) -> Strategy | None:
     """Return the strategy, or that of a field, whose result depends on arrival under versions of cells."""
     if strategy.name == "fields":
         # A struct is one cell, of one order: only what needs none can go field by field.
@@ -185,7 +185,7 @@ def bound_to_arrival(strategy: Strategy, deletes: bool) -> Strategy | None:
     return None if strategy.name in free else strategy
 
 
-def _expiry(spec: Any, refuse: Refuse) -> None:
+def _check_expiry(spec: Any, refuse: Refuse) -> None:
     """Refuse an expiry without exactly one order column."""
     if not isinstance(spec.expiry, Expiry):
         refuse(f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)")

@@ -26,7 +26,7 @@ from ddflow.columns.declared import to_type
 from ddflow.columns.names import column_name, column_names
 from ddflow.columns.schema import is_flat
 from ddflow.errors import Option, Phrase, PhrasePart, SpecError
-from ddflow.plan.merge.user_function import KEYS, Absent, describe_function
+from ddflow.plan.merge.user_function import KEYS, AbsentFunction, describe_function
 
 Value = str | int | bool
 Transition = Callable[..., Any] | Mapping[Any, Any]
@@ -103,9 +103,13 @@ class Machine:
         else:
             self._check_function()
         known: Any = self.states
-        if known is not None and not (_many(known) and all(isinstance(each, Hashable) for each in known)):
+        if known is not None and not (_is_many(known) and all(isinstance(each, Hashable) for each in known)):
             self._refuse(f"states= is {self.states!r:.200}", "give a list of them")
-        given = {self.state: self._kind()} if isinstance(self.state, str) else dict(self._pairs("state", self.state))
+        given = (
+            {self.state: self._state_type()}
+            if isinstance(self.state, str)
+            else dict(self._parse_pairs("state", self.state))
+        )
         kinds = {name: to_type(kind, f"dd.Machine, the state column {name!r}") for name, kind in given.items()}
         if not kinds or (table and len(kinds) != 1):
             self._refuse(
@@ -123,7 +127,7 @@ class Machine:
     def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
         raise SpecError("dd.Machine", found, fix)
 
-    def _pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
+    def _parse_pairs(self, option: str, given: Any) -> tuple[tuple[str, Any], ...]:
         """Return the pairs of ``{column: value}``."""
         try:
             pairs = tuple((name, each) for name, each in (given.items() if isinstance(given, Mapping) else given))
@@ -148,7 +152,7 @@ class Machine:
             self._refuse("transition= is empty", "give {(state, symbol): state}")
         if not all(isinstance(each, tuple | list) and len(each) == 3 for each in given):
             self._refuse(f"transition= is {given!r:.200}", "give {(state, symbol): state}")
-        several = isinstance(self.start, list | set | frozenset | tuple) or any(_many(to) for *_, to in given)
+        several = isinstance(self.start, list | set | frozenset | tuple) or any(_is_many(to) for *_, to in given)
         rows = sorted(
             ((state, symbol, _sort_values(to)) for state, symbol, to in given), key=lambda each: repr(each[:2])
         )
@@ -179,8 +183,8 @@ class Machine:
         start: Any = self.start
         if start is not None and not isinstance(start, Mapping | list | tuple):
             self._refuse(f"start= is {start!r:.200}", "give {column: value}, or a list of them")
-        listed = [self._pairs("start", each) for each in ([start] if isinstance(start, Mapping) else start or ())]
-        names = [name for name, _ in self._pairs("state", self.state)]
+        listed = [self._parse_pairs("start", each) for each in ([start] if isinstance(start, Mapping) else start or ())]
+        names = [name for name, _ in self._parse_pairs("state", self.state)]
         if len(listed) > self.limit:
             self._refuse(
                 Phrase(f"start= has {len(listed)} values, ", Option("limit"), f" is {self.limit}"),
@@ -205,7 +209,7 @@ class Machine:
         if not self.table and len(self.schema) != 1:
             self._refuse(f"states= with the columns {self.schema.names}", "leave it out: it is for one column")
 
-    def _kind(self) -> pa.DataType:
+    def _state_type(self) -> pa.DataType:
         kinds = {type(each) for each in self.all_states}
         if len(kinds) != 1:
             self._refuse(f"states are of {sorted(each.__name__ for each in kinds)}", "use values of one type")
@@ -261,7 +265,7 @@ class Machine:
                     raise ValueError("its transition is none")
                 rest["start"] = tuple(tuple(zip(schema.names, each, strict=True)) for each in rest.get("start", ()))
                 # What a start was cannot be had again from its text, and is only compared.
-                return cls(**rest | {"state": state, "transition": Absent.of_json(transition)})
+                return cls(**rest | {"state": state, "transition": AbsentFunction.of_json(transition)})
             rest["transition"] = tuple((state_, symbol, to) for state_, symbol, to in cast("Any", transition))
             return cls(**rest | {"state": state})
         except (TypeError, ValueError, AttributeError) as error:
@@ -270,12 +274,12 @@ class Machine:
             raise SpecError("a machine from JSON", str(error), "give what to_json() wrote") from None
 
 
-def _many(value: Any) -> bool:
+def _is_many(value: Any) -> bool:
     return isinstance(value, list | set | frozenset | tuple)
 
 
 def _sort_values(value: Any) -> tuple[Any, ...]:
-    several = tuple(value) if _many(value) else (value,)
+    several = tuple(value) if _is_many(value) else (value,)
     try:
         return tuple(sorted(set(several), key=lambda each: (type(each).__name__, each)))
     except TypeError:

@@ -31,19 +31,19 @@ from ddflow.kernels.fold import Walked
 from ddflow.kernels.user_functions import FINE, NULL, TOO_MANY, as_records, build_machine
 from ddflow.plan.merge.machine import Machine, _sort_values
 from ddflow.plan.merge.user_function import (
-    Chains,
+    EventChains,
     Records,
-    build_failure,
     call_function,
     check_function,
     column_from_records,
     concatenate_rows,
     describe_fields,
+    function_error,
     is_record_type,
     name_function,
-    numbers,
     pick_rows,
     record_type,
+    to_numbers,
     to_records,
 )
 
@@ -52,29 +52,29 @@ SMALL = 1 << 16
 """Up to how wide a range of whole numbers is looked up in a table."""
 
 
-class Coder:
+class ValueEncoder:
     """A numbering of ``values``, which are distinct and without null, by place; other values get their count."""
 
     def __init__(self, values: pa.Array) -> None:
         self.values, self.least, self.places = values, 0, np.empty(0, np.int32)
         if pat.is_integer(values.type) and not pat.is_uint64(values.type) and len(values):
-            given = numbers(values).astype(np.int64)
+            given = to_numbers(values).astype(np.int64)
             self.least, size = int(given.min()), int(given.max()) - int(given.min()) + 1
             if size <= SMALL:
                 self.places = np.full(size + 1, len(values), np.int32)
                 self.places[given - self.least] = np.arange(len(values), dtype=np.int32)
 
-    def of(self, column: pa.Array) -> Codes:
+    def encode(self, column: pa.Array) -> Codes:
         """Map values of the same type to their numbers: int32[n].  O(n)."""
         if not self.places.size:
             return plainly(np.asarray(pc.fill_null(pc.index_in(column, self.values), len(self.values)), np.int32))
-        at = (numbers(column).astype(np.int64) - self.least).view(np.uint64)
+        at = (to_numbers(column).astype(np.int64) - self.least).view(np.uint64)
         out = self.places.take(np.minimum(at, np.uint64(self.places.size - 1)).view(np.int64))
         present = validity(column)
         return np.where(present != 0, out, np.int32(len(self.values))) if present.size else out
 
 
-def _values(given: list[Any], kind: pa.DataType, what: str) -> pa.Array:
+def _build_array(given: list[Any], kind: pa.DataType, what: str) -> pa.Array:
     try:
         return pa.array(given, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError) as error:
@@ -91,7 +91,7 @@ class Automaton:
     >>> from ddflow.plan.merge.machine import Machine
     >>> door = Machine("door", {("locked", "coin"): "open", ("open", "push"): "locked"}, on="symbol", start="locked")
     >>> automaton = Automaton(door, pa.string())
-    >>> automaton.states.to_pylist(), automaton.symbols.of(pa.array(["push", None, "coin"])).tolist()
+    >>> automaton.states.to_pylist(), automaton.symbols.encode(pa.array(["push", None, "coin"])).tolist()
     (['locked', 'open'], [1, 2, 0])
     """
 
@@ -99,9 +99,9 @@ class Automaton:
         listed = machine.all_states
         symbols = sorted({symbol for _, symbol, _ in machine.rows}, key=lambda each: (type(each).__name__, each))
         self.several, self.field = machine.several, machine.schema.field(0)
-        self.states = _values(listed, self.field.type, "the states of a machine")
-        self.symbols = Coder(_values(list(symbols), kind, f"on={machine.on!r} of a machine"))
-        self._coder, s, c = Coder(self.states), len(listed), len(symbols)
+        self.states = _build_array(listed, self.field.type, "the states of a machine")
+        self.symbols = ValueEncoder(_build_array(list(symbols), kind, f"on={machine.on!r} of a machine"))
+        self._state_encoder, s, c = ValueEncoder(self.states), len(listed), len(symbols)
         start, stays = [listed.index(each) for each in _sort_values(machine.start)], machine.otherwise == "stay"
         there = {
             (listed.index(state), symbols.index(symbol)): [listed.index(each) for each in to]
@@ -124,7 +124,7 @@ class Automaton:
         The refusal is the refused row and the number of its state, or -1 twice.  ``held``: g cells, null for none.
         O(p + m).  Raises `CorruptState`.
         """
-        codes, m = self.symbols.of(symbols), walked.key_times.size - 1
+        codes, m = self.symbols.encode(symbols), walked.key_times.size - 1
         if not self.several:
             before = self._state_numbers(held)
             out = np.full(m, NOTHING, np.int32)
@@ -138,11 +138,11 @@ class Automaton:
         row, state = many(walked, action, codes, self.table, self.refused, words, np.uint64(self.start), masks)
         counts, spelled = np.empty(m, np.int64), np.empty(int(np.bitwise_count(masks).sum()) if m else 0, np.int32)
         unpacked(masks, counts, spelled)
-        return lists(counts, [self.states.take(pa.array(spelled))], [self.field]), counts != 0, row, state
+        return build_lists(counts, [self.states.take(pa.array(spelled))], [self.field]), counts != 0, row, state
 
     def _state_numbers(self, held: pa.Array) -> Codes:
         """Map the held states to their numbers; NOTHING for null."""
-        out = self._coder.of(held)
+        out = self._state_encoder.encode(held)
         strange = out == len(self.states)
         if strange.any():
             if int(strange.sum()) != held.null_count:
@@ -151,7 +151,7 @@ class Automaton:
         return out
 
 
-def lists(counts: Any, columns: list[pa.Array], fields: list[pa.Field]) -> pa.Array:
+def build_lists(counts: Any, columns: list[pa.Array], fields: list[pa.Field]) -> pa.Array:
     """Split columns into lists of structs, by their counts; null for an empty list.  O(values)."""
     ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     values = pa.StructArray.from_arrays(columns, fields=fields)
@@ -167,7 +167,7 @@ EVENT = "_event"
 USED = ("key", "order_by", "tie", "seq", "time", "late", "lateness", "delete", "stale", "null_key")
 
 
-class Machined:
+class BoundMachine:
     """A bound ``machine`` of the input ``name`` with events of ``schema``.  ``told``: the event columns of data."""
 
     def __init__(self, machine: Machine, name: str, schema: pa.Schema, told: list[str]) -> None:
@@ -176,7 +176,7 @@ class Machined:
         self.ran = f"the transition {name_function(machine.transition)} of {name!r}"
         self.state = machine.schema
         self.automaton = Automaton(machine, schema.field(machine.on).type) if machine.on is not None else None
-        self.start = self._start()
+        self.start = self._build_start()
         if machine.scalar:
             self.kind = record_type(self.state, self.asked)
             for field in self.state:
@@ -191,7 +191,7 @@ class Machined:
             function: Any = machine.transition
             check_function(function, self.asked, {"values": values, "event": event, "out": values})
 
-    def _start(self) -> pa.RecordBatch:
+    def _build_start(self) -> pa.RecordBatch:
         given = [dict(each) for each in self.machine.start] if self.automaton is None else []
         try:
             columns = [pa.array([each[field.name] for each in given], field.type) for field in self.state]
@@ -206,8 +206,8 @@ class Machined:
             return self.state.field(0)
         return pa.field(VALUES, pa.list_(pa.struct(list(self.state))))
 
-    def vector(
-        self, chains: Chains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
+    def run_batches(
+        self, chains: EventChains, events: pa.RecordBatch, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
         """Compute the values after each (key, time), by a function of batches.
 
@@ -224,23 +224,23 @@ class Machined:
             n, takes, ends = end - begin, chains.takes[begin:end], chains.ends[begin:end]
             counts = counts[:n]
             owner = np.repeat(np.arange(n), counts)
-            given, of = self._function_input(takes, counts, owner, values.slice(0, owner.size))
+            given, of = self._collect_function_input(takes, counts, owner, values.slice(0, owner.size))
             at = np.flatnonzero(takes)
             counts = np.zeros(n, np.int64)
             if at.size:
                 values, of = self._call_function(given, of, pick_rows(events.slice(begin, n), at), secret)
                 counts[at] = np.bincount(of, minlength=at.size)
                 if (over := np.flatnonzero(counts > self.machine.limit)).size:
-                    self._too_many(key(int(chains.rows[begin + over[0]])), int(counts[over[0]]))
+                    self._refuse_too_many(key(int(chains.rows[begin + over[0]])), int(counts[over[0]]))
             else:
                 values = values.slice(0, 0)
             sizes.append(counts[ends])
             shown = np.repeat(ends, counts)
             made.append(values if shown.all() else pick_rows(values, np.flatnonzero(shown)))
-        new = lists(np.concatenate(sizes), concatenate_rows(made, self.state).columns, list(self.state))
+        new = build_lists(np.concatenate(sizes), concatenate_rows(made, self.state).columns, list(self.state))
         return pa.concat_arrays([new, held]).take(pa.array(chains.shown))
 
-    def _function_input(
+    def _collect_function_input(
         self, takes: Any, counts: Ints, owner: Ints, values: pa.RecordBatch
     ) -> tuple[pa.RecordBatch, Ints]:
         """Collect the values for a call of the function, and the event of each value."""
@@ -262,12 +262,12 @@ class Machined:
         batch = call_function(self.machine.transition, (values, events), full, self.ran)
         event: Ints = np.asarray(batch.column(EVENT))
         if event.size and (event.min() < 0 or event.max() >= events.num_rows):
-            raise build_failure(
+            raise function_error(
                 self.ran,
                 f"it returned a value of event {event.max()} or {event.min()}, and {events.num_rows} were given",
                 "return _event as it was given",
             )
-        out, event = self.normal(batch.select(self.state.names), event, secret)
+        out, event = self.sort_distinct(batch.select(self.state.names), event, secret)
         if self.machine.states is not None:
             known = pa.array(list(self.machine.states), self.state.field(0).type)
             wrong = np.flatnonzero(~np.asarray(pc.is_in(out.column(0), known)))
@@ -282,7 +282,7 @@ class Machined:
         return out, event
 
     @staticmethod
-    def normal(values: pa.RecordBatch, owner: Ints, secret: Secret) -> tuple[pa.RecordBatch, Ints]:
+    def sort_distinct(values: pa.RecordBatch, owner: Ints, secret: Secret) -> tuple[pa.RecordBatch, Ints]:
         """Sort the values of each owner and drop repeated ones.  O(values), and a sort if an owner has several."""
         if (owner[1:] > owner[:-1]).all():
             return values, owner
@@ -293,12 +293,12 @@ class Machined:
         fresh[1:] = (by[1:] != by[:-1]) | (at[1:] != at[:-1])
         return pick_rows(values, order[fresh]), by[fresh]
 
-    def scalar(
+    def run_scalar(
         self, walked: Walked, action: Any, events: Records, held: pa.Array, secret: Secret, key: Callable[[int], str]
     ) -> pa.Array:
         """Compute the values after each (key, time), by a compiled function.
 
-        O(events * the cost of the function).  Raises the errors of `vector`.
+        O(events * the cost of the function).  Raises the errors of `run_batches`.
         """
         m, limit = walked.key_times.size - 1, self.machine.limit
         counts = np.asarray(pc.fill_null(pc.list_value_length(held), 0)).astype(np.int64)
@@ -324,14 +324,14 @@ class Machined:
                 )
             except Exception as error:
                 found = f"it raised {type(error).__name__}: {str(error)[:500]}"
-                raise build_failure(
+                raise function_error(
                     self.ran, found, "mend it; f(values, event, out) returns how many it wrote"
                 ) from error
             if code == TOO_MANY:
-                self._too_many(key(int(row)), limit + 1)
+                self._refuse_too_many(key(int(row)), limit + 1)
             if code not in (FINE, NULL):
                 found = f"for the key {key(int(row))} it wrote less than no values"
-                raise build_failure(self.ran, found, "return how many it wrote")
+                raise function_error(self.ran, found, "return how many it wrote")
             if begin == walked.keys.size - 1:
                 break
             out = np.concatenate([out, np.zeros(out.size + most * limit, self.kind)])
@@ -339,10 +339,10 @@ class Machined:
         made = pa.RecordBatch.from_arrays(
             [column_from_records(out[: owner.size], field) for field in self.state], schema=self.state
         )
-        made, owner = self.normal(made, owner, secret)
-        return lists(np.bincount(owner, minlength=m), made.columns, list(self.state))
+        made, owner = self.sort_distinct(made, owner, secret)
+        return build_lists(np.bincount(owner, minlength=m), made.columns, list(self.state))
 
-    def _too_many(self, key: str, found: int) -> NoReturn:
+    def _refuse_too_many(self, key: str, found: int) -> NoReturn:
         raise ListTooLong(
             self.asked,
             Phrase(f"the key {key} would hold {found} values, ", Option("limit"), f" is {self.machine.limit}"),

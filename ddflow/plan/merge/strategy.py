@@ -83,7 +83,7 @@ class Strategy:
     def works_on(self, kind: pa.DataType) -> bool:
         """Whether it can merge cells of a type.  O(1), for ``fields`` O(fields)."""
         if self.name == "fields":
-            return bool(pat.is_struct(kind)) and not self.unfit(kind)
+            return bool(pat.is_struct(kind)) and not self.list_unfit_fields(kind)
         return WORKS[self.name][0](kind)
 
     @property
@@ -91,7 +91,7 @@ class Strategy:
         """The types it works on, in words."""
         return WORKS[self.name][1]
 
-    def unfit(self, kind: pa.DataType) -> list[str]:
+    def list_unfit_fields(self, kind: pa.DataType) -> list[str]:
         """List the fields that a struct lacks, or that their strategy cannot merge."""
         there = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
         named = dict(self.parts or ())
@@ -259,7 +259,7 @@ def fields(parts: Mapping[str, Strategy], default: Strategy | None = None) -> St
     return Strategy("fields", parts=tuple(parts.items()), default=default)
 
 
-def _sums(kind: pa.DataType) -> bool:
+def _is_summable(kind: pa.DataType) -> bool:
     return bool(
         pat.is_integer(kind)
         or kind in (pa.float32(), pa.float64())
@@ -274,7 +274,7 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pat.is_list(kind) or pat.is_large_list(kind))
 
 
-def _every(kind: pa.DataType) -> bool:
+def _is_any_type(kind: pa.DataType) -> bool:
     return True
 
 
@@ -298,13 +298,13 @@ MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
     )
 }
 WORKS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
-    "last": (_every, "all types"),
-    "last_non_null": (_every, "all types"),
-    "first": (_every, "all types"),
-    "first_non_null": (_every, "all types"),
+    "last": (_is_any_type, "all types"),
+    "last_non_null": (_is_any_type, "all types"),
+    "first": (_is_any_type, "all types"),
+    "first_non_null": (_is_any_type, "all types"),
     "max": (is_flat, "numbers, text, binary, dates, times, decimals"),
     "min": (is_flat, "numbers, text, binary, dates, times, decimals"),
-    "sum": (_sums, "integers, float32, float64, durations, decimals to 38 digits"),
+    "sum": (_is_summable, "integers, float32, float64, durations, decimals to 38 digits"),
     "bool_and": (pat.is_boolean, "booleans"),
     "bool_or": (pat.is_boolean, "booleans"),
     "append": (_is_list, "lists"),

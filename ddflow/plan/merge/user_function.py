@@ -2,8 +2,8 @@
 
 A *round* holds one event of each key that has one more; the keys of a round are the first ones of the round before it.
 So a function of columns is called as often as the longest chain of events, and a hot key costs calls. A record has a
-field for each column of a word type, and beside it ``<column>_null``; under a null stands 0. `Absent` stands for the
-function of a plan that was read back: its name and a digest of its code.
+field for each column of a word type, and beside it ``<column>_null``; under a null stands 0. `AbsentFunction` stands
+for the function of a plan that was read back: its name and a digest of its code.
 
 Guarantees: the result is that of calling the function key by key, event by event. Each thing that a function may do
 wrong refuses the step, before anything has changed.
@@ -23,10 +23,10 @@ from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import arrays, conform, is_word, one_batch
 from ddflow.errors import MergerFailed, SchemaMismatch, SpecError
 from ddflow.kernels.fold import SKIP, TAKE, Walked
-from ddflow.plan.text.formulas import digest_of
+from ddflow.plan.text.formulas import digest_code
 
 
-class Chains:
+class EventChains:
     """``walked``: m (key, time) groups of g keys.  ``action``: uint8[p], by place: SKIP, TAKE or CLEAR.
     O(p + g log g).
 
@@ -37,7 +37,7 @@ class Chains:
 
     >>> few = lambda *values: np.array(values, np.int32)
     >>> walked = Walked(few(0, 1, 2), few(0, 1, 2, 3), few(0, 1, 3))  # one event of a key, two of another
-    >>> chains = Chains(walked, np.array([TAKE, TAKE, TAKE], np.uint8))
+    >>> chains = EventChains(walked, np.array([TAKE, TAKE, TAKE], np.uint8))
     >>> chains.keys.tolist(), chains.offsets.tolist(), chains.rows.tolist(), chains.shown.tolist()
     ([1, 0], [0, 2, 3], [1, 0, 2], [1, 0, 2])
     """
@@ -63,10 +63,10 @@ class Chains:
         last = np.append(of[1:] != of[:-1], np.ones(min(of.size, 1), np.bool_))
         self.ends = np.zeros(acting.size, np.bool_)
         self.ends[position[last]] = True
-        self.shown = self._number_ends(m, of[last], (np.cumsum(self.ends) - 1)[position[last]], begins)
+        self.shown = self._number_chain_ends(m, of[last], (np.cumsum(self.ends) - 1)[position[last]], begins)
 
     @staticmethod
-    def _number_ends(m: int, ended: Ints, number: Ints, begins: Narrow) -> Ints:
+    def _number_chain_ends(m: int, ended: Ints, number: Ints, begins: Narrow) -> Ints:
         made, since = np.full(m, -1, np.int64), np.full(m, -1, np.int64)
         made[ended], since[ended] = number, ended
         since = np.maximum.accumulate(since) if m else since
@@ -102,19 +102,19 @@ def call_function(function: Any, given: Sequence[pa.RecordBatch], schema: pa.Sch
     try:
         made = function(*given)
     except Exception as error:
-        raise build_failure(asked, f"it raised {type(error).__name__}: {error}", "mend it") from error
+        raise function_error(asked, f"it raised {type(error).__name__}: {error}", "mend it") from error
     if not isinstance(made, pa.RecordBatch):
-        raise build_failure(asked, f"it returned a {type(made).__name__}", f"return a record batch of {schema.names}")
+        raise function_error(asked, f"it returned a {type(made).__name__}", f"return a record batch of {schema.names}")
     if sorted(made.schema.names) != sorted(schema.names):
-        raise build_failure(asked, f"it returned the columns {made.schema.names}", f"return {schema.names}")
+        raise function_error(asked, f"it returned the columns {made.schema.names}", f"return {schema.names}")
     try:
         return one_batch(conform(pa.Table.from_batches([made]), schema, "what it returned"))
     except SchemaMismatch as error:
         remedy = f"return columns of these types, and null only where they allow it: {schema.to_string()}"
-        raise build_failure(asked, f"{error.asked}: {error.found}", remedy) from error
+        raise function_error(asked, f"{error.asked}: {error.found}", remedy) from error
 
 
-def build_failure(asked: str, found: str, remedy: str) -> MergerFailed:
+def function_error(asked: str, found: str, remedy: str) -> MergerFailed:
     """Build the error of a function that merges."""
     return MergerFailed(asked, found, f"{remedy}; nothing was changed")
 
@@ -126,7 +126,7 @@ class Merger:
     >>> import pyarrow.compute as pc
     >>> from ddflow.kernels.fold import TAKE, Walked
     >>> few = lambda *values: np.array(values, np.int32)
-    >>> chains = Chains(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([TAKE, TAKE], np.uint8))
+    >>> chains = EventChains(Walked(few(0, 1), few(0, 2), few(0, 1)), np.array([TAKE, TAKE], np.uint8))
     >>> given = pa.record_batch({"k": [1, 1], "n": [2, 3]})
     >>> def add(held, given):
     ...     return given.set_column(1, "n", pc.add(held["n"], given["n"]))
@@ -146,7 +146,7 @@ class Merger:
         # Of keys that hold nothing a row of nulls stands beside the others until it is left out.
         self.loose = pa.schema([field.with_nullable(True) for field in schema])
 
-    def run(self, chains: Chains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any) -> pa.RecordBatch:
+    def run(self, chains: EventChains, given: pa.RecordBatch, held: pa.RecordBatch, live: Any) -> pa.RecordBatch:
         """Fold the chains; return the last row of each (key, time), in the order of ``chains.ends``.
 
         ``given``: the events of all rounds.  ``held``, ``live``: the row of each key with an event, in the order of
@@ -178,7 +178,7 @@ class Merger:
         out = call_function(self.function, (held, given), self.schema, self.asked)
         if out.num_rows != given.num_rows:
             found = f"it returned {out.num_rows} rows for {given.num_rows}"
-            raise build_failure(self.asked, found, "return one row for each key, in order")
+            raise function_error(self.asked, found, "return one row for each key, in order")
         was, now = (value_hashes(batch.select(self.fixed), self.secret) for batch in (given, out))
         if (was == now).all():
             return out
@@ -189,7 +189,7 @@ class Merger:
             if wrong.size:
                 before, after = (shown_row(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
                 found = f"it returned {after} for {before}"
-                raise build_failure(self.asked, found, "leave key and order columns as they are given")
+                raise function_error(self.asked, found, "leave key and order columns as they are given")
             # An order that nobody gave stays null, whatever was made of it.
             out = out.set_column(self.schema.get_field_index(name), self.schema.field(name), given.column(name))
         return out
@@ -199,13 +199,13 @@ KEYS = ("function", "python", "digest")
 
 
 @dataclass(frozen=True)
-class Absent:
+class AbsentFunction:
     """A function without its code.  ``python``, ``digest``: the maker of the digest of its code, and the digest.
 
     >>> told = describe_function(len)
-    >>> told["function"], Absent.of_json(told).name
+    >>> told["function"], AbsentFunction.of_json(told).name
     ('builtins.len', 'builtins.len')
-    >>> describe_function(Absent.of_json(told)) == told
+    >>> describe_function(AbsentFunction.of_json(told)) == told
     True
     """
 
@@ -215,7 +215,7 @@ class Absent:
 
     @classmethod
     def of_json(cls, given: Mapping[str, Any]) -> Self:
-        """Read the JSON that `told_of` wrote.  Raises `SpecError` for anything else."""
+        """Read the JSON that `describe_function` wrote.  Raises `SpecError` for anything else."""
         texts = [given.get(name) for name in KEYS]
         if not all(isinstance(each, str) for each in texts):
             raise SpecError("a function from JSON", repr(dict(given)), "give what to_json() wrote")
@@ -227,7 +227,7 @@ class Absent:
 
 def qualified_name(function: Any) -> str:
     """Return a function's module and qualified name."""
-    if isinstance(function, Absent):
+    if isinstance(function, AbsentFunction):
         return function.name
     inner = getattr(function, "py_func", function)
     home = getattr(inner, "__module__", None) or type(inner).__module__
@@ -236,13 +236,13 @@ def qualified_name(function: Any) -> str:
 
 def describe_function(function: Any) -> dict[str, str]:
     """Describe a function as JSON: its name, the maker of its digest, the digest of its code.  O(code)."""
-    if isinstance(function, Absent):
+    if isinstance(function, AbsentFunction):
         return dict(zip(KEYS, (function.name, function.python, function.digest), strict=True))
-    digest = digest_of(getattr(function, "py_func", function))
+    digest = digest_code(getattr(function, "py_func", function))
     return dict(zip(KEYS, (qualified_name(function), str(sys.implementation.cache_tag), digest), strict=True))
 
 
-def same_function(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same_function(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two may be the same, as far as that can be told: by name, and by digest where the same Python made it."""
     told = one.get("python") != other.get("python") or one.get("digest") == other.get("digest")
     return bool(one.get("function") == other.get("function") and told)
@@ -258,7 +258,7 @@ def is_record_type(kind: pa.DataType) -> bool:
     return is_word(kind) and not pat.is_float16(kind)
 
 
-def _dtype(kind: pa.DataType) -> np.dtype[Any]:
+def _field_dtype(kind: pa.DataType) -> np.dtype[Any]:
     if pat.is_boolean(kind):
         return np.dtype(np.bool_)
     letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
@@ -270,7 +270,7 @@ def record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
     fields: list[tuple[str, np.dtype[Any]]] = []
     for field in schema:
         if is_record_type(field.type):
-            fields += [(field.name, _dtype(field.type)), (field.name + NULL, np.dtype(np.bool_))]
+            fields += [(field.name, _field_dtype(field.type)), (field.name + NULL, np.dtype(np.bool_))]
     names = [name for name, _ in fields]
     for name in names:
         if names.count(name) > 1:
@@ -282,11 +282,11 @@ def record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
     return np.dtype(fields)
 
 
-def numbers(column: pa.Array) -> np.ndarray[Any, Any]:
+def to_numbers(column: pa.Array) -> np.ndarray[Any, Any]:
     """Return the values of a word type as a numpy array, times as integers; a value under a null is unspecified."""
     if pat.is_boolean(column.type):
         return flags(column).view(np.bool_)
-    return view(column, _dtype(column.type))
+    return view(column, _field_dtype(column.type))
 
 
 def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
@@ -303,7 +303,7 @@ def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
     out = np.zeros(rows.num_rows, kind)
     for name in (kind.names or ())[::2]:
         (column,) = arrays(rows, [name])
-        out[name] = numbers(column)
+        out[name] = to_numbers(column)
         present = validity(column)
         if present.size:
             out[name + NULL] = present == 0
@@ -338,7 +338,7 @@ def check_function(function: Callable[..., Any], asked: str, arguments: Mapping[
     """
     from ddflow.kernels.user_functions import find_record_fault
 
-    error = None if isinstance(function, Absent) else find_record_fault(function, *arguments.values())
+    error = None if isinstance(function, AbsentFunction) else find_record_fault(function, *arguments.values())
     if error is None:
         return
     found = f"{name_function(function)} does not compile: {' '.join(str(error).split())[:500]}"

@@ -26,27 +26,27 @@ from ddflow.columns.names import did_you_mean
 from ddflow.errors import DdflowError, ExpressionError, Option, SpecError
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, parse_query
-from ddflow.plan.sql.clauses import CHANGING, ClauseReader, complete, list_clauses, only
+from ddflow.plan.sql.clauses import CHANGING, ClauseReader, check_clauses, list_other_clauses, refuse_other_clauses
 from ddflow.plan.sql.lower import QueryLowering
 from ddflow.plan.sql.query import (
     ASKED,
-    Joining,
-    Leaf,
-    Names,
+    JoinNode,
+    QueryNames,
     ReadQuery,
     SelectQuery,
     SetQuery,
+    TableLeaf,
     ValuesQuery,
-    Visible,
-    call,
-    column,
-    find,
+    VisibleColumn,
+    build_call,
+    build_column,
+    find_name,
     query_error,
     quote_name,
     show_tree,
 )
-from ddflow.plan.sql.relation import fresh
-from ddflow.plan.verbs.family import operator
+from ddflow.plan.sql.relation import find_free_name
+from ddflow.plan.verbs.family import find_operator
 
 Withs = Mapping[str, ReadQuery]
 _SETS: Final = {exp.Union: "union", exp.Except: "except", exp.Intersect: "intersect"}
@@ -72,8 +72,8 @@ class QueryReader(ClauseReader):
 
     >>> reader = QueryReader({"orders": object()}, lambda of: ["id", "city"])
     >>> query = reader.read("select city from orders o where id > 1")
-    >>> from ddflow.plan.sql.query import text
-    >>> query.columns, [text(each) for each in query.where]
+    >>> from ddflow.plan.sql.query import tree_sql
+    >>> query.columns, [tree_sql(each) for each in query.where]
     (['city'], ['`o.id` > 1'])
     >>> reader.read("select city from orders order by id")
     Traceback (most recent call last):
@@ -96,9 +96,9 @@ class QueryReader(ClauseReader):
             raise ExpressionError(ASKED, refusal.found, refusal.fix) from refusal
         for node in tree.find_all(*CHANGING):
             self._note_position(node, sql)
-        complete(tree)
+        check_clauses(tree)
         self.sorted = tree if sorted else None
-        return self.query(tree, {}, None)
+        return self.read_query(tree, {}, None)
 
     def _note_position(self, node: Tree, sql: str) -> None:
         """Note the position of a function without brackets, because the parser does not."""
@@ -107,29 +107,29 @@ class QueryReader(ClauseReader):
             line, begin = sql.count("\n", 0, word.start()) + 1, sql.rfind("\n", 0, word.start()) + 1
             node.meta.update(line=line, col=word.end() - begin, start=word.start(), end=word.end() - 1)
 
-    def query(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
+    def read_query(self, tree: Tree, withs: Withs, around: QueryNames | None) -> ReadQuery:
         """Read a query within a query.  ``withs``: those of WITH around it."""
-        withs = self._withs(tree, withs)
-        if isinstance(tree, exp.Subquery) and not list_clauses(tree, {"this", "with_"}):
+        withs = self._read_withs(tree, withs)
+        if isinstance(tree, exp.Subquery) and not list_other_clauses(tree, {"this", "with_"}):
             inner = tree.this
             if tree is self.sorted:
                 self.sorted = inner
-            return self.query(inner, withs, around)
+            return self.read_query(inner, withs, around)
         if isinstance(tree, exp.Select):
-            return self._select(tree, withs, around)
+            return self._read_select(tree, withs, around)
         made: ReadQuery
         if type(tree) in _SETS:
             made = self._read_set(tree, withs, around)
         elif isinstance(tree, exp.Values):
-            made = self._values(tree)
+            made = self._read_values(tree)
         else:
             if not isinstance(tree, exp.Subquery):
                 raise query_error(tree, f"{type(tree).__name__.upper()} is no query", "write SELECT, VALUES or WITH")
-            only(tree, {"this", "with_", "order", "limit", "offset"})
-            made = self.query(tree.this, withs, around)
+            refuse_other_clauses(tree, {"this", "with_", "order", "limit", "offset"})
+            made = self.read_query(tree.this, withs, around)
         return self._add_order(tree, made)
 
-    def _withs(self, tree: Tree, withs: Withs) -> Withs:
+    def _read_withs(self, tree: Tree, withs: Withs) -> Withs:
         written = tree.args.get("with_")
         if written is None:
             return withs
@@ -137,9 +137,9 @@ class QueryReader(ClauseReader):
             raise query_error(written, "WITH RECURSIVE cannot be maintained", "write the steps out")
         made = dict(withs)
         for number, each in enumerate(written.expressions):
-            if find(each.alias, [one.alias for one in written.expressions[:number]]):
+            if find_name(each.alias, [one.alias for one in written.expressions[:number]]):
                 raise query_error(each, f"two queries of WITH are called {each.alias!r}", "give each its own name")
-            made[each.alias] = self._rename_columns(self.query(each.this, made, None), each.args.get("alias"))
+            made[each.alias] = self._rename_columns(self.read_query(each.this, made, None), each.args.get("alias"))
         return made
 
     def _rename_columns(self, query: ReadQuery, alias: Tree | None) -> ReadQuery:
@@ -150,31 +150,33 @@ class QueryReader(ClauseReader):
         if len(names) != len(query.columns):
             found = f"{len(names)} names for {len(query.columns)} columns"
             raise query_error(alias, found, f"name all of {query.columns}")
-        leaf = self._leaf(query, query.columns, "q")
-        return SelectQuery(names, set(), [column(each) for each in leaf.names.values()], leaf)
+        leaf = self._build_leaf(query, query.columns, "q")
+        return SelectQuery(names, set(), [build_column(each) for each in leaf.names.values()], leaf)
 
-    def _leaf(self, of: Any, columns: Sequence[str], alias: str) -> Leaf:
+    def _build_leaf(self, of: Any, columns: Sequence[str], alias: str) -> TableLeaf:
         twice = sorted({each for each in columns if list(columns).count(each) > 1})
         if twice:
             raise ExpressionError(ASKED, f"{alias!r} has several columns called {twice}", "give each its own alias")
         self._taken[alias] = self._taken.get(alias, 0) + 1
         prefix = alias if self._taken[alias] == 1 else f"{alias}_{self._taken[alias]}"
-        return Leaf(of, {name: f"{prefix}.{name}" for name in columns})
+        return TableLeaf(of, {name: f"{prefix}.{name}" for name in columns})
 
     def _add_order(self, tree: Tree, made: ReadQuery) -> ReadQuery:
         """Add the ORDER BY and LIMIT of a set operation or VALUES."""
-        if not list_clauses(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
+        if not list_other_clauses(tree, {"this", "expression", "distinct", "expressions", "with_", "alias"}):
             return made
-        leaf = self._leaf(made, made.columns, "q")
-        out = SelectQuery(made.columns, made.outer, [column(each) for each in leaf.names.values()], leaf, written=tree)
-        names = Names(None, self.asking)
-        names.add("q", leaf.names)
-        self.top(tree, out, names)
+        leaf = self._build_leaf(made, made.columns, "q")
+        out = SelectQuery(
+            made.columns, made.outer, [build_column(each) for each in leaf.names.values()], leaf, written=tree
+        )
+        names = QueryNames(None, self.asking)
+        names.add_table("q", leaf.names)
+        self.read_order(tree, out, names)
         return out
 
-    def _read_set(self, tree: Tree, withs: Withs, around: Names | None) -> ReadQuery:
+    def _read_set(self, tree: Tree, withs: Withs, around: QueryNames | None) -> ReadQuery:
         before, self.in_set = self.in_set, True
-        left, right = (self.query(each, withs, around) for each in (tree.this, tree.expression))
+        left, right = (self.read_query(each, withs, around) for each in (tree.this, tree.expression))
         self.in_set = before
         op = _SETS[type(tree)]
         if len(left.columns) != len(right.columns):
@@ -182,104 +184,106 @@ class QueryReader(ClauseReader):
             raise query_error(tree, found, "select as many on both sides")
         return SetQuery(left.columns, left.outer | right.outer, op, not tree.args.get("distinct"), left, right)
 
-    def _values(self, tree: Tree) -> ValuesQuery:
+    def _read_values(self, tree: Tree) -> ValuesQuery:
         rows = [list(each.expressions) if isinstance(each, exp.Tuple) else [each] for each in tree.expressions]
-        rows = [[self.expression(each, Names(None, self.asking), None) for each in row] for row in rows]
+        rows = [[self.read_expression(each, QueryNames(None, self.asking), None) for each in row] for row in rows]
         if len({len(row) for row in rows}) != 1 or not rows[0]:
             raise query_error(tree, "the rows of VALUES are empty or differ in length", "give each as many values")
         return ValuesQuery([f"col{i + 1}" for i in range(len(rows[0]))], set(), rows)
 
-    def _select(self, tree: Tree, withs: Withs, around: Names | None) -> SelectQuery:
-        names, source = Names(around, self.asking), None
+    def _read_select(self, tree: Tree, withs: Withs, around: QueryNames | None) -> SelectQuery:
+        names, source = QueryNames(around, self.asking), None
         if tree.args.get("from_") is not None:
-            source, found = self._from(tree.args["from_"].this, tree.args.get("joins") or (), withs)
+            source, found = self._read_from(tree.args["from_"].this, tree.args.get("joins") or (), withs)
             names.visible, names.aliases = found.visible, found.aliases
         return self.read_select(tree, source, names, withs)
 
-    def _from(self, tree: Tree, joins: Sequence[Tree], withs: Withs) -> tuple[Leaf | Joining, Names]:
+    def _read_from(self, tree: Tree, joins: Sequence[Tree], withs: Withs) -> tuple[TableLeaf | JoinNode, QueryNames]:
         """Read FROM, and collect the names that it gives."""
-        source, names = self._relation(tree, withs)
+        source, names = self._read_relation(tree, withs)
         for join in joins:
-            source, names = self._join(source, names, join, withs)
+            source, names = self._read_join(source, names, join, withs)
         return source, names
 
-    def _relation(self, tree: Tree, withs: Withs) -> tuple[Leaf | Joining, Names]:
-        alias, names = tree.args.get("alias"), Names(None, self.asking)
+    def _read_relation(self, tree: Tree, withs: Withs) -> tuple[TableLeaf | JoinNode, QueryNames]:
+        alias, names = tree.args.get("alias"), QueryNames(None, self.asking)
         if isinstance(tree, exp.Subquery) and isinstance(tree.this, exp.Table | exp.Subquery) and not alias:
-            only(tree, {"this"})  # ( a join b )
-            return self._from(tree.this, tree.args.get("joins") or (), withs)
+            refuse_other_clauses(tree, {"this"})  # ( a join b )
+            return self._read_from(tree.this, tree.args.get("joins") or (), withs)
         if isinstance(tree, exp.Table) and isinstance(tree.this, exp.Identifier):
-            of, name = self._table(tree, withs), tree.alias or tree.name
+            of, name = self._find_table(tree, withs), tree.alias or tree.name
             columns = of.columns if isinstance(of, ReadQuery) else self.columns_of(of)
             inner = tree.args.get("joins") or ()
         elif isinstance(tree, exp.Subquery | exp.Values):
-            only(tree, {"this", "expressions", "alias", "joins"})
+            refuse_other_clauses(tree, {"this", "expressions", "alias", "joins"})
             query = tree.this if isinstance(tree, exp.Subquery) else tree
-            of, name, inner = self.query(query, withs, None), tree.alias, tree.args.get("joins") or ()
+            of, name, inner = self.read_query(query, withs, None), tree.alias, tree.args.get("joins") or ()
             columns = of.columns
         else:
             what = show_tree(tree) if isinstance(tree, exp.Table) else tree.key.upper()
             found = f"{what} in FROM is not supported"
             raise query_error(tree, found, "name an input, a collection, a WITH, or write a subquery")
         if alias is not None and alias.args.get("columns"):
-            of = self._rename_columns(of if isinstance(of, ReadQuery) else self._all(of), alias)
+            of = self._rename_columns(of if isinstance(of, ReadQuery) else self._select_all(of), alias)
             columns = of.columns
-        leaf = self._leaf(of, list(columns), name or "q")
-        names.add(name or f"({self._taken['q']})", leaf.names, bool(name))
-        source: Leaf | Joining = leaf
+        leaf = self._build_leaf(of, list(columns), name or "q")
+        names.add_table(name or f"({self._taken['q']})", leaf.names, bool(name))
+        source: TableLeaf | JoinNode = leaf
         for join in inner:
-            source, names = self._join(source, names, join, withs)
+            source, names = self._read_join(source, names, join, withs)
         return source, names
 
-    def _all(self, of: Any) -> ReadQuery:
+    def _select_all(self, of: Any) -> ReadQuery:
         """Build ``select * from`` a collection."""
-        leaf = self._leaf(of, list(self.columns_of(of)), "q")
-        return SelectQuery(list(leaf.names), set(), [column(each) for each in leaf.names.values()], leaf)
+        leaf = self._build_leaf(of, list(self.columns_of(of)), "q")
+        return SelectQuery(list(leaf.names), set(), [build_column(each) for each in leaf.names.values()], leaf)
 
-    def _table(self, tree: Tree, withs: Withs) -> Any:
-        found = find(tree.name, withs)
+    def _find_table(self, tree: Tree, withs: Withs) -> Any:
+        found = find_name(tree.name, withs)
         if found is not None:
             return withs[found]
-        found = find(tree.name, self.tables)
+        found = find_name(tree.name, self.tables)
         if found is None:
             remedy = did_you_mean(tree.name, [*withs, *self.tables])
             raise query_error(tree, f"there is no table {tree.name!r}", remedy)
         self.used.append(self.tables[found])
         return self.tables[found]
 
-    def _join(self, left: Leaf | Joining, names: Names, tree: Tree, withs: Withs) -> tuple[Joining, Names]:
+    def _read_join(
+        self, left: TableLeaf | JoinNode, names: QueryNames, tree: Tree, withs: Withs
+    ) -> tuple[JoinNode, QueryNames]:
         how = _HOWS.get((tree.side.upper(), tree.kind.upper()))
         if how is None or tree.method.upper() not in ("", "NATURAL"):
             words = " ".join(each for each in (tree.method, tree.side, tree.kind) if each)
             raise query_error(tree, f"{words} JOIN is not supported", "write INNER, LEFT, RIGHT, FULL, SEMI or ANTI")
-        right, other = self._relation(tree.this, withs)
-        clash = [each for each in other.aliases if find(each, names.aliases)]
+        right, other = self._read_relation(tree.this, withs)
+        clash = [each for each in other.aliases if find_name(each, names.aliases)]
         if clash:
             raise query_error(tree, f"two tables are called {clash[0]!r}", "give one an alias of its own")
         both, using = names.combine(other), [each.name for each in tree.args.get("using") or ()]
         if tree.args.get("using") == []:
             raise query_error(tree, "USING names no column", "name one at least, or write CROSS JOIN")
         if tree.method:
-            using = [each.name for each in names.visible if find(each.name, [one.name for one in other.visible])]
-        on = [] if tree.args.get("on") is None else self.conditions(tree.args["on"], both, withs)
+            using = [each.name for each in names.visible if find_name(each.name, [one.name for one in other.visible])]
+        on = [] if tree.args.get("on") is None else self.read_conditions(tree.args["on"], both, withs)
         for index, name in enumerate(using):
-            one, two = names.one(name, tree), other.one(name, tree)
+            one, two = names.find_column(name, tree), other.find_column(name, tree)
             on.append(exp.EQ(this=one.tree.copy(), expression=two.tree.copy()))
-            both.merge(index, Visible(None, one.name, _using(how, one, two)), [one, two])
-        made = Joining(left, right, how, on)
+            both.merge_columns(index, VisibleColumn(None, one.name, _merge_using_columns(how, one, two)), [one, two])
+        made = JoinNode(left, right, how, on)
         if how in ("semi", "anti"):
-            both.drop(other)
+            both.drop_table(other)
         return made, both
 
 
-def _using(how: str, left: Visible, right: Visible) -> Tree:
+def _merge_using_columns(how: str, left: VisibleColumn, right: VisibleColumn) -> Tree:
     """Build the one column that USING makes of two."""
     if how == "full":
-        return call("coalesce", left.tree, right.tree)
+        return build_call("coalesce", left.tree, right.tree)
     return (right if how == "right" else left).tree.copy()
 
 
-class Answer(NamedTuple):
+class PlannedAnswer(NamedTuple):
     """A query whose rows are read once.  ``by``: their order, in the form of `top`."""
 
     of: Any
@@ -293,7 +297,7 @@ def plan_sql(flow: Any, text: str, collections: Mapping[str, Any]) -> Any:
     return _plan_query(flow, text, collections, False).of
 
 
-def plan_answer(flow: Any, text: str) -> Answer:
+def plan_answer(flow: Any, text: str) -> PlannedAnswer:
     """Build the collection of a query over inputs, and the order of its ORDER BY, which needs no LIMIT here.
 
     Raises the errors of `ddflow.plan.plan.Plan.sql`; `ExpressionError` if SELECT DISTINCT lacks a column of the order.
@@ -301,7 +305,7 @@ def plan_answer(flow: Any, text: str) -> Answer:
     return _plan_query(flow, text, {}, True)
 
 
-def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool) -> Answer:
+def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bool) -> PlannedAnswer:
     if not isinstance(text, str):
         raise ExpressionError(ASKED, f"it is given {text!r:.99}", "give a query as text")
     for name, each in collections.items():
@@ -311,15 +315,15 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
             )
     tables = {**flow.inputs, **collections}
 
-    def build_answer() -> Answer:
+    def build_answer() -> PlannedAnswer:
         reader = QueryReader(tables, lambda of: of.schema.names)
         query = reader.read(text, sorted)
-        columns, by = list(query.columns), _shown_order(query) if sorted else []
+        columns, by = list(query.columns), _find_shown_order(query) if sorted else []
 
         def constant(columns: list[str], rows: list[list[str]]) -> Any:
-            return flow.known(operator("constant")(_inputs(flow, reader.used), columns, rows))
+            return flow.known(find_operator("constant")(_list_used_inputs(flow, reader.used), columns, rows))
 
-        return Answer(QueryLowering(reader.nested, constant).build_collection(query), by, columns)
+        return PlannedAnswer(QueryLowering(reader.nested, constant).build_collection(query), by, columns)
 
     nodes = list(flow.nodes)
     try:
@@ -332,7 +336,7 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
         raise ExpressionError(ASKED, "the query is nested too deeply", remedy) from error
 
 
-def _shown_order(query: ReadQuery) -> list[str]:
+def _find_shown_order(query: ReadQuery) -> list[str]:
     """Return the order of a query's rows, and add its missing columns.  Clear an order without LIMIT."""
     if not isinstance(query, SelectQuery):
         return []
@@ -344,7 +348,7 @@ def _shown_order(query: ReadQuery) -> list[str]:
         if name is None:
             if query.distinct:
                 raise query_error(query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it")
-            name = fresh(show_tree(tree), query.columns)
+            name = find_free_name(show_tree(tree), query.columns)
             query.columns.append(name)
             query.items.append(tree.copy())
         by.append(f"{quote_name(name)} {direction}")
@@ -353,7 +357,7 @@ def _shown_order(query: ReadQuery) -> list[str]:
     return by
 
 
-def _inputs(flow: Any, used: Iterable[Any]) -> list[Any]:
+def _list_used_inputs(flow: Any, used: Iterable[Any]) -> list[Any]:
     """List the inputs of some collections; all inputs if there are none.  O(nodes)."""
     found, ahead = set[Any](), list(used)
     while ahead:

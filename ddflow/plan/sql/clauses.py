@@ -4,9 +4,9 @@ Guarantees: each name is resolved to one column or is an error that lists the ca
 query can have is refused, with what to write instead.
 
 >>> from ddflow.expressions.parse import parse
->>> names, read = Names(None), ClauseReader().expression
->>> names.add("o", {"n": "o.n"})
->>> text(read(parse("Round(n) + 1").tree, names, None))
+>>> names, read = QueryNames(None), ClauseReader().read_expression
+>>> names.add_table("o", {"n": "o.n"})
+>>> tree_sql(read(parse("Round(n) + 1").tree, names, None))
 'round(`o.n`) + 1'
 >>> read(parse("n + rand()").tree, names, None)
 Traceback (most recent call last):
@@ -27,35 +27,35 @@ from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, call_within
 from ddflow.plan.aggregates import CALLED, NAMES
 from ddflow.plan.sql.query import (
-    Joining,
-    Leaf,
-    Names,
+    JoinNode,
     Nested,
     Ordering,
+    QueryNames,
     ReadQuery,
     SelectQuery,
+    TableLeaf,
     add_brackets,
+    build_number,
     conjuncts,
-    names_of,
-    number,
+    find_names,
     query_error,
     quote_name,
     replace_nodes,
     show_tree,
-    text,
+    tree_sql,
 )
 
 _OUTER, _INNER = "T", "b"
 _BY_PLACE: Final = "row_number() <= k can; compute others over the rows that are read, with DuckDB or Polars"
 
 
-def instead(window: Tree) -> str:
+def suggest_replacement(window: Tree) -> str:
     """Suggest SQL that replaces a window, for the remedy of an error.  O(query).
 
     >>> from ddflow.expressions.parse import parse
-    >>> instead(parse("rank() over (partition by city order by n desc)").tree)
+    >>> suggest_replacement(parse("rank() over (partition by city order by n desc)").tree)
     'write 1 + (select count(*) from T b where b.city <=> T.city and b.n > T.n), with T for the table'
-    >>> instead(parse("sum(n) over (partition by city)").tree)
+    >>> suggest_replacement(parse("sum(n) over (partition by city)").tree)
     'write (select sum(b.n) from T b where b.city <=> T.city), with T for the table'
     """
     query, named = window.find_ancestor(exp.Select), dict[str, Tree]()
@@ -65,28 +65,31 @@ def instead(window: Tree) -> str:
         name = CALLED.get(call.name.lower(), call.name.lower()) if isinstance(call, exp.Anonymous) else ""
         if name not in NAMES or (isinstance(node.parent, exp.Window) and node.arg_key == "this"):
             return None
-        return named.setdefault(text(node), exp.column(f"v{len(named) + 1}")).copy()
+        return named.setdefault(tree_sql(node), exp.column(f"v{len(named) + 1}")).copy()
 
-    remedy = _alone(replace_nodes(window, change))
+    remedy = _write_replacement(replace_nodes(window, change))
     if remedy == _BY_PLACE or not (named or (query is not None and query.args.get("group"))):
         return remedy
     columns = "".join(f", with {told} as {each.name}" for told, each in named.items())
     return f"name the query of the groups{columns}, as T in a WITH, and over it {remedy.partition(', with T')[0]}"
 
 
-def _alone(window: Tree) -> str:
+def _write_replacement(window: Tree) -> str:
     """Write SQL that replaces a window over a table."""
     name, order = window.this.name.lower(), window.args.get("order")
-    parts = [f"{_of(each, _INNER)} <=> {_of(each, _OUTER)}" for each in window.args.get("partition_by") or ()]
+    parts = [
+        f"{_qualify_columns(each, _INNER)} <=> {_qualify_columns(each, _OUTER)}"
+        for each in window.args.get("partition_by") or ()
+    ]
     by = order.expressions if order is not None else []
     if window.args.get("spec") is not None or not isinstance(window.this, exp.Anonymous):
         return _BY_PLACE
     if name in ("rank", "dense_rank") and by and (name == "rank" or len(by) == 1):
-        counted = "*" if name == "rank" else f"distinct {_of(by[0].this, _INNER)}"
-        return _write_subquery(f"1 + (select count({counted})", [*parts, _before(by)])
+        counted = "*" if name == "rank" else f"distinct {_qualify_columns(by[0].this, _INNER)}"
+        return _write_subquery(f"1 + (select count({counted})", [*parts, _write_before(by)])
     if name in NAMES and len(by) < 2:
-        upto = [_before(by, "=")] if by else []
-        return _write_subquery(f"(select {_of(window.this, _INNER)}", [*parts, *upto])
+        upto = [_write_before(by, "=")] if by else []
+        return _write_subquery(f"(select {_qualify_columns(window.this, _INNER)}", [*parts, *upto])
     return _BY_PLACE
 
 
@@ -95,17 +98,21 @@ def _write_subquery(begin: str, conditions: list[str]) -> str:
     return f"write {begin} from {_OUTER} {_INNER}{where}), with {_OUTER} for the table"
 
 
-def _before(order: list[Tree], equal: str = "") -> str:
+def _write_before(order: list[Tree], equal: str = "") -> str:
     """Write the condition that a row comes before another in an order, or equals it."""
     ways = list[str]()
     for place, each in enumerate(order):
-        same = [f"{_of(one.this, _INNER)} = {_of(one.this, _OUTER)}" for one in order[:place]]
+        same = [f"{_qualify_columns(one.this, _INNER)} = {_qualify_columns(one.this, _OUTER)}" for one in order[:place]]
         sign = ">" if each.args.get("desc") else "<"
-        ways.append(" and ".join([*same, f"{_of(each.this, _INNER)} {sign}{equal} {_of(each.this, _OUTER)}"]))
+        ways.append(
+            " and ".join(
+                [*same, f"{_qualify_columns(each.this, _INNER)} {sign}{equal} {_qualify_columns(each.this, _OUTER)}"]
+            )
+        )
     return ways[0] if len(ways) == 1 else f"({' or '.join(ways)})"
 
 
-def _of(tree: Tree, table: str) -> str:
+def _qualify_columns(tree: Tree, table: str) -> str:
     """Write an expression over the columns of a table."""
 
     def change(node: Tree) -> Tree | None:
@@ -113,7 +120,7 @@ def _of(tree: Tree, table: str) -> str:
             return None
         return exp.column(exp.to_identifier(node.name, quoted=quote_name(node.name) != node.name), table)
 
-    return text(replace_nodes(tree, change))
+    return tree_sql(replace_nodes(tree, change))
 
 
 Aliases = Mapping[str, Callable[[], Tree]]
@@ -146,7 +153,7 @@ _READ: Final[dict[Any, set[str]]] = {
     exp.LimitOptions: {"rows"},
     exp.Offset: {"expression"},
 }
-"""The clauses that are read, of the nodes of a query; any other one is refused by `complete`."""
+"""The clauses that are read, of the nodes of a query; any other one is refused by `check_clauses`."""
 _LISTED: Final = "docs/sql.md lists what is"
 _WORDS: Final = {
     "laterals": "LATERAL VIEW",
@@ -160,7 +167,7 @@ _WORDS: Final = {
 }
 
 
-class AskedQuery(NamedTuple):
+class Subquery(NamedTuple):
     """A subquery within an expression.  ``kind``: scalar, exists or in."""
 
     kind: str
@@ -173,7 +180,7 @@ def is_aggregate(node: Tree) -> bool:
     return isinstance(node, exp.Anonymous) and node.name in NAMES
 
 
-def aggregates(tree: Tree) -> list[Tree]:
+def find_aggregates(tree: Tree) -> list[Tree]:
     """List the aggregates of a resolved tree, each with its FILTER."""
     out, ahead = list[Tree](), [tree]
     while ahead:
@@ -191,18 +198,18 @@ class ClauseReader:
     """
 
     def __init__(self) -> None:
-        self.nested: list[AskedQuery] = []
+        self.nested: list[Subquery] = []
         self.sorted: Tree | None = None
-        self.asking: Names | None = None
+        self.asking: QueryNames | None = None
         """The names around the subquery that is being read."""
         self.in_set = False
         """Whether what is read is a side of a set operation, whose columns the other side must have, too."""
 
-    def query(self, tree: Tree, withs: Any, around: Names | None) -> ReadQuery:
+    def read_query(self, tree: Tree, withs: Any, around: QueryNames | None) -> ReadQuery:
         """Read a query: see `QueryReader`."""
         raise NotImplementedError
 
-    def expression(self, tree: Tree, names: Names, withs: Any, first: Aliases | None = None) -> Tree:
+    def read_expression(self, tree: Tree, names: QueryNames, withs: Any, first: Aliases | None = None) -> Tree:
         """Resolve the names of an expression.  ``first``: names that precede columns, except in aggregates."""
 
         def change(node: Tree) -> Tree | None:
@@ -211,27 +218,27 @@ class ClauseReader:
                     raise query_error(node, f"{show_tree(node)} names several columns", "name one column")
                 return names.resolve(node, first if first and not _in_aggregate(node) else {})
             if isinstance(node, exp.Anonymous) and not _is_exists(node):
-                self._check(node)
-            return self._subquery(node, names, withs, first)
+                self._check_function(node)
+            return self._resolve_subquery(node, names, withs, first)
 
         for each in tree.find_all(exp.Window):
             if each.this.name.lower() != "row_number":
-                raise query_error(each, f"the window {show_tree(each)} cannot be maintained", instead(each))
+                raise query_error(each, f"the window {show_tree(each)} cannot be maintained", suggest_replacement(each))
         out = replace_nodes(tree, change)
-        for each in aggregates(out):
+        for each in find_aggregates(out):
             self._check_distinct(each)
             if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):
                 raise query_error(
                     tree, f"{show_tree(tree)} has an aggregate within an aggregate", "use a subquery in FROM"
                 )
-            if names_of(each) and names_of(each) <= names.outer:
+            if find_names(each) and find_names(each) <= names.outer:
                 found = f"{show_tree(each)} aggregates columns of the query around"
                 raise query_error(
                     each, found, "compute it in a subquery in FROM of that query, and use its column here"
                 )
         return out
 
-    def _subquery(self, node: Tree, names: Names, withs: Any, first: Aliases | None) -> Tree | None:
+    def _resolve_subquery(self, node: Tree, names: QueryNames, withs: Any, first: Aliases | None) -> Tree | None:
         """Read a subquery as a `Nested`; None for another node.  Raises for an unsupported one."""
         if isinstance(node, CHANGING):
             remedy = "bring the value in as a column or a literal"
@@ -243,27 +250,29 @@ class ClauseReader:
                 node, f"{show_tree(node)} is not supported", "compare with (select max(...)) or min, or use IN"
             )
         if isinstance(node, exp.Exists) or _is_exists(node):
-            return self._ask("exists", node.expressions[0] if _is_exists(node) else node.this, [], names, withs)
+            return self._read_subquery(
+                "exists", node.expressions[0] if _is_exists(node) else node.this, [], names, withs
+            )
         if isinstance(node, exp.In) and node.args.get("query") is not None:
             operands = node.this.unnest()
             given = operands.expressions if isinstance(operands, exp.Tuple) else [node.this]
-            read = [self.expression(each, names, withs, first) for each in given]
-            return self._ask("in", node.args["query"], read, names, withs)
+            read = [self.read_expression(each, names, withs, first) for each in given]
+            return self._read_subquery("in", node.args["query"], read, names, withs)
         if isinstance(node, exp.Subquery | exp.Select):
-            return self._ask("scalar", node, [], names, withs)
+            return self._read_subquery("scalar", node, [], names, withs)
         return None
 
-    def _ask(self, kind: str, tree: Tree, operands: list[Tree], names: Names, withs: Any) -> Tree:
+    def _read_subquery(self, kind: str, tree: Tree, operands: list[Tree], names: QueryNames, withs: Any) -> Tree:
         asking, self.asking = self.asking, names
-        query = self.query(tree, withs or {}, names)
+        query = self.read_query(tree, withs or {}, names)
         self.asking = asking
         if kind != "exists" and len(query.columns) != max(len(operands), 1):
             found = f"a subquery of {len(query.columns)} columns where {max(len(operands), 1)} can be"
             raise query_error(tree, found, "select as many")
-        self.nested.append(AskedQuery(kind, query, tree))
+        self.nested.append(Subquery(kind, query, tree))
         return Nested.of_number(len(self.nested) - 1, operands)
 
-    def _check(self, node: Tree) -> None:
+    def _check_function(self, node: Tree) -> None:
         """Refuse an unknown function, or one that cannot be maintained; put its name in lower case."""
         name = CALLED.get(node.name.lower(), node.name.lower())
         node.set("this", name)
@@ -281,14 +290,16 @@ class ClauseReader:
                     tree, f"{show_tree(tree)} is not supported", "aggregate a subquery of SELECT DISTINCT"
                 )
 
-    def conditions(self, tree: Tree, names: Names, withs: Any, what: str = "ON") -> list[Tree]:
+    def read_conditions(self, tree: Tree, names: QueryNames, withs: Any, what: str = "ON") -> list[Tree]:
         """Read the conditions of a WHERE or an ON."""
-        read = self.expression(tree, names, withs)
-        if aggregates(read) or list(read.find_all(exp.Window)):
+        read = self.read_expression(tree, names, withs)
+        if find_aggregates(read) or list(read.find_all(exp.Window)):
             raise query_error(tree, f"{what} has an aggregate or a window", "write HAVING, or QUALIFY")
         return conjuncts(read)
 
-    def read_select(self, tree: Tree, source: Leaf | Joining | None, names: Names, withs: Any) -> SelectQuery:
+    def read_select(
+        self, tree: Tree, source: TableLeaf | JoinNode | None, names: QueryNames, withs: Any
+    ) -> SelectQuery:
         """Read a SELECT, except its FROM."""
         if tree.args.get("distinct") is not None and tree.args["distinct"].args.get("on") is not None:
             raise query_error(tree, "DISTINCT ON is not supported", "write row_number() over (...) = 1")
@@ -297,29 +308,29 @@ class ClauseReader:
         out = SelectQuery([], names.outer, [], source, written=tree)
         args = tree.args
         if args.get("where") is not None:
-            out.where = self.conditions(args["where"].this, names, withs, "WHERE")
+            out.where = self.read_conditions(args["where"].this, names, withs, "WHERE")
         for each in tree.expressions:
-            self._item(each, out, names, withs)
+            self._read_item(each, out, names, withs)
         out.distinct = args.get("distinct") is not None
         if args.get("group") is not None:
-            out.groups = self._groups(args["group"], out, names, withs)
-        first = {name: _copying(item) for name, item in zip(out.columns, out.items, strict=True)}
+            out.groups = self._read_groups(args["group"], out, names, withs)
+        first = {name: _copy_later(item) for name, item in zip(out.columns, out.items, strict=True)}
         if args.get("having") is not None:
-            out.having = conjuncts(self.expression(args["having"].this, names, withs, first))
+            out.having = conjuncts(self.read_expression(args["having"].this, names, withs, first))
         if args.get("qualify") is not None:
-            out.qualify = conjuncts(self.expression(args["qualify"].this, names, withs))
-        self.top(tree, out, names, withs)
-        if out.groups is None and (args.get("having") is not None or any(map(aggregates, out.late()))):
+            out.qualify = conjuncts(self.read_expression(args["qualify"].this, names, withs))
+        self.read_order(tree, out, names, withs)
+        if out.groups is None and (args.get("having") is not None or any(map(find_aggregates, out.late_trees()))):
             out.groups = []
         return out
 
-    def _item(self, tree: Tree, out: SelectQuery, names: Names, withs: Any) -> None:
+    def _read_item(self, tree: Tree, out: SelectQuery, names: QueryNames, withs: Any) -> None:
         """Add a part of the select list to the query."""
         star = tree if isinstance(tree, exp.Star) else tree.this if isinstance(tree, exp.Column) else None
         if isinstance(star, exp.Star):
             if any(star.args.values()):
                 raise query_error(tree, f"{show_tree(tree)} is not supported", "name the columns")
-            found = names.star(tree, None if star is tree else tree.table)
+            found = names.list_star(tree, None if star is tree else tree.table)
             if not found:
                 raise query_error(tree, "there is no table that * stands for", "write FROM")
             out.starred |= {*range(len(out.items), len(out.items) + len(found))}
@@ -331,30 +342,30 @@ class ClauseReader:
                     out.stars.append(range(begin, len(out.items)))
             return
         named = isinstance(tree, exp.Alias | exp.Column)
-        name = str(tree.output_name) if named else text(tree)
-        item = self.expression(tree.this if isinstance(tree, exp.Alias) else tree, names, withs)
-        names.lateral.setdefault(name, _copying(item))
+        name = str(tree.output_name) if named else tree_sql(tree)
+        item = self.read_expression(tree.this if isinstance(tree, exp.Alias) else tree, names, withs)
+        names.lateral.setdefault(name, _copy_later(item))
         out.columns.append(name)
         out.items.append(item)
 
-    def _groups(self, tree: Tree, out: SelectQuery, names: Names, withs: Any) -> list[Tree]:
+    def _read_groups(self, tree: Tree, out: SelectQuery, names: QueryNames, withs: Any) -> list[Tree]:
         """Read the groups of GROUP BY: expressions, names of the select list, or its places."""
         if tree.args.get("all"):
-            return [each for each in out.items if not aggregates(each)]
+            return [each for each in out.items if not find_aggregates(each)]
         groups = list[Tree]()
         for each in tree.expressions:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
                 raise query_error(
                     each, f"{show_tree(each)} is not supported", "write a query for each set, with UNION ALL"
                 )
-            made = self._item_at(each, out)
-            groups.append((self.expression(each, names, withs) if made is None else made).unnest())
-            if aggregates(groups[-1]) or list(groups[-1].find_all(Nested, exp.Window)):
+            made = self._find_item(each, out)
+            groups.append((self.read_expression(each, names, withs) if made is None else made).unnest())
+            if find_aggregates(groups[-1]) or list(groups[-1].find_all(Nested, exp.Window)):
                 found = f"GROUP BY {show_tree(each)} has an aggregate or a subquery"
                 raise query_error(each, found, "compute it in a subquery in FROM")
         return groups
 
-    def _item_at(self, tree: Tree, out: SelectQuery) -> Tree | None:
+    def _find_item(self, tree: Tree, out: SelectQuery) -> Tree | None:
         """Return the column of the select list with this number; None for anything else."""
         if not isinstance(tree, exp.Literal) or tree.is_string:
             return None
@@ -362,7 +373,7 @@ class ClauseReader:
             raise query_error(tree, f"there is no column {tree.name} of {len(out.items)}", "count from 1")
         return out.items[int(tree.name) - 1].copy()
 
-    def top(self, tree: Tree, out: SelectQuery, names: Names, withs: Any = None) -> None:
+    def read_order(self, tree: Tree, out: SelectQuery, names: QueryNames, withs: Any = None) -> None:
         """Read ORDER BY, LIMIT and OFFSET."""
         order, limit, offset = (tree.args.get(each) for each in ("order", "limit", "offset"))
         if order is not None and limit is None and tree is not self.sorted:
@@ -373,26 +384,26 @@ class ClauseReader:
             raise query_error(order, "ORDER BY without LIMIT", f"{remedy}; {shell}")
         if offset is not None and limit is None:
             raise query_error(offset, "OFFSET without LIMIT", "add LIMIT")
-        first = {name: _copying(item) for name, item in zip(out.columns, out.items, strict=True)}
+        first = {name: _copy_later(item) for name, item in zip(out.columns, out.items, strict=True)}
         for each in order.expressions if order is not None else ():
             if isinstance(each.this, exp.Var):
                 raise query_error(each, f"ORDER BY {each.this.name} is not supported", _LISTED)
-            made = self._item_at(each.this, out)
+            made = self._find_item(each.this, out)
             if made is None:
-                made = self.expression(each.this, names, withs, first)
-            out.order.append(Ordering(made.unnest(), way(each)))
-        out.limit = None if limit is None else _whole(limit, 1)
-        out.offset = 0 if offset is None else _whole(offset, 0)
+                made = self.read_expression(each.this, names, withs, first)
+            out.order.append(Ordering(made.unnest(), direction_sql(each)))
+        out.limit = None if limit is None else _parse_count(limit, 1)
+        out.offset = 0 if offset is None else _parse_count(offset, 0)
 
 
-def way(ordered: Tree) -> str:
+def direction_sql(ordered: Tree) -> str:
     """Describe how a part of ORDER BY orders, in words."""
     direction = "desc" if ordered.args.get("desc") else "asc"
     return f"{direction} nulls {'first' if ordered.args.get('nulls_first') else 'last'}"
 
 
-def _whole(tree: Tree, least: int) -> int:
-    value = tree.args.get("count") or number(1) if isinstance(tree, exp.Fetch) else tree.expression
+def _parse_count(tree: Tree, least: int) -> int:
+    value = tree.args.get("count") or build_number(1) if isinstance(tree, exp.Fetch) else tree.expression
     whole = isinstance(value, exp.Literal) and not value.is_string and value.name.isdecimal()
     if not whole or int(value.name) < least:
         raise query_error(tree, f"{tree.key.upper()} {show_tree(value)}", f"write a whole number, {least} or more")
@@ -405,7 +416,7 @@ def _is_exists(node: Tree) -> bool:
     return named and isinstance(node.expressions[0], exp.Values | exp.Subquery)
 
 
-def _copying(tree: Tree) -> Callable[[], Tree]:
+def _copy_later(tree: Tree) -> Callable[[], Tree]:
     return lambda: add_brackets(tree.copy())
 
 
@@ -417,21 +428,21 @@ def _in_aggregate(node: Tree) -> bool:
     return False
 
 
-def list_clauses(tree: Tree, known: set[str]) -> list[str]:
+def list_other_clauses(tree: Tree, known: set[str]) -> list[str]:
     """List the clauses of a node beyond the known ones."""
     return [key for key, value in tree.args.items() if key not in known and value not in (None, False, [])]
 
 
-def complete(tree: Tree) -> None:
+def check_clauses(tree: Tree) -> None:
     """Raise `ExpressionError` for a clause, anywhere in a query, that is not supported.  O(tree)."""
     for node in tree.walk():
         if type(node) in _READ:
-            only(node, _READ[type(node)])
+            refuse_other_clauses(node, _READ[type(node)])
 
 
-def only(tree: Tree, known: set[str]) -> None:
+def refuse_other_clauses(tree: Tree, known: set[str]) -> None:
     """Raise `ExpressionError` for a clause beyond the known ones."""
-    for key in list_clauses(tree, known):
+    for key in list_other_clauses(tree, known):
         value = tree.args[key]
         where = value[0] if isinstance(value, list) else value
         word = _WORDS.get(f"{tree.key}.{key}") or _WORDS.get(key, key.strip("_").replace("_", " ").upper())

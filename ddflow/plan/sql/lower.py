@@ -5,8 +5,8 @@ of each part, in some order.
 
 >>> import ddflow as dd
 >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
->>> leaf = Leaf(people, {"id": "p.id", "n": "p.n"})
->>> QueryLowering([], None).build_collection(SelectQuery(["m"], set(), [column("p.n")], leaf))
+>>> leaf = TableLeaf(people, {"id": "p.id", "n": "p.n"})
+>>> QueryLowering([], None).build_collection(SelectQuery(["m"], set(), [build_column("p.n")], leaf))
 Project(m int64)
 """
 
@@ -22,34 +22,42 @@ from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
 from ddflow.expressions.types import meeting, sql_name, working
-from ddflow.plan.sql.clauses import AskedQuery, aggregates, way
+from ddflow.plan.sql.clauses import Subquery, direction_sql, find_aggregates
 from ddflow.plan.sql.query import (
     ASKED,
-    Leaf,
     Nested,
     ReadQuery,
     SelectQuery,
     SetQuery,
+    TableLeaf,
     ValuesQuery,
-    column,
-    names_of,
-    number,
+    build_column,
+    build_number,
+    find_names,
     query_error,
     quote_name,
     replace_nodes,
     show_tree,
-    text,
+    tree_sql,
 )
-from ddflow.plan.sql.relation import Grouped, Made, Relation, Steps, as_type, fresh, group_rows
-from ddflow.plan.sql.subqueries import Carry, Subqueries
-from ddflow.plan.sql.tables import Tables, split_rank_bound
+from ddflow.plan.sql.relation import (
+    GroupedRows,
+    ProjectedColumn,
+    QueryVerbs,
+    Relation,
+    cast_to,
+    find_free_name,
+    group_rows,
+)
+from ddflow.plan.sql.subqueries import CarriedColumns, SubqueryLowering
+from ddflow.plan.sql.tables import FromLowering, split_rank_bound
 
 Bounds = Mapping[int, tuple[int, bool]]
 """For columns that are ranks: up to which, and whether they are asked for."""
 
 
-def top(
-    steps: Steps,
+def take_first(
+    steps: QueryVerbs,
     rows: Relation,
     k: int,
     by: Sequence[tuple[str, str]],
@@ -65,7 +73,7 @@ def top(
     def make() -> Any:
         return rows.of.top(k, by=order, partition_by=list(partition), offset=offset, rank_name=rank)
 
-    return Relation(steps.then(rows.of, told, make), rows.names, rows.solid)
+    return Relation(steps.make_once(rows.of, told, make), rows.names, rows.solid)
 
 
 class RankedRows:
@@ -75,28 +83,29 @@ class RankedRows:
 
     >>> import ddflow as dd
     >>> people = dd.Flow().upserts("people", {"id": int, "n": int}, dd.Upsert(key="id"))
-    >>> query = SelectQuery(["id"], set(), [column("p.id")])
-    >>> rows, swap = RankedRows(Steps(), query, [], [], [], []).rows(Relation(people, {"p.id": "id"}), {})
-    >>> rows.of is people, text(swap(column("p.id")))
+    >>> query = SelectQuery(["id"], set(), [build_column("p.id")])
+    >>> ranked = RankedRows(QueryVerbs(), query, [], [], [], [])
+    >>> rows, replace_window = ranked.keep_ranked(Relation(people, {"p.id": "id"}), {})
+    >>> rows.of is people, tree_sql(replace_window(build_column("p.id")))
     (True, '`p.id`')
     """
 
     def __init__(
         self,
-        steps: Steps,
+        steps: QueryVerbs,
         query: SelectQuery,
-        columns: list[Made],
-        extra: Sequence[Made],
+        columns: list[ProjectedColumn],
+        extra: Sequence[ProjectedColumn],
         qualify: Sequence[Tree],
         orders: Sequence[tuple[Tree, str]],
     ) -> None:
         self.steps, self.query, self.columns, self.extra = steps, query, columns, extra
         self.qualify, self.orders = list(qualify), orders
 
-    def rows(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
+    def keep_ranked(self, rows: Relation, bounds: Bounds) -> tuple[Relation, Callable[[Tree], Tree]]:
         """Keep the rows up to the rank; return them and a function that replaces the window by the rank's column."""
         trees = [*(each.tree for each in self.columns), *self.qualify, *(tree for tree, _ in self.orders)]
-        windows = {text(each): each for tree in trees for each in tree.find_all(exp.Window)}
+        windows = {tree_sql(each): each for tree in trees for each in tree.find_all(exp.Window)}
         if not windows:
             if self.qualify:
                 found = f"QUALIFY {show_tree(self.qualify[0])} has no window"
@@ -105,7 +114,7 @@ class RankedRows:
         (told, window), *others = windows.items()
         k, left = split_rank_bound(self.qualify, told)
         for index, (most, _) in bounds.items():
-            if text(self.columns[index].tree.unnest()) == told:
+            if tree_sql(self.columns[index].tree.unnest()) == told:
                 k = most if k is None else min(k, most)
         if k is None or others:
             found = f"{show_tree(window)} {'beside another window' if others else 'without a bound'}"
@@ -116,15 +125,15 @@ class RankedRows:
         unasked = {i for i, (_, used) in bounds.items() if not used}
         self.columns[:] = [each for i, each in enumerate(self.columns) if i not in unasked]
         read = [*(each.tree for each in self.columns), *left, *(tree for tree, _ in self.orders)]
-        asked = any(text(part) == told for tree in read for part in tree.find_all(exp.Window))
-        rows = self._first(rows, window, k, read, asked)
+        asked = any(tree_sql(part) == told for tree in read for part in tree.find_all(exp.Window))
+        rows = self._take_first(rows, window, k, read, asked)
 
-        def swap(tree: Tree) -> Tree:
-            return replace_nodes(tree, lambda node: column("rank") if text(node) == told else None)
+        def replace_window(tree: Tree) -> Tree:
+            return replace_nodes(tree, lambda node: build_column("rank") if tree_sql(node) == told else None)
 
-        return self.steps.filter_rows(rows, [swap(each) for each in left]), swap
+        return self.steps.filter_rows(rows, [replace_window(each) for each in left]), replace_window
 
-    def _first(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
+    def _take_first(self, rows: Relation, window: Tree, k: int, read: Sequence[Tree], asked: bool) -> Relation:
         """Keep the first k rows of each partition; ``asked``: with their rank."""
         given = window.args.get("order")
         if given is None or window.args.get("spec") is not None:
@@ -132,42 +141,45 @@ class RankedRows:
             raise query_error(window, f"{show_tree(window)} has no ORDER BY, or a frame", remedy)
         listed = [each for each in [*self.columns, *self.extra] if isinstance(each.tree, exp.Column)]
         parts = [
-            Made(f"part {i}", show_tree(each), each) for i, each in enumerate(window.args.get("partition_by") or ())
+            ProjectedColumn(f"part {i}", show_tree(each), each)
+            for i, each in enumerate(window.args.get("partition_by") or ())
         ]
         parts += [each._replace(logical=f"of {each.logical}") for each in self.extra]
-        orders = [Made(f"by {i}", show_tree(each.this), each.this) for i, each in enumerate(given.expressions)]
+        orders = [
+            ProjectedColumn(f"by {i}", show_tree(each.this), each.this) for i, each in enumerate(given.expressions)
+        ]
         asking = [part for tree in read for part in [tree, *(each.tree for each in self.extra)]]
-        others = sorted(names_of(*(_without(each, text(window)) for each in asking)))
-        kept = [Made(each, rows.name(column(each)), column(each)) for each in others]
+        others = sorted(find_names(*(_hide_window(each, tree_sql(window)) for each in asking)))
+        kept = [ProjectedColumn(each, rows.column_name(build_column(each)), build_column(each)) for each in others]
         order = [each.tree.name for each in listed]
         kept.sort(key=lambda each: order.index(each.logical) if each.logical in order else len(order))
         every = [*kept, *parts, *orders]
-        known = {text(each.tree): each for each in reversed(every)}
-        made = self.steps.project_rows(rows, [each for each in every if known[text(each.tree)] is each])
-        names = {each.logical: made.names[known[text(each.tree)].logical] for each in every}
+        known = {tree_sql(each.tree): each for each in reversed(every)}
+        made = self.steps.project_rows(rows, [each for each in every if known[tree_sql(each.tree)] is each])
+        names = {each.logical: made.names[known[tree_sql(each.tree)].logical] for each in every}
         made = Relation(made.of, names, made.solid)
-        rank = fresh("row_number", made.of.schema.names) if asked else None
-        by = [(each.logical, way(order)) for each, order in zip(orders, given.expressions, strict=True)]
-        made = top(self.steps, made, k, by, [names[each.logical] for each in parts], rank=rank)
+        rank = find_free_name("row_number", made.of.schema.names) if asked else None
+        by = [(each.logical, direction_sql(order)) for each, order in zip(orders, given.expressions, strict=True)]
+        made = take_first(self.steps, made, k, by, [names[each.logical] for each in parts], rank=rank)
         return made if rank is None else Relation(made.of, {**made.names, "rank": rank}, made.solid)
 
 
-def _without(tree: Tree, told: str) -> Tree:
+def _hide_window(tree: Tree, told: str) -> Tree:
     """Replace the window in a tree by null, so that only columns outside it count."""
-    return replace_nodes(tree, lambda node: exp.null() if text(node) == told else None)
+    return replace_nodes(tree, lambda node: exp.null() if tree_sql(node) == told else None)
 
 
-_NOTHING: Final = Carry()
+_NOTHING: Final = CarriedColumns()
 
 
 class QueryLowering:
     """A compiler of queries.  ``nested``: the subqueries.  ``constant``: makes a collection of SQL columns and rows."""
 
-    def __init__(self, nested: Sequence[AskedQuery], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
+    def __init__(self, nested: Sequence[Subquery], constant: Callable[[list[str], list[list[str]]], Any]) -> None:
         self._nested, self._constant = nested, constant
-        self.steps = Steps()
-        self._tables = Tables(self, self.steps)
-        self._subqueries = Subqueries(self, self.steps, self._tables)
+        self.steps = QueryVerbs()
+        self._tables = FromLowering(self, self.steps)
+        self._subqueries = SubqueryLowering(self, self.steps, self._tables)
         self._lowered: dict[Any, Relation] = {}
 
     def build_collection(self, query: ReadQuery) -> Any:
@@ -175,71 +187,71 @@ class QueryLowering:
         twice = sorted({each for each in query.columns if query.columns.count(each) > 1})
         if twice:
             raise ExpressionError(ASKED, f"several columns are called {twice}", "give each an alias of its own")
-        rows = self.query(query)
-        made = [Made(name, name, column(str(index))) for index, name in enumerate(query.columns)]
+        rows = self.lower_query(query)
+        made = [ProjectedColumn(name, name, build_column(str(index))) for index, name in enumerate(query.columns)]
         return self.steps.project_rows(rows, made, passes=True).of
 
-    def find_subquery(self, nested: Tree) -> AskedQuery:
+    def find_subquery(self, nested: Tree) -> Subquery:
         """Return the subquery of a `Nested` node."""
         place: int = nested.subquery_number
         return self._nested[place]
 
-    def refs(self, *trees: Tree) -> set[str]:
+    def list_names(self, *trees: Tree) -> set[str]:
         """List the logical names that trees ask for, also in their subqueries."""
         nested = (self.find_subquery(each).query.outer for tree in trees for each in tree.find_all(Nested))
-        return names_of(*trees).union(*nested)
+        return find_names(*trees).union(*nested)
 
-    def where(self, rows: Relation, tree: Tree) -> Relation:
+    def filter_by(self, rows: Relation, tree: Tree) -> Relation:
         """Keep the rows for which a condition is true."""
-        return self._subqueries.where(rows, tree) if tree.find(Nested) else self.steps.filter_rows(rows, [tree])
+        return self._subqueries.filter_by(rows, tree) if tree.find(Nested) else self.steps.filter_rows(rows, [tree])
 
-    def unit(self) -> Relation:
+    def build_one_row(self) -> Relation:
         """Build a relation of one row."""
-        return Relation(self.steps.then(self, ("unit",), lambda: self._constant(["one"], [["1"]])), {})
+        return Relation(self.steps.make_once(self, ("unit",), lambda: self._constant(["one"], [["1"]])), {})
 
-    def query(
-        self, query: ReadQuery, carry: Carry = _NOTHING, bounds: Bounds | None = None, exists: bool = False
+    def lower_query(
+        self, query: ReadQuery, carry: CarriedColumns = _NOTHING, bounds: Bounds | None = None, exists: bool = False
     ) -> Relation:
         """Lower a query.  ``exists``: whether the caller only asks if it has rows."""
         if carry is not _NOTHING:
-            return self._query(query, carry, bounds or {}, exists)
+            return self._lower_kind(query, carry, bounds or {}, exists)
         key = query, tuple(sorted((bounds or {}).items())), exists
         if key not in self._lowered:
-            self._lowered[key] = self._query(query, carry, bounds or {}, exists)
+            self._lowered[key] = self._lower_kind(query, carry, bounds or {}, exists)
         return self._lowered[key]
 
-    def _query(self, query: ReadQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
+    def _lower_kind(self, query: ReadQuery, carry: CarriedColumns, bounds: Bounds, exists: bool) -> Relation:
         if isinstance(query, SelectQuery):
-            return self._select(query, carry, bounds, exists)
+            return self._lower_select(query, carry, bounds, exists)
         if isinstance(query, SetQuery):
-            return self._combine_sides(query, carry)
+            return self._lower_set(query, carry)
         assert isinstance(query, ValuesQuery)
-        rows = self._values(query)
+        rows = self._lower_values(query)
         return rows if carry.domain is None else self.steps.join_rows(carry.domain, rows, [], "inner")
 
     # A SELECT.
 
-    def _select(self, query: SelectQuery, carry: Carry, bounds: Bounds, exists: bool) -> Relation:
-        extra = [Made(name, show_tree(each), each) for name, each in carry.columns]
-        self.steps.passed |= names_of(*(query.items[place] for place in query.starred))
-        if query.open:
+    def _lower_select(self, query: SelectQuery, carry: CarriedColumns, bounds: Bounds, exists: bool) -> Relation:
+        extra = [ProjectedColumn(name, show_tree(each), each) for name, each in carry.columns]
+        self.steps.passed |= find_names(*(query.items[place] for place in query.starred))
+        if query.is_open:
             self.steps.stars += [frozenset(query.items[place].name for place in star) for star in query.stars]
         if query.groups == []:
-            rows, over = self._of_one_row(query, carry, extra)
+            rows, over = self._lower_ungrouped(query, carry, extra)
         else:
-            late = [] if exists and query.simple else query.late()
-            rows = self._rows(query, carry, bounds, self.refs(*late, *(each.tree for each in extra)))
-            found = Grouped(rows, {}) if query.groups is None else self._group_rows(rows, query, extra)
-            rows, over = found.rows, found.over
+            late = [] if exists and query.is_simple else query.late_trees()
+            rows = self._lower_from(query, carry, bounds, self.list_names(*late, *(each.tree for each in extra)))
+            found = GroupedRows(rows, {}) if query.groups is None else self._group_rows(rows, query, extra)
+            rows, over = found.rows, found.rewrite
             for each in query.having:
-                rows = self.where(rows, over(each))
+                rows = self.filter_by(rows, over(each))
         extra = [each._replace(tree=over(each.tree)) for each in extra]
-        if exists and query.simple:
-            return self.steps.project_rows(rows, extra or [Made("any", "any", number(1))])
-        columns = list[Made]()
+        if exists and query.is_simple:
+            return self.steps.project_rows(rows, extra or [ProjectedColumn("any", "any", build_number(1))])
+        columns = list[ProjectedColumn]()
         for index, (name, item) in enumerate(zip(query.columns, query.items, strict=True)):
             rows, tree = self._subqueries.attach_columns(rows, over(item))
-            columns.append(Made(str(index), name, tree))
+            columns.append(ProjectedColumn(str(index), name, tree))
         qualify, orders = list[Tree](), list[tuple[Tree, str]]()
         for each in query.qualify:
             rows, tree = self._subqueries.attach_columns(rows, over(each))
@@ -247,29 +259,29 @@ class QueryLowering:
         for ordering in query.order:
             rows, tree = self._subqueries.attach_columns(rows, over(ordering.tree))
             orders.append((tree, ordering.way))
-        rows, swap = RankedRows(self.steps, query, columns, extra, qualify, orders).rows(rows, bounds)
-        columns = [each._replace(tree=swap(each.tree)) for each in columns]
-        return self._finish_select(query, rows, columns, extra, [(swap(tree), way) for tree, way in orders])
+        rows, replace_window = RankedRows(self.steps, query, columns, extra, qualify, orders).keep_ranked(rows, bounds)
+        columns = [each._replace(tree=replace_window(each.tree)) for each in columns]
+        return self._finish_select(query, rows, columns, extra, [(replace_window(tree), way) for tree, way in orders])
 
-    def _rows(self, query: SelectQuery, carry: Carry, bounds: Bounds, used: set[str]) -> Relation:
+    def _lower_from(self, query: SelectQuery, carry: CarriedColumns, bounds: Bounds, used: set[str]) -> Relation:
         """Lower FROM and WHERE."""
         where = list(query.where if carry.where is None else carry.where)
         for index, (k, _) in bounds.items():
             if not isinstance(query.items[index].unnest(), exp.Window):
-                where.append(exp.LTE(this=query.items[index].copy(), expression=number(k)))
-        extra = [] if carry.domain is None else [Leaf(carry.domain, {each: each for each in carry.domain.names})]
-        return self._tables.rows(query.source, extra, where, used)
+                where.append(exp.LTE(this=query.items[index].copy(), expression=build_number(k)))
+        extra = [] if carry.domain is None else [TableLeaf(carry.domain, {each: each for each in carry.domain.names})]
+        return self._tables.lower_from(query.source, extra, where, used)
 
     def _finish_select(
         self,
         query: SelectQuery,
         rows: Relation,
-        columns: Sequence[Made],
-        extra: Sequence[Made],
+        columns: Sequence[ProjectedColumn],
+        extra: Sequence[ProjectedColumn],
         orders: Sequence[tuple[Tree, str]],
     ) -> Relation:
         """Lower the select list, DISTINCT, and the top."""
-        by, hidden = list[tuple[str, str]](), list[Made]()
+        by, hidden = list[tuple[str, str]](), list[ProjectedColumn]()
         for tree, direction in orders:
             found = next((each.logical for each in columns if each.tree == tree), None)
             if found is None:
@@ -277,60 +289,62 @@ class QueryLowering:
                     raise query_error(
                         query.written, f"ORDER BY {show_tree(tree)} is not in SELECT DISTINCT", "select it"
                     )
-                hidden.append(Made(f"order {len(hidden)}", show_tree(tree), tree))
+                hidden.append(ProjectedColumn(f"order {len(hidden)}", show_tree(tree), tree))
                 found = hidden[-1].logical
             by.append((found, direction))
-        stars = [[str(place) for place in star] for star in query.stars] if query.open else []
+        stars = [[str(place) for place in star] for star in query.stars] if query.is_open else []
         rows = self.steps.project_rows(rows, [*columns, *extra, *hidden], stars, len(query.starred) == len(columns))
         if query.distinct:
-            rows = self.steps.distinct(rows)
+            rows = self.steps.distinct_rows(rows)
         if query.limit is not None:
-            rows = top(self.steps, rows, query.limit, by, [rows.names[each.logical] for each in extra], query.offset)
+            rows = take_first(
+                self.steps, rows, query.limit, by, [rows.names[each.logical] for each in extra], query.offset
+            )
         return self.steps.drop_unused(rows, {each.logical for each in [*columns, *extra]}) if hidden else rows
 
     # Groups.
 
-    def whole(self, query: SelectQuery, carry: Carry, keys: Sequence[Made]) -> Grouped:
+    def aggregate_all(self, query: SelectQuery, carry: CarriedColumns, keys: Sequence[ProjectedColumn]) -> GroupedRows:
         """Aggregate without groups, by ``keys``: without rows there is no result row."""
-        used = self.refs(*query.late(), *(each.tree for each in keys))
-        found = self._group_rows(self._rows(query, carry, {}, used), query, keys)
+        used = self.list_names(*query.late_trees(), *(each.tree for each in keys))
+        found = self._group_rows(self._lower_from(query, carry, {}, used), query, keys)
         if carry.domain is None:
             return found
         # A column of the query around has its value also if there are no rows here.
-        outer = {text(column(name)) for name in carry.domain.names}
+        outer = {tree_sql(build_column(name)) for name in carry.domain.names}
         return found._replace(known={told: each for told, each in found.known.items() if told not in outer})
 
-    def _group_rows(self, rows: Relation, query: SelectQuery, keys: Sequence[Made]) -> Grouped:
+    def _group_rows(self, rows: Relation, query: SelectQuery, keys: Sequence[ProjectedColumn]) -> GroupedRows:
         """Group the rows, after computing the subqueries within aggregates."""
-        found = {text(each): each for tree in query.late() for each in aggregates(tree)}
+        found = {tree_sql(each): each for tree in query.late_trees() for each in find_aggregates(tree)}
         for told, each in found.items():
             rows, found[told] = self._subqueries.attach_columns(rows, each)
         return group_rows(self.steps, rows, query, keys, found)
 
-    def _of_one_row(
-        self, query: SelectQuery, carry: Carry, extra: Sequence[Made]
+    def _lower_ungrouped(
+        self, query: SelectQuery, carry: CarriedColumns, extra: Sequence[ProjectedColumn]
     ) -> tuple[Relation, Callable[[Tree], Tree]]:
         """Aggregate without groups: one row, or one for each row of the domain."""
-        outer = self.unit() if carry.domain is None else carry.domain
+        outer = self.build_one_row() if carry.domain is None else carry.domain
         keys = [each._replace(logical=f"own {each.logical}") for each in extra]
-        found = self.whole(query, carry, keys)
-        pairs = [(one.tree, column(each.logical)) for one, each in zip(extra, keys, strict=True)]
+        found = self.aggregate_all(query, carry, keys)
+        pairs = [(one.tree, build_column(each.logical)) for one, each in zip(extra, keys, strict=True)]
         rows = self.steps.join_rows(outer, found.rows, self._subqueries.null_safe(outer, pairs), "left")
 
         def over(tree: Tree) -> Tree:
-            return tree if tree in [each.tree for each in extra] else found.over(tree, empty=True)
+            return tree if tree in [each.tree for each in extra] else found.rewrite(tree, empty=True)
 
         for each in query.having:
-            rows = self.where(rows, over(each))
+            rows = self.filter_by(rows, over(each))
         return rows, over
 
     # Set operations and VALUES.
 
-    def _combine_sides(self, query: SetQuery, carry: Carry) -> Relation:
+    def _lower_set(self, query: SetQuery, carry: CarriedColumns) -> Relation:
         """Combine both sides under the names of the left one, in types that hold both."""
-        sides = [self.query(each, carry) for each in (query.left, query.right)]
+        sides = [self.lower_query(each, carry) for each in (query.left, query.right)]
         logical = [*(str(index) for index in range(len(query.columns))), *(name for name, _ in carry.columns)]
-        made: list[list[Made]] = [[], []]
+        made: list[list[ProjectedColumn]] = [[], []]
         for each in logical:
             kinds = [working(side.of.schema.field(side.names[each]).type) for side in sides]
             kind = meeting(kinds)
@@ -338,31 +352,31 @@ class QueryLowering:
                 found = f"{query.op.upper()} of {sql_name(kinds[0])} and {sql_name(kinds[1])}"
                 raise ExpressionError(ASKED, found, "cast one of them")
             for columns, given in zip(made, kinds, strict=True):
-                columns.append(Made(each, sides[0].names[each], as_type(column(each), given, kind)))
+                columns.append(ProjectedColumn(each, sides[0].names[each], cast_to(build_column(each), given, kind)))
         left, right = (self.steps.project_rows(*each, passes=True) for each in zip(sides, made, strict=True))
         verb = {"union": "union", "except": "except_", "intersect": "intersect"}[query.op]
-        of = self.steps.then(
+        of = self.steps.make_once(
             left.of, (verb, id(right.of), query.all), lambda: getattr(left.of, verb)(right.of, all=query.all)
         )
         return Relation(of, left.names)
 
-    def _values(self, query: ValuesQuery) -> Relation:
+    def _lower_values(self, query: ValuesQuery) -> Relation:
         """Build rows of constants, each column in the common type of its values."""
         one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
         for trees in zip(*query.rows, strict=True):
-            kinds = [compile_expression(text(each), one, what=show_tree(each)).type for each in trees]
+            kinds = [compile_expression(tree_sql(each), one, what=show_tree(each)).type for each in trees]
             kind = meeting(kinds)
             if kind is None:
                 found = f"VALUES of {', '.join(map(sql_name, kinds))}"
                 raise query_error(trees[0], found, "cast them to one type")
-            columns.append([text(as_type(tree, each, kind)) for tree, each in zip(trees, kinds, strict=True)])
+            columns.append([tree_sql(cast_to(tree, each, kind)) for tree, each in zip(trees, kinds, strict=True)])
         rows, names = [list(row) for row in zip(*columns, strict=True)], list(query.columns)
-        if _repeats(rows):  # a constant has each row once
+        if _has_repeats(rows):  # a constant has each row once
             names, rows = [*names, "row"], [[*row, str(index)] for index, row in enumerate(rows)]
         return Relation(self._constant(names, rows), {str(i): name for i, name in enumerate(query.columns)})
 
 
-def _repeats(rows: Sequence[Sequence[str]]) -> bool:
+def _has_repeats(rows: Sequence[Sequence[str]]) -> bool:
     """Whether two rows of constants may be equal, however they are written.  O(rows)."""
     one, found = pa.record_batch({"one": [1]}), set[tuple[str, ...]]()
     for row in rows:

@@ -35,7 +35,7 @@ class Nested(exp.Anonymous):
     @classmethod
     def of_number(cls, index: int, operands: Iterable[Tree]) -> Nested:
         """Build the node of a subquery by its number."""
-        return cls(this="subquery", expressions=[number(index), *operands])
+        return cls(this="subquery", expressions=[build_number(index), *operands])
 
     @property
     def subquery_number(self) -> int:
@@ -50,28 +50,28 @@ class Nested(exp.Anonymous):
 
 def query_error(tree: Tree, found: str, remedy: str) -> ExpressionError:
     """Build the error for a part of a query, with its place."""
-    return ExpressionError(ASKED, f"{found}{place(tree)}", remedy)
+    return ExpressionError(ASKED, f"{found}{place_text(tree)}", remedy)
 
 
-def place(tree: Tree) -> str:
+def place_text(tree: Tree) -> str:
     """Describe the place of a part of a query, or of its parent, as far as tokens tell."""
     if tree is None:
         return ""
     found = [node.meta for node in tree.walk() if "line" in node.meta]
     if not found:
-        return place(tree.parent)
+        return place_text(tree.parent)
     first = min(found, key=lambda meta: meta["start"])
     return f" at line {first['line']}, column {first['col'] - (first['end'] - first['start'])}"
 
 
-def text(tree: Tree) -> str:
+def tree_sql(tree: Tree) -> str:
     """Write a tree as SQL.
 
     >>> from ddflow.expressions.parse import parse
     >>> tree = parse("(a = 1 and b > 2) and (c = 3 and d = 4 or e = 5 and c = 3)").tree
-    >>> [text(each) for each in conjuncts(tree)]
+    >>> [tree_sql(each) for each in conjuncts(tree)]
     ['a = 1', 'b > 2', 'c = 3', '(d = 4) OR (e = 5)']
-    >>> sorted(names_of(tree))
+    >>> sorted(find_names(tree))
     ['a', 'b', 'c', 'd', 'e']
     """
     return str(tree.sql(dialect=DdflowSpark, normalize_functions=False))
@@ -79,7 +79,7 @@ def text(tree: Tree) -> str:
 
 def show_tree(tree: Tree) -> str:
     """Write a tree for a message, or as a name."""
-    return cut(text(tree).replace("`", ""), 80)
+    return cut(tree_sql(tree).replace("`", ""), 80)
 
 
 def quote_name(name: str) -> str:
@@ -89,34 +89,34 @@ def quote_name(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
 
 
-def column(logical: str) -> Tree:
+def build_column(logical: str) -> Tree:
     """Build a column of a resolved tree."""
     return exp.Column(this=exp.Identifier(this=logical, quoted=True))
 
 
-def number(value: int) -> Tree:
+def build_number(value: int) -> Tree:
     """Build a literal."""
     return exp.Literal(this=str(value), is_string=False)
 
 
-def call(name: str, *arguments: Tree) -> Tree:
+def build_call(name: str, *arguments: Tree) -> Tree:
     """Build a call of a function."""
     return exp.Anonymous(this=name, expressions=[each.copy() for each in arguments])
 
 
-def cast(tree: Tree, kind: str) -> Tree:
+def build_cast(tree: Tree, kind: str) -> Tree:
     """Build a cast to a type of SQL."""
     return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
 
 
-def columns_of(tree: Tree) -> Iterator[Tree]:
+def find_columns(tree: Tree) -> Iterator[Tree]:
     """Yield its columns.  O(tree)."""
     return (node for node in tree.dfs() if isinstance(node, exp.Column))
 
 
-def names_of(*trees: Tree) -> set[str]:
+def find_names(*trees: Tree) -> set[str]:
     """Return the logical names of the columns in trees, without those in subqueries."""
-    return {each.name for tree in trees for each in columns_of(tree)}
+    return {each.name for tree in trees for each in find_columns(tree)}
 
 
 def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
@@ -156,23 +156,23 @@ def _factor_out(tree: Tree) -> list[Tree]:
             ahead += [node.expression, node.this]
         else:
             branches.append(node)
-    parts = [{text(each): each for each in conjuncts(branch)} for branch in branches]
+    parts = [{tree_sql(each): each for each in conjuncts(branch)} for branch in branches]
     common = [key for key in parts[0] if all(key in part for part in parts[1:])]
     if not common:
         return [tree]
     rests = [[part[key] for key in part if key not in common] for part in parts]
     out = [parts[0][key] for key in common]
     if all(rests):
-        out.append(any_of([all_of(rest) for rest in rests]))
+        out.append(join_with_or([join_with_and(rest) for rest in rests]))
     return out
 
 
-def all_of(trees: Iterable[Tree]) -> Tree:
+def join_with_and(trees: Iterable[Tree]) -> Tree:
     """Combine conditions with AND."""
     return _chain_trees(exp.And, trees)
 
 
-def any_of(trees: Iterable[Tree]) -> Tree:
+def join_with_or(trees: Iterable[Tree]) -> Tree:
     """Combine conditions with OR."""
     return _chain_trees(exp.Or, trees)
 
@@ -206,29 +206,29 @@ class Ordering(NamedTuple):
 
 
 @dataclass(eq=False)
-class Leaf:
+class TableLeaf:
     """A table in FROM.  ``of``: a collection or a query.  ``names``: its columns, each with its logical name."""
 
     of: Any
     names: dict[str, str]
 
-    def logical(self) -> set[str]:
+    def logical_names(self) -> set[str]:
         """Return its logical names."""
         return set(self.names.values())
 
 
 @dataclass(eq=False)
-class Joining:
+class JoinNode:
     """A join in FROM.  ``on``: its conditions."""
 
-    left: Leaf | Joining
-    right: Leaf | Joining
+    left: TableLeaf | JoinNode
+    right: TableLeaf | JoinNode
     how: str
     on: list[Tree]
 
-    def logical(self) -> set[str]:
+    def logical_names(self) -> set[str]:
         """Return the logical names that it offers."""
-        return self.left.logical() | (set() if self.how in ("semi", "anti") else self.right.logical())
+        return self.left.logical_names() | (set() if self.how in ("semi", "anti") else self.right.logical_names())
 
 
 @dataclass(eq=False)
@@ -239,7 +239,7 @@ class SelectQuery(ReadQuery):
     """
 
     items: list[Tree]
-    source: Leaf | Joining | None = None
+    source: TableLeaf | JoinNode | None = None
     where: list[Tree] = field(default_factory=list)
     groups: list[Tree] | None = None
     having: list[Tree] = field(default_factory=list)
@@ -253,11 +253,13 @@ class SelectQuery(ReadQuery):
     starred: set[int] = field(default_factory=set)
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether future columns of a table may enter its result, which changes neither groups nor a top."""
-        return self.groups is None and self.limit is None and not any(each.find(exp.Window) for each in self.late())
+        return (
+            self.groups is None and self.limit is None and not any(each.find(exp.Window) for each in self.late_trees())
+        )
 
-    def late(self) -> list[Tree]:
+    def late_trees(self) -> list[Tree]:
         """List the trees that are computed after WHERE."""
         return [
             *self.items,
@@ -268,18 +270,18 @@ class SelectQuery(ReadQuery):
         ]
 
     @property
-    def simple(self) -> bool:
+    def is_simple(self) -> bool:
         """Whether each of its rows comes from one row of its source."""
         return self.groups is None and not self.distinct and self.limit is None and not self.qualify
 
     @property
-    def single(self) -> bool:
+    def is_single(self) -> bool:
         """Whether it is an aggregate without groups, which has one row."""
         return self.groups == [] and not self.qualify and not self.offset
 
     def reads(self) -> set[str]:
         """Return the logical names in its trees, except those of FROM."""
-        return names_of(*self.where, *self.late())
+        return find_names(*self.where, *self.late_trees())
 
 
 @dataclass(eq=False)
@@ -299,7 +301,7 @@ class ValuesQuery(ReadQuery):
     rows: list[list[Tree]]
 
 
-class Visible(NamedTuple):
+class VisibleColumn(NamedTuple):
     """A column that an unqualified name or ``*`` may mean."""
 
     alias: str | None
@@ -307,14 +309,14 @@ class Visible(NamedTuple):
     tree: Tree
 
 
-class Names:
+class QueryNames:
     """The names of a query.  ``around``: those of the query around it.  ``outer``: the logical names that it takes from
     there.  ``hidden``: names of a query around that are not available here, as in a FROM or a WITH.
 
     >>> from ddflow.expressions.parse import parse
-    >>> names = Names(None)
-    >>> names.add("o", {"id": "o.id", "city": "o.city"})
-    >>> names.resolve(parse("O.City").tree).name, Names(names).resolve(parse("id").tree).name
+    >>> names = QueryNames(None)
+    >>> names.add_table("o", {"id": "o.id", "city": "o.city"})
+    >>> names.resolve(parse("O.City").tree).name, QueryNames(names).resolve(parse("id").tree).name
     ('o.city', 'o.id')
     >>> names.resolve(parse("o.cty").tree)
     Traceback (most recent call last):
@@ -322,72 +324,72 @@ class Names:
     ddflow.errors.ExpressionError: flow.sql: there is no column 'o.cty' at line 1, column 1; did you mean 'city'? ...
     """
 
-    def __init__(self, around: Names | None, hidden: Names | None = None) -> None:
+    def __init__(self, around: QueryNames | None, hidden: QueryNames | None = None) -> None:
         self.around, self.hidden = around, hidden
-        self.visible: list[Visible] = []
+        self.visible: list[VisibleColumn] = []
         self.aliases: dict[str, dict[str, str]] = {}
         self.lateral: dict[str, Callable[[], Tree]] = {}
         """Columns of the select list, which may be asked for where nothing else has the name."""
         self.outer: set[str] = set()
 
-    def add(self, alias: str, names: dict[str, str], named: bool = True) -> None:
+    def add_table(self, alias: str, names: dict[str, str], named: bool = True) -> None:
         """Add a table, with the logical names of its columns.  ``named``: whether a query can name it."""
         if named:
             self.aliases[alias] = names
-        self.visible += [Visible(alias, name, column(logical)) for name, logical in names.items()]
+        self.visible += [VisibleColumn(alias, name, build_column(logical)) for name, logical in names.items()]
 
-    def combine(self, other: Names) -> Names:
+    def combine(self, other: QueryNames) -> QueryNames:
         """Combine these names with those of another table."""
-        made = Names(self.around, self.hidden)
+        made = QueryNames(self.around, self.hidden)
         made.visible = [*self.visible, *other.visible]
         made.aliases = {**self.aliases, **other.aliases}
         return made
 
-    def merge(self, index: int, made: Visible, sides: Sequence[Visible]) -> None:
+    def merge_columns(self, index: int, made: VisibleColumn, sides: Sequence[VisibleColumn]) -> None:
         """Merge two columns into one, by USING.  ``index``: its place, before all columns but the join's keys."""
         self.visible = [each for each in self.visible if not any(each is side for side in sides)]
         self.visible.insert(index, made)
 
-    def drop(self, other: Names) -> None:
+    def drop_table(self, other: QueryNames) -> None:
         """Remove the tables and columns of another."""
         self.aliases = {alias: names for alias, names in self.aliases.items() if alias not in other.aliases}
         self.visible = [each for each in self.visible if not any(each is gone for gone in other.visible)]
 
-    def one(self, name: str, written: Tree) -> Visible:
+    def find_column(self, name: str, written: Tree) -> VisibleColumn:
         """Find the column that an unqualified name means here.  Raises `ExpressionError`."""
         found = _find_visible(name, self.visible)
         if len(found) != 1:
-            raise self.missing(name, found, written)
+            raise self.name_error(name, found, written)
         return found[0]
 
     def resolve(self, tree: Tree, first: Mapping[str, Callable[[], Tree]] | None = None) -> Tree:
         """Resolve a column to its tree.  ``first``: names that take precedence.  Raises `ExpressionError`."""
         parts = [part.name for part in tree.parts]
-        early = find(parts[0], first or {}) if len(parts) == 1 else None
+        early = find_name(parts[0], first or {}) if len(parts) == 1 else None
         if first and early is not None:
             return first[early]()
         for look in (_find_qualified, _find_plain) if len(parts) > 1 else (_find_plain,):
-            here: Names | None = self
-            between = list[Names]()
+            here: QueryNames | None = self
+            between = list[QueryNames]()
             while here is not None:
                 found = look(here, parts, tree)
                 if found is not None:
                     for each in between:
-                        each.outer |= names_of(found[0])
-                    made = _fields(*found)
+                        each.outer |= find_names(found[0])
+                    made = _add_fields(*found)
                     made.meta.update(tree.parts[0].meta)
                     return made
                 between.append(here)
                 here = here.around
-        late = find(parts[0], self.lateral)
+        late = find_name(parts[0], self.lateral)
         if late is not None:
-            return _fields(self.lateral[late](), parts[1:])
-        if self._hides(parts):
+            return _add_fields(self.lateral[late](), parts[1:])
+        if self._is_hidden(parts):
             hidden = f"{'.'.join(parts)!r} is a column of a query around, which FROM, ON and WITH cannot ask for"
             raise query_error(tree, hidden, "ask for it in the WHERE or the select list of the subquery itself")
-        raise self.missing(".".join(parts), [], tree)
+        raise self.name_error(".".join(parts), [], tree)
 
-    def _hides(self, parts: Sequence[str]) -> bool:
+    def _is_hidden(self, parts: Sequence[str]) -> bool:
         """Whether a name means a column of a query around that cannot be asked for."""
         here, beyond = self, False
         while (around := here.around or here.hidden) is not None:
@@ -397,7 +399,7 @@ class Names:
                 return True
         return False
 
-    def missing(self, name: str, found: Sequence[Visible], written: Tree) -> Exception:
+    def name_error(self, name: str, found: Sequence[VisibleColumn], written: Tree) -> Exception:
         """Build the error for an unknown or ambiguous name."""
         if found:
             could = ", ".join(f"{each.alias}.{each.name}" for each in found)
@@ -410,44 +412,44 @@ class Names:
             remedy = f"{remedy}; double quotes are around names: write '{name}' if it is a text"
         return query_error(written, f"there is no column {name!r}", remedy)
 
-    def star(self, written: Tree, alias: str | None = None) -> list[Visible]:
+    def list_star(self, written: Tree, alias: str | None = None) -> list[VisibleColumn]:
         """List the columns of ``*`` or ``alias.*``."""
         if alias is None:
             return list(self.visible)
-        found = find(alias, self.aliases)
+        found = find_name(alias, self.aliases)
         if found is None:
             raise query_error(written, f"there is no table {alias!r}", did_you_mean(alias, self.aliases))
-        return [Visible(found, name, column(logical)) for name, logical in self.aliases[found].items()]
+        return [VisibleColumn(found, name, build_column(logical)) for name, logical in self.aliases[found].items()]
 
 
-def find(name: str, among: Iterable[str]) -> str | None:
+def find_name(name: str, among: Iterable[str]) -> str | None:
     """Find a name: exactly as written, or the only one that differs in case."""
     known = list(among)
     folded = [each for each in known if each.casefold() == name.casefold()]
     return name if name in known else folded[0] if len(folded) == 1 else None
 
 
-def _find_qualified(here: Names, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
+def _find_qualified(here: QueryNames, parts: Sequence[str], _: Tree) -> tuple[Tree, Sequence[str]] | None:
     """Find a column of a named table, and the fields that follow it."""
-    alias = find(parts[0], here.aliases)
-    name = None if alias is None else find(parts[1], here.aliases[alias])
-    return None if alias is None or name is None else (column(here.aliases[alias][name]), parts[2:])
+    alias = find_name(parts[0], here.aliases)
+    name = None if alias is None else find_name(parts[1], here.aliases[alias])
+    return None if alias is None or name is None else (build_column(here.aliases[alias][name]), parts[2:])
 
 
-def _find_plain(here: Names, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
+def _find_plain(here: QueryNames, parts: Sequence[str], written: Tree) -> tuple[Tree, Sequence[str]] | None:
     """Find a column of any table."""
     found = _find_visible(parts[0], here.visible)
     if len(found) > 1:
-        raise here.missing(parts[0], found, written)
+        raise here.name_error(parts[0], found, written)
     return (found[0].tree.copy(), parts[1:]) if found else None
 
 
-def _find_visible(name: str, among: Sequence[Visible]) -> list[Visible]:
+def _find_visible(name: str, among: Sequence[VisibleColumn]) -> list[VisibleColumn]:
     exact = [each for each in among if each.name == name]
     return exact or [each for each in among if each.name.casefold() == name.casefold()]
 
 
-def _fields(tree: Tree, fields: Sequence[str]) -> Any:
+def _add_fields(tree: Tree, fields: Sequence[str]) -> Any:
     for name in fields:
         tree = exp.Dot(this=tree, expression=exp.Identifier(this=name, quoted=True))
     return tree

@@ -19,25 +19,25 @@ from ddflow.expressions.parse import Tree, call_within
 from ddflow.expressions.types import is_integer, meeting, sql_name, working
 from ddflow.plan.sql.query import (
     SelectQuery,
-    all_of,
-    call,
-    cast,
-    column,
-    names_of,
-    number,
+    build_call,
+    build_cast,
+    build_column,
+    build_number,
+    find_names,
+    join_with_and,
     query_error,
     quote_name,
     replace_nodes,
     show_tree,
-    text,
+    tree_sql,
 )
-from ddflow.plan.verbs.later import with_rests
+from ddflow.plan.verbs.rest_columns import split_rests
 
-Pair = tuple[Tree, Tree]
+KeyPair = tuple[Tree, Tree]
 """What is equal in a join, of the left and of the right."""
 
 
-class Made(NamedTuple):
+class ProjectedColumn(NamedTuple):
     """A column of a projection: its logical name, the name that it gets if that is free, and its tree."""
 
     logical: str
@@ -51,14 +51,16 @@ class Relation:
     ``solid``: the logical names of columns that are known to be never null.
 
     >>> import ddflow as dd
-    >>> from ddflow.plan.sql.query import column
+    >>> from ddflow.plan.sql.query import build_column
     >>> orders = dd.Flow().upserts("orders", {"id": int, "n": int}, dd.Upsert(key="id"))
     >>> rows = Relation(orders, {"o.id": "id", "o.n": "n"})
-    >>> rows.sql(exp.Add(this=column("o.n"), expression=column("o.id"))), str(rows.type(column("o.n")))
+    >>> n, total = build_column("o.n"), exp.Add(this=build_column("o.n"), expression=build_column("o.id"))
+    >>> rows.write_sql(total), str(rows.tree_type(n))
     ('n + id', 'int64')
-    >>> from ddflow.plan.sql.query import number
-    >>> steps = Steps()
-    >>> one, other = (steps.filter_rows(rows, [exp.GT(this=column("o.n"), expression=number(1))]) for _ in range(2))
+    >>> from ddflow.plan.sql.query import build_number
+    >>> steps = QueryVerbs()
+    >>> above = exp.GT(this=n, expression=build_number(1))
+    >>> one, other = (steps.filter_rows(rows, [above]) for _ in range(2))
     >>> one.of is other.of
     True
     """
@@ -72,46 +74,46 @@ class Relation:
         solid = {names[each] for each in of.solid() if each in names}
         return cls(of, {logical: name for name, logical in names.items()}, solid)
 
-    def nullable(self, tree: Tree) -> bool:
+    def is_nullable(self, tree: Tree) -> bool:
         """Whether a tree may be null; True where that is not known."""
         return not (isinstance(tree, exp.Literal) or (isinstance(tree, exp.Column) and tree.name in self.solid))
 
-    def name(self, tree: Tree) -> str:
+    def column_name(self, tree: Tree) -> str:
         """Find the column of a logical name.  Raises `ExpressionError` if the rows lack it."""
         if tree.name not in self.names:
             found = f"the column {tree.name!r} is neither grouped by nor in an aggregate"
             raise query_error(tree, found, "add it to GROUP BY, or write min(...) or max(...)")
         return self.names[tree.name]
 
-    def sql(self, tree: Tree) -> str:
+    def write_sql(self, tree: Tree) -> str:
         """Write a tree as SQL over its collection."""
 
         def change(node: Tree) -> Tree | None:
             if not isinstance(node, exp.Column):
                 return None
-            name = self.name(node)
+            name = self.column_name(node)
             return exp.Column(this=exp.Identifier(this=name, quoted=quote_name(name) != name))
 
-        told = text(replace_nodes(tree, change))
+        told = tree_sql(replace_nodes(tree, change))
         # The verbs would take a column's name, as 0 may be one, for that column.
         return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
     def can_fail(self, tree: Tree) -> bool:
         """Whether a tree over it may fail for a row."""
         try:
-            return compile_expression(self.sql(tree), self.of.schema, what=f"{show_tree(tree)}").fallible
+            return compile_expression(self.write_sql(tree), self.of.schema, what=f"{show_tree(tree)}").fallible
         except ExpressionError:
             return False  # where it is compiled, the message is better
 
-    def type(self, tree: Tree) -> pa.DataType:
+    def tree_type(self, tree: Tree) -> pa.DataType:
         """Return the type of a tree over it."""
         if isinstance(tree, exp.Column):
             schema: pa.Schema = self.of.schema
-            return schema.field(self.name(tree)).type
-        return compile_expression(self.sql(tree), self.of.schema, what=f"{show_tree(tree)}").type
+            return schema.field(self.column_name(tree)).type
+        return compile_expression(self.write_sql(tree), self.of.schema, what=f"{show_tree(tree)}").type
 
 
-class Steps:
+class QueryVerbs:
     """The verbs that a query needs.  They keep their results, so that each is made once.
 
     ``stars``: the logical names of all columns of a table; a projection to all of them passes its future columns too.
@@ -124,12 +126,12 @@ class Steps:
         self._made: dict[Any, Any] = {}
         self._numbers = 0
 
-    def number(self, name: str) -> str:
+    def new_name(self, name: str) -> str:
         """Return a new logical name, unique in the query."""
         self._numbers += 1
         return f"{name} {self._numbers}"
 
-    def then(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
+    def make_once(self, of: Any, told: Any, make: Callable[[], Any]) -> Any:
         """Make a collection once and keep it; ``told``: identifies the verb and its arguments."""
         key = (id(of), *told)
         if key not in self._made:
@@ -140,14 +142,14 @@ class Steps:
         """Keep the rows for which all conditions are true."""
         if not trees:
             return rows
-        condition = rows.sql(all_of(trees))
-        of = self.then(rows.of, ("filter", condition), lambda: rows.of.filter(condition))
+        condition = rows.write_sql(join_with_and(trees))
+        of = self.make_once(rows.of, ("filter", condition), lambda: rows.of.filter(condition))
         return Relation(of, rows.names, rows.solid)
 
-    def _project(self, of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]) -> Any:
+    def _project_once(self, of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]) -> Any:
         """Project to columns.  ``groups``: the columns that a star shows."""
-        given, rests = with_rests(of, columns, groups) if groups else (columns, ())
-        return self.then(of, ("project", *given.items(), *rests), lambda: of._then("project", given, rests))
+        given, rests = split_rests(of, columns, groups) if groups else (columns, ())
+        return self.make_once(of, ("project", *given.items(), *rests), lambda: of._then("project", given, rests))
 
     def _star_columns(self, names: Mapping[str, str], order: Iterable[str]) -> list[list[str]]:
         """List the columns of each complete star.  ``names``: by logical names; ``order``: of the columns."""
@@ -155,7 +157,11 @@ class Steps:
         return [[name for name in order if name in star] for star in whole]
 
     def project_rows(
-        self, rows: Relation, columns: Sequence[Made], stars: Sequence[Sequence[str]] = (), passes: bool = False
+        self,
+        rows: Relation,
+        columns: Sequence[ProjectedColumn],
+        stars: Sequence[Sequence[str]] = (),
+        passes: bool = False,
     ) -> Relation:
         """Project to other columns, in this order.  ``stars``: logical names of all columns of a table.
 
@@ -164,13 +170,15 @@ class Steps:
         names, made, solid = dict[str, str](), dict[str, str](), set[str]()
         for each in columns:
             if each.logical not in names:
-                names[each.logical] = fresh(each.name, made)
-                made[names[each.logical]] = rows.sql(each.tree)
-                solid |= set() if rows.nullable(each.tree) else {each.logical}
+                names[each.logical] = find_free_name(each.name, made)
+                made[names[each.logical]] = rows.write_sql(each.tree)
+                solid |= set() if rows.is_nullable(each.tree) else {each.logical}
         same = [quote_name(name) for name in made] == list(made.values()) and list(made) == rows.of.schema.names
         if same and (passes or not rows.of.grows):
             return Relation(rows.of, names, solid)
-        return Relation(self._project(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid)
+        return Relation(
+            self._project_once(rows.of, made, [[names[each] for each in star] for star in stars]), names, solid
+        )
 
     def drop_unused(self, rows: Relation, used: Iterable[str]) -> Relation:
         """Drop the columns that no later step reads, also those that the rows get later."""
@@ -182,24 +190,24 @@ class Steps:
         if same or not columns:
             return rows
         shown = dict(zip(columns, columns, strict=True))
-        return Relation(self._project(rows.of, shown, self._star_columns(kept, columns)), kept, rows.solid)
+        return Relation(self._project_once(rows.of, shown, self._star_columns(kept, columns)), kept, rows.solid)
 
-    def distinct(self, rows: Relation) -> Relation:
+    def distinct_rows(self, rows: Relation) -> Relation:
         """Keep each row once."""
-        return Relation(self.then(rows.of, ("distinct",), rows.of.distinct), rows.names, rows.solid)
+        return Relation(self.make_once(rows.of, ("distinct",), rows.of.distinct), rows.names, rows.solid)
 
     def join_rows(
         self,
         left: Relation,
         right: Relation,
-        keys: Sequence[Pair],
+        keys: Sequence[KeyPair],
         how: str,
         condition: Sequence[Tree] = (),
         used: set[str] | None = None,
     ) -> Relation:
         """Join two relations.  ``used``: the logical names that later steps read, by default all."""
         keys, condition = list(keys), list(condition)
-        read = names_of(*(each for pair in keys for each in pair), *condition)
+        read = find_names(*(each for pair in keys for each in pair), *condition)
         wanted = read | (set(left.names) | set(right.names) if used is None else used)
         left = left if is_arranged(left, [one for one, _ in keys]) else self.drop_unused(left, wanted)
         if how in ("semi", "anti"):
@@ -207,26 +215,30 @@ class Steps:
         elif not is_arranged(right, [other for _, other in keys]):
             right = self.drop_unused(right, wanted)
         shared = set() if how == "full" else self._shared_keys(left, right, keys, how, used)
-        left, right = self._apart(left, right, keys, shared, wanted)
-        keys.sort(key=lambda pair: _key(left, pair[0]) not in shared or _key(left, pair[0]) != _key(right, pair[1]))
-        on, rest = self._on(left, right, keys)
+        left, right = self._rename_equal(left, right, keys, shared, wanted)
+        keys.sort(
+            key=lambda pair: (
+                _write_key(left, pair[0]) not in shared or _write_key(left, pair[0]) != _write_key(right, pair[1])
+            )
+        )
+        on, rest = self._build_keys(left, right, keys)
         names = {**right.names, **left.names}
         met = None
         if condition or rest:
-            met = Relation(left.of, names).sql(all_of([*rest, *condition]))
+            met = Relation(left.of, names).write_sql(join_with_and([*rest, *condition]))
         given: Any = on or []
 
         def make() -> Any:
             return left.of.join(right.of, on=given, how=how, condition=met)
 
-        of = self.then(left.of, ("join", id(right.of), how, met, *on.items()), make)
+        of = self.make_once(left.of, ("join", id(right.of), how, met, *on.items()), make)
         if how in ("semi", "anti"):
             return Relation(of, left.names, left.solid)
         solid = {"inner": left.solid | right.solid, "left": left.solid, "right": right.solid}.get(how, frozenset())
         return Relation(of, names, solid)
 
     def _shared_keys(
-        self, left: Relation, right: Relation, keys: Sequence[Pair], how: str, used: set[str] | None
+        self, left: Relation, right: Relation, keys: Sequence[KeyPair], how: str, used: set[str] | None
     ) -> set[str]:
         """Return the key columns of one name and type on both sides; the result has each of them once.
 
@@ -236,15 +248,15 @@ class Steps:
         for one, other in keys:
             if not (isinstance(one, exp.Column) and isinstance(other, exp.Column)):
                 continue
-            name = left.name(one)
+            name = left.column_name(one)
             lost = {"left": other, "right": one}.get(how)
             known = lost is None or (used is not None and lost.name not in used)
-            if name == right.name(other) and left.type(one) == right.type(other) and known:
+            if name == right.column_name(other) and left.tree_type(one) == right.tree_type(other) and known:
                 out.add(name)
         return out
 
-    def _apart(
-        self, left: Relation, right: Relation, keys: Sequence[Pair], shared: set[str], wanted: set[str]
+    def _rename_equal(
+        self, left: Relation, right: Relation, keys: Sequence[KeyPair], shared: set[str], wanted: set[str]
     ) -> tuple[Relation, Relation]:
         """Rename equal names on one side, except ``shared`` ones, and drop its columns that are not ``wanted``."""
         taken = {name for name in left.of.schema.names if name in right.of.schema.names} - shared
@@ -264,18 +276,20 @@ class Steps:
         renamed = taken.union(*self._star_columns(kept, order)) - shared
         columns, names = dict[str, str](), dict[str, str]()
         for name in order:
-            new = fresh(logical[name], {**columns, **dict.fromkeys(other.of.schema.names)})
+            new = find_free_name(logical[name], {**columns, **dict.fromkeys(other.of.schema.names)})
             names[name] = new if name in renamed else name
             columns[names[name]] = quote_name(name)
         known = {each: names[name] for each, name in kept.items()}
-        return Relation(self._project(rows.of, columns, self._star_columns(known, columns)), known, rows.solid)
+        return Relation(self._project_once(rows.of, columns, self._star_columns(known, columns)), known, rows.solid)
 
-    def _on(self, left: Relation, right: Relation, keys: Sequence[Pair]) -> tuple[dict[str, str], list[Tree]]:
+    def _build_keys(
+        self, left: Relation, right: Relation, keys: Sequence[KeyPair]
+    ) -> tuple[dict[str, str], list[Tree]]:
         """Build the keys, in types that compare; return keys that a mapping cannot hold as conditions."""
         on, rest = dict[str, str](), list[Tree]()
         for one, other in keys:
-            a, b = _comparing(left, one, right, other)
-            first, second = _key(left, a), _key(right, b)
+            a, b = _cast_pair(left, one, right, other)
+            first, second = _write_key(left, a), _write_key(right, b)
             if first in on:
                 rest += [] if on[first] == second else [exp.EQ(this=one.copy(), expression=other.copy())]
             else:
@@ -283,25 +297,25 @@ class Steps:
         return on, rest
 
 
-def _key(rows: Relation, tree: Tree) -> str:
-    return rows.name(tree) if isinstance(tree, exp.Column) else rows.sql(tree)
+def _write_key(rows: Relation, tree: Tree) -> str:
+    return rows.column_name(tree) if isinstance(tree, exp.Column) else rows.write_sql(tree)
 
 
-def _comparing(left: Relation, one: Tree, right: Relation, other: Tree) -> Pair:
+def _cast_pair(left: Relation, one: Tree, right: Relation, other: Tree) -> KeyPair:
     """Cast both with Spark's rules if their types differ."""
-    kinds = [working(left.type(one)), working(right.type(other))]
+    kinds = [working(left.tree_type(one)), working(right.tree_type(other))]
     if kinds[0] == kinds[1] or all(map(is_integer, kinds)):
         return one, other
     kind = meeting(kinds)
     if kind is None:
         found = f"{show_tree(one)} = {show_tree(other)} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
         raise query_error(one, found, "cast one of them")
-    return as_type(one, kinds[0], kind), as_type(other, kinds[1], kind)
+    return cast_to(one, kinds[0], kind), cast_to(other, kinds[1], kind)
 
 
-def as_type(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
+def cast_to(tree: Tree, kind: pa.DataType, wanted: pa.DataType) -> Tree:
     """Cast a tree to another type if it differs."""
-    return tree if kind == wanted else cast(tree, sql_name(wanted))
+    return tree if kind == wanted else build_cast(tree, sql_name(wanted))
 
 
 def is_arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
@@ -309,10 +323,10 @@ def is_arranged(rows: Relation, keys: Sequence[Tree]) -> bool:
     spec = getattr(rows.of, "spec", None)
     if spec is None or not all(isinstance(each, exp.Column) for each in keys):
         return False
-    return sorted(map(rows.name, keys)) == sorted(spec.key)
+    return sorted(map(rows.column_name, keys)) == sorted(spec.key)
 
 
-def fresh(name: str, taken: Iterable[str]) -> str:
+def find_free_name(name: str, taken: Iterable[str]) -> str:
     """Return the name, or a free one with a number."""
     found, n, known = name, 1, set(taken)
     while found in known:
@@ -321,70 +335,76 @@ def fresh(name: str, taken: Iterable[str]) -> str:
     return found
 
 
-class Grouped(NamedTuple):
+class GroupedRows(NamedTuple):
     """Grouped rows.  ``known``: the columns of groups and aggregates, by the text of their expressions.
 
     >>> from ddflow.expressions.parse import parse
-    >>> found = Grouped(Relation(None, {}), {"count(*)": column("n"), "sum(x)": column("s")})
+    >>> found = GroupedRows(Relation(None, {}), {"count(*)": build_column("n"), "sum(x)": build_column("s")})
     >>> tree = parse("sum(x) / count(*)").tree
-    >>> text(found.over(tree)), text(found.over(tree, empty=True))
+    >>> tree_sql(found.rewrite(tree)), tree_sql(found.rewrite(tree, empty=True))
     ('`s` / `n`', '`s` / coalesce(`n`, 0)')
     """
 
     rows: Relation
     known: dict[str, Tree]
 
-    def over(self, tree: Tree, empty: bool = False) -> Tree:
+    def rewrite(self, tree: Tree, empty: bool = False) -> Tree:
         """Rewrite a tree over the groups.  ``empty``: whether there may be no row, so that a count is zero."""
 
         def change(node: Tree) -> Tree | None:
-            found = self.known.get(text(node)) if self.known else None
+            found = self.known.get(tree_sql(node)) if self.known else None
             if found is None:
                 return None
-            none = _of_nothing(node) if empty else None
-            return found.copy() if none is None else call("coalesce", found, none)
+            none = _empty_value(node) if empty else None
+            return found.copy() if none is None else build_call("coalesce", found, none)
 
         return replace_nodes(tree, change)
 
 
 def group_rows(
-    steps: Steps, rows: Relation, query: SelectQuery, keys: Sequence[Made], found: Mapping[str, Tree]
-) -> Grouped:
+    steps: QueryVerbs, rows: Relation, query: SelectQuery, keys: Sequence[ProjectedColumn], found: Mapping[str, Tree]
+) -> GroupedRows:
     """Group some rows.  ``keys``: further group columns.  ``found``: aggregates, by their text."""
-    trees = {text(each): each for each in query.groups or ()}
-    names = {text(item): name for item, name in zip(query.items, query.columns, strict=True)}
-    logicals = {told: each.name if isinstance(each, exp.Column) else steps.number(told) for told, each in trees.items()}
-    groups = [Made(logicals[told], _column_name(rows, each, names), each) for told, each in trees.items()]
+    trees = {tree_sql(each): each for each in query.groups or ()}
+    names = {tree_sql(item): name for item, name in zip(query.items, query.columns, strict=True)}
+    logicals = {
+        told: each.name if isinstance(each, exp.Column) else steps.new_name(told) for told, each in trees.items()
+    }
+    groups = [ProjectedColumn(logicals[told], _name_group(rows, each, names), each) for told, each in trees.items()]
     groups += [each for each in keys if each.logical not in {group.logical for group in groups}]
-    known = {told: column(each) for told, each in logicals.items()}
+    known = {told: build_column(each) for told, each in logicals.items()}
     for each in keys:
-        known.setdefault(text(each.tree), column(each.logical))
+        known.setdefault(tree_sql(each.tree), build_column(each.logical))
     if not all(isinstance(each.tree, exp.Column) for each in groups) or keys:
-        read = names_of(*found.values())
-        rest = [Made(each, rows.names[each], column(each)) for each in sorted(read) if each in rows.names]
+        read = find_names(*found.values())
+        rest = [
+            ProjectedColumn(each, rows.names[each], build_column(each)) for each in sorted(read) if each in rows.names
+        ]
         rows = steps.project_rows(rows, [*groups, *rest])
     by = [rows.names[each.logical] for each in groups]
     if not groups and not found:  # HAVING over constants
-        rows = steps.project_rows(rows, [Made("any", "any", number(1))])
+        rows = steps.project_rows(rows, [ProjectedColumn("any", "any", build_number(1))])
     if not found:
-        return Grouped(steps.distinct(steps.drop_unused(rows, {each.logical for each in groups})), known)
+        return GroupedRows(steps.distinct_rows(steps.drop_unused(rows, {each.logical for each in groups})), known)
     made, told = dict[str, str](), dict[str, str]()
     for key, each in found.items():
-        name = fresh(names.get(key, show_tree(each)), [*by, *told])
-        logical = steps.number(key)
-        made[logical], told[name], known[key] = name, rows.sql(each), column(logical)
-    of = steps.then(
+        name = find_free_name(names.get(key, show_tree(each)), [*by, *told])
+        logical = steps.new_name(key)
+        made[logical], told[name], known[key] = name, rows.write_sql(each), build_column(logical)
+    of = steps.make_once(
         rows.of, ("agg", *by, None, *told.items()), lambda: (rows.of.group_by(*by) if by else rows.of).agg(**told)
     )
     all_names = {each.logical: rows.names[each.logical] for each in groups} | made
-    return Grouped(Relation(of, all_names, rows.solid & {each.logical for each in groups}), known)
+    return GroupedRows(Relation(of, all_names, rows.solid & {each.logical for each in groups}), known)
 
 
-def _column_name(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
-    return rows.name(tree) if isinstance(tree, exp.Column) else names.get(text(tree), show_tree(tree))
+def _name_group(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
+    return rows.column_name(tree) if isinstance(tree, exp.Column) else names.get(tree_sql(tree), show_tree(tree))
 
 
-def _of_nothing(node: Tree) -> Tree | None:
+def _empty_value(node: Tree) -> Tree | None:
     """Return the value of an aggregate over no rows; None if it is null."""
     of = call_within(node)
-    return {"count": number(0), "array_agg": call("array")}.get(of.name if isinstance(of, exp.Anonymous) else "")
+    return {"count": build_number(0), "array_agg": build_call("array")}.get(
+        of.name if isinstance(of, exp.Anonymous) else ""
+    )

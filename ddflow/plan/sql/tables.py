@@ -21,25 +21,25 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions.parse import Tree
-from ddflow.plan.sql.query import Joining, Leaf, Nested, ReadQuery, SelectQuery, replace_nodes, text
-from ddflow.plan.sql.relation import Pair, Relation, Steps
+from ddflow.plan.sql.query import JoinNode, Nested, ReadQuery, SelectQuery, TableLeaf, replace_nodes, tree_sql
+from ddflow.plan.sql.relation import KeyPair, QueryVerbs, Relation
 
 _FLIPPED = {exp.GTE: exp.LTE, exp.GT: exp.LT, exp.EQ: exp.EQ}
 
 
-def ranks(query: SelectQuery, index: int) -> bool:
+def is_unbounded_rank(query: SelectQuery, index: int) -> bool:
     """Whether a column of a query is a ``row_number`` that needs a bound from outside."""
     item = query.items[index].unnest()
     if isinstance(item, exp.Window):
         return not query.qualify
-    below = _below(query, item)
-    return below is not None and ranks(*below)
+    below = _find_source_column(query, item)
+    return below is not None and is_unbounded_rank(*below)
 
 
-def _below(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
+def _find_source_column(query: SelectQuery, item: Tree) -> tuple[SelectQuery, int] | None:
     """Return the column of a query in FROM that a column is, if only renames are between."""
     leaf = query.source
-    if not query.simple or not isinstance(leaf, Leaf) or not isinstance(leaf.of, SelectQuery):
+    if not query.is_simple or not isinstance(leaf, TableLeaf) or not isinstance(leaf.of, SelectQuery):
         return None
     names = list(leaf.names.values())
     if not isinstance(item, exp.Column) or item.name not in names:
@@ -73,25 +73,25 @@ def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tre
 def _rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
     """Return the k of ``rank <= k``, and whether the condition says no more."""
     if isinstance(tree, exp.Between):
-        high = _whole(tree.args["high"])
-        return (high, False) if _is(tree.this, rank) and high is not None else None
+        high = _parse_whole(tree.args["high"])
+        return (high, False) if _is_rank(tree.this, rank) and high is not None else None
     kind, one, other = type(tree), tree.args.get("this"), tree.args.get("expression")
-    if kind in _FLIPPED and isinstance(other, exp.Expression) and _is(other, rank):
+    if kind in _FLIPPED and isinstance(other, exp.Expression) and _is_rank(other, rank):
         kind, one, other = _FLIPPED[kind], other, one
-    if kind not in (exp.LTE, exp.LT, exp.EQ) or not _is(one, rank):
+    if kind not in (exp.LTE, exp.LT, exp.EQ) or not _is_rank(one, rank):
         return None
-    k = _whole(other)
+    k = _parse_whole(other)
     if k is None:
         return None
     return (k - 1, True) if kind is exp.LT else (k, kind is exp.LTE or k == 1)
 
 
-def _is(tree: Tree, rank: str) -> bool:
+def _is_rank(tree: Tree, rank: str) -> bool:
     tree = tree.unnest()
-    return bool(tree.name == rank if isinstance(tree, exp.Column) else text(tree) == rank)
+    return bool(tree.name == rank if isinstance(tree, exp.Column) else tree_sql(tree) == rank)
 
 
-def _whole(tree: Tree) -> int | None:
+def _parse_whole(tree: Tree) -> int | None:
     tree = tree.unnest()
     return int(tree.name) if isinstance(tree, exp.Literal) and tree.name.isdecimal() else None
 
@@ -100,73 +100,77 @@ _KEEPS: Final = {"left": "left", "semi": "left", "anti": "left", "right": "right
 """The side of a join whose rows are there whatever the other side has."""
 
 
-class Tables:
+class FromLowering:
     """A compiler of FROM and WHERE.  ``lower``: lowers queries and subqueries."""
 
-    def __init__(self, lower: Any, steps: Steps) -> None:
+    def __init__(self, lower: Any, steps: QueryVerbs) -> None:
         self.lower, self.steps = lower, steps
 
-    def rows(self, source: Leaf | Joining | None, extra: Sequence[Leaf], where: list[Tree], used: set[str]) -> Relation:
+    def lower_from(
+        self, source: TableLeaf | JoinNode | None, extra: Sequence[TableLeaf], where: list[Tree], used: set[str]
+    ) -> Relation:
         """Lower FROM and WHERE.  ``extra``: tables before the others.  ``used``: the names that later steps read."""
-        parts: list[Leaf | Joining] = list(extra)
+        parts: list[TableLeaf | JoinNode] = list(extra)
         pool = list(where)
         if source is not None:
-            found, on = _flat(source)
+            found, on = _flatten_joins(source)
             parts, pool = [*parts, *found], [*on, *pool]
-        guarded = next((place for place, each in enumerate(pool) if self._late(each)), len(pool))
-        late = [each for each in pool[guarded:] if self._late(each) or self.can_fail(each, parts)]
+        guarded = next((place for place, each in enumerate(pool) if self._is_correlated(each)), len(pool))
+        late = [each for each in pool[guarded:] if self._is_correlated(each) or self.can_fail(each, parts)]
         pool = [each for each in pool if each not in late]
-        made = self._assemble_parts(parts, pool, used | self.lower.refs(*late)) if parts else self.lower.unit()
+        made = (
+            self._join_parts(parts, pool, used | self.lower.list_names(*late)) if parts else self.lower.build_one_row()
+        )
         if not parts:
             made = self.steps.filter_rows(made, pool)
         for each in late:
-            made = self.lower.where(made, each)
+            made = self.lower.filter_by(made, each)
         return made
 
-    def _late(self, tree: Tree) -> bool:
+    def _is_correlated(self, tree: Tree) -> bool:
         """Whether it has a subquery that knows the query around it."""
         return any(self.lower.find_subquery(each).query.outer for each in tree.find_all(Nested))
 
-    def _assemble_parts(self, parts: Sequence[Leaf | Joining], pool: list[Tree], used: set[str]) -> Relation:
+    def _join_parts(self, parts: Sequence[TableLeaf | JoinNode], pool: list[Tree], used: set[str]) -> Relation:
         last, ahead = list[Tree](), list[Relation]()
-        if len(parts) > 1 or isinstance(parts[0], Joining):
+        if len(parts) > 1 or isinstance(parts[0], JoinNode):
             last = [each for each in pool if self.can_fail(each, parts)]
             pool = [each for each in pool if each not in last]
-        used = used | self.lower.refs(*last)
+        used = used | self.lower.list_names(*last)
         for part in parts:
-            own = [each for each in pool if self._about(each, part.logical())]
+            own = [each for each in pool if self._reads_only(each, part.logical_names())]
             pool = [each for each in pool if each not in own]
-            needed = used | self.lower.refs(*pool)
-            ahead.append(self._part(part, own, needed))
+            needed = used | self.lower.list_names(*pool)
+            ahead.append(self._lower_part(part, own, needed))
         made = ahead.pop(0)
         while ahead:
-            met = [i for some in (pool, last) for i, each in enumerate(ahead) if self._keys(made, each, some)]
+            met = [i for some in (pool, last) for i, each in enumerate(ahead) if self._find_keys(made, each, some)]
             other = ahead.pop(met[0] if met else 0)
-            keys = self._keys(made, other, pool) or self._keys(made, other, last)
+            keys = self._find_keys(made, other, pool) or self._find_keys(made, other, last)
             last = [each for each in last if not any(each is found for _, found in keys)]
             pool = [each for each in pool if not any(each is found for _, found in keys)]
-            needed = used | self.lower.refs(*pool)
+            needed = used | self.lower.list_names(*pool)
             made = self.steps.join_rows(made, other, [pair for pair, _ in keys], "inner", used=needed)
-            ready = [each for each in pool if self.lower.refs(each) <= set(made.names)]
+            ready = [each for each in pool if self.lower.list_names(each) <= set(made.names)]
             pool = [each for each in pool if each not in ready]
             made = self._filter_rows(made, ready)
         return self.steps.drop_unused(self._filter_rows(made, [*pool, *last]), used)
 
-    def can_fail(self, tree: Tree, parts: Sequence[Leaf | Joining]) -> bool:
+    def can_fail(self, tree: Tree, parts: Sequence[TableLeaf | JoinNode]) -> bool:
         """Whether a condition on some tables may fail for a row."""
-        read = self.lower.refs(tree)
-        fields = [field for part in parts if read & part.logical() for field in self._fields(part)]
+        read = self.lower.list_names(tree)
+        fields = [field for part in parts if read & part.logical_names() for field in self._list_fields(part)]
         every = [tree, *(operand for each in tree.find_all(Nested) for operand in each.operands)]
         rows = Relation(pa.schema(fields).empty_table(), {field.name: field.name for field in fields})
-        return any(rows.can_fail(replace_nodes(each, _as_null)) for each in every)
+        return any(rows.can_fail(replace_nodes(each, _hide_subquery)) for each in every)
 
-    def _fields(self, part: Leaf | Joining) -> list[pa.Field]:
+    def _list_fields(self, part: TableLeaf | JoinNode) -> list[pa.Field]:
         """List the columns of tables, under their logical names."""
-        if isinstance(part, Joining):
-            return [*self._fields(part.left), *self._fields(part.right)]
+        if isinstance(part, JoinNode):
+            return [*self._list_fields(part.left), *self._list_fields(part.right)]
         if isinstance(part.of, ReadQuery):
             try:
-                made = self.lower.query(part.of)
+                made = self.lower.lower_query(part.of)
             except ExpressionError:  # a rank without a bound, which a condition gives
                 return []
             names = {part.names[name]: made.names[str(place)] for place, name in enumerate(part.of.columns)}
@@ -174,9 +178,9 @@ class Tables:
         rows = part.of if isinstance(part.of, Relation) else Relation.of_collection(part.of, part.names)
         return [rows.of.schema.field(name).with_name(logical) for logical, name in rows.names.items()]
 
-    def _about(self, tree: Tree, names: set[str]) -> bool:
+    def _reads_only(self, tree: Tree, names: set[str]) -> bool:
         """Whether a condition asks for some of these names and no others."""
-        found = self.lower.refs(tree)
+        found = self.lower.list_names(tree)
         return bool(found) and found <= names
 
     def _filter_rows(self, rows: Relation, trees: Sequence[Tree]) -> Relation:
@@ -188,53 +192,53 @@ class Tables:
         rows = self.steps.filter_rows(rows, ahead)
         for each in trees[nested:]:
             if each not in ahead:
-                rows = self.lower.where(rows, each)
+                rows = self.lower.filter_by(rows, each)
         return rows
 
-    def _keys(self, left: Relation, right: Relation, pool: Sequence[Tree]) -> list[tuple[Pair, Tree]]:
+    def _find_keys(self, left: Relation, right: Relation, pool: Sequence[Tree]) -> list[tuple[KeyPair, Tree]]:
         """List the equalities between two relations, each with its condition."""
-        found = ((self.pair(each, set(left.names), set(right.names)), each) for each in pool)
+        found = ((self.find_pair(each, set(left.names), set(right.names)), each) for each in pool)
         return [(pair, each) for pair, each in found if pair is not None]
 
-    def pair(self, tree: Tree, left: set[str], right: set[str]) -> Pair | None:
+    def find_pair(self, tree: Tree, left: set[str], right: set[str]) -> KeyPair | None:
         """Return both sides of an equality between left and right names; None for another condition."""
         if not isinstance(tree, exp.EQ) or tree.find(Nested) is not None:
             return None
         one, other = tree.this.unnest(), tree.expression.unnest()
-        first, second = self.lower.refs(one), self.lower.refs(other)
+        first, second = self.lower.list_names(one), self.lower.list_names(other)
         if first and second and first <= left and second <= right:
             return one, other
         if first and second and first <= right and second <= left:
             return other, one
         return None
 
-    def _part(self, part: Leaf | Joining, own: list[Tree], used: set[str]) -> Relation:
-        if isinstance(part, Leaf):
-            return self._leaf(part, own, used)
+    def _lower_part(self, part: TableLeaf | JoinNode, own: list[Tree], used: set[str]) -> Relation:
+        if isinstance(part, TableLeaf):
+            return self._lower_leaf(part, own, used)
         keeps = _KEEPS.get(part.how)
         kept = part.left if keeps == "left" else part.right
-        low = [each for each in own if keeps and self._about(each, kept.logical())]
+        low = [each for each in own if keeps and self._reads_only(each, kept.logical_names())]
         high = [each for each in own if each not in low]
         other = {"left": part.right, "right": part.left}.get(keeps or "")
-        below = [each for each in part.on if other is not None and self._about(each, other.logical())]
+        below = [each for each in part.on if other is not None and self._reads_only(each, other.logical_names())]
         inside = [each for each in below if not self.can_fail(each, [part])]
         on = [each for each in part.on if each not in inside]
-        pairs = [(self.pair(each, part.left.logical(), part.right.logical()), each) for each in on]
+        pairs = [(self.find_pair(each, part.left.logical_names(), part.right.logical_names()), each) for each in on]
         safe = [each for pair, each in pairs if pair is not None and not self.can_fail(each, [part])]
         keys = [pair for pair, each in pairs if pair is not None and (not safe or each in safe)]
         rest = [each for pair, each in pairs if pair not in keys]
-        needed = used | self.lower.refs(*high)
-        below = needed | self.lower.refs(*on)
+        needed = used | self.lower.list_names(*high)
+        below = needed | self.lower.list_names(*on)
         first = low if keeps == "left" else inside
         second = inside if keeps == "left" else low
-        left, right = self._side(part.left, first, below), self._side(part.right, second, below)
+        left, right = self._lower_side(part.left, first, below), self._lower_side(part.right, second, below)
         return self._filter_rows(self.steps.join_rows(left, right, keys, part.how, rest, needed), high)
 
-    def _side(self, part: Leaf | Joining, own: list[Tree], used: set[str]) -> Relation:
-        parts, on = _flat(part)
-        return self._assemble_parts(parts, [*on, *own], used)
+    def _lower_side(self, part: TableLeaf | JoinNode, own: list[Tree], used: set[str]) -> Relation:
+        parts, on = _flatten_joins(part)
+        return self._join_parts(parts, [*on, *own], used)
 
-    def _leaf(self, leaf: Leaf, own: list[Tree], used: set[str]) -> Relation:
+    def _lower_leaf(self, leaf: TableLeaf, own: list[Tree], used: set[str]) -> Relation:
         if isinstance(leaf.of, Relation):
             return self._filter_rows(leaf.of, own)
         if not isinstance(leaf.of, ReadQuery):
@@ -242,27 +246,27 @@ class Tables:
         query, bounds = leaf.of, {}
         for index, name in enumerate(query.columns):
             logical = leaf.names[name]
-            if isinstance(query, SelectQuery) and ranks(query, index):
+            if isinstance(query, SelectQuery) and is_unbounded_rank(query, index):
                 bound, own = split_rank_bound(own, logical)
                 if bound is not None:
-                    bounds[index] = bound, logical in used | self.lower.refs(*own)
-        made = self.lower.query(query, bounds=bounds)
+                    bounds[index] = bound, logical in used | self.lower.list_names(*own)
+        made = self.lower.lower_query(query, bounds=bounds)
         known = {str(index): leaf.names[name] for index, name in enumerate(query.columns)}
         names = {known[each]: name for each, name in made.names.items()}
         return self._filter_rows(Relation(made.of, names, {known[each] for each in made.solid if each in known}), own)
 
 
-def _as_null(tree: Tree) -> Tree | None:
+def _hide_subquery(tree: Tree) -> Tree | None:
     """Return null in place of a subquery."""
     return exp.null() if isinstance(tree, Nested) else None
 
 
-def _flat(source: Leaf | Joining) -> tuple[list[Leaf | Joining], list[Tree]]:
+def _flatten_joins(source: TableLeaf | JoinNode) -> tuple[list[TableLeaf | JoinNode], list[Tree]]:
     """List the parts of nested inner joins, and their conditions."""
-    parts, on, ahead = list[Leaf | Joining](), list[Tree](), [source]
+    parts, on, ahead = list[TableLeaf | JoinNode](), list[Tree](), [source]
     while ahead:
         each = ahead.pop()
-        if isinstance(each, Joining) and each.how == "inner":
+        if isinstance(each, JoinNode) and each.how == "inner":
             on = [*each.on, *on]
             ahead += [each.right, each.left]
         else:

@@ -2,7 +2,8 @@
 
 Guarantees: equal plans have equal descriptions. The id of a collection is a hash of how it is made, down to the names
 of its inputs, so its state finds its place again; columns and specs of inputs are not in ids, because they may change.
-`rebuild` gives a flow with the same description, or an error: a description of a store is never believed unchecked.
+`rebuild_plan` gives a flow with the same description, or an error: a description of a store is never believed
+unchecked.
 Limits: a formula that is not SQL cannot be read back, and nothing here is run as code.
 """
 
@@ -22,18 +23,18 @@ from ddflow.columns.schema import is_time
 from ddflow.connectors.formats.base import Format
 from ddflow.errors import CorruptState, DdflowError, SpecError, cut
 from ddflow.plan.collection import Collection, walk_inputs
-from ddflow.plan.inputs.bind import Bound
+from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.differences import Differences
-from ddflow.plan.inputs.input import Binding, Input, Spec, bound_to
-from ddflow.plan.inputs.input import of_json as format_of_json
-from ddflow.plan.inputs.input import to_json as format_json
+from ddflow.plan.inputs.input import Binding, Input, Spec, bind_input
+from ddflow.plan.inputs.input import format_from_json as format_of_json
+from ddflow.plan.inputs.input import format_to_json as format_json
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
-from ddflow.plan.merge.user_function import Absent
+from ddflow.plan.merge.user_function import AbsentFunction
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.formulas import Formulas, Record, digest
-from ddflow.plan.verbs.family import operator, operators
+from ddflow.plan.text.formulas import Formulas, JsonRecord, digest_json
+from ddflow.plan.verbs.family import find_operator, load_operators
 from ddflow.storage.fields import Natural, convert_record
 from ddflow.time import INT64
 
@@ -41,7 +42,7 @@ DIFFERENCES: Final = "differences"
 """The kind of an input of differences; one of upserts names none."""
 
 
-def describe(flow: Plan) -> dict[str, Any]:
+def describe_plan(flow: Plan) -> dict[str, Any]:
     """Describe the plan as JSON: ``inputs`` and ``outputs`` by name, ``collections`` by id, digests of ``formulas``.
 
     The key ``times`` has the type of step times if they are days or moments.
@@ -52,7 +53,7 @@ def describe(flow: Plan) -> dict[str, Any]:
     >>> flow = Plan()
     >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
     >>> by_city = flow.output("by_city", people.filter("id > 0").project(["city"]).count())
-    >>> description = describe(flow)
+    >>> description = describe_plan(flow)
     >>> description["outputs"] == {"by_city": node_id(by_city)}
     True
     >>> show_node(description, node_id(by_city), "this plan")
@@ -63,10 +64,10 @@ def describe(flow: Plan) -> dict[str, Any]:
         "inputs": {
             name: {
                 "schema": base64.b64encode(input.bound.schema.serialize().to_pybytes()).decode(),
-                "columns": columns(input.bound.schema),
+                "columns": list_columns(input.bound.schema),
                 "spec": json.loads(input.spec.to_json()),
             }
-            | _kind(input.bound)
+            | _describe_kind(input.bound)
             for name, input in flow.inputs.items()
         },
         "collections": made.nodes,
@@ -75,10 +76,10 @@ def describe(flow: Plan) -> dict[str, Any]:
     } | ({} if flow.holds_back or flow.time_type == INT64 else {"times": str(flow.time_type)})
 
 
-def _kind(bound: Binding) -> dict[str, Any]:
+def _describe_kind(bound: Binding) -> dict[str, Any]:
     """Describe an input's kind: differences, its format, or its machine with the columns of the state."""
     format = {} if bound.format is None else {"format": format_json(bound.format)}
-    if not isinstance(bound, Bound):
+    if not isinstance(bound, BoundUpserts):
         return {"kind": DIFFERENCES, **format}
     if format:
         return format
@@ -86,12 +87,12 @@ def _kind(bound: Binding) -> dict[str, Any]:
         return {}
     machine = bound.merging.machine.machine
     return {
-        "machine": machine.to_json() | {"state": columns(machine.schema)},
+        "machine": machine.to_json() | {"state": list_columns(machine.schema)},
         "state": base64.b64encode(machine.schema.serialize().to_pybytes()).decode(),
     }
 
 
-def columns(schema: pa.Schema) -> list[list[Any]]:
+def list_columns(schema: pa.Schema) -> list[list[Any]]:
     """List name, type and nullability of each column, for people and for fingerprints."""
     return [[field.name, str(field.type), field.nullable] for field in schema]
 
@@ -99,23 +100,23 @@ def columns(schema: pa.Schema) -> list[list[Any]]:
 def node_ids(flow: Plan, written: bool = True) -> dict[Collection, str]:
     """Return the ids of all collections that outputs depend on.  O(nodes).  Equal collections have one id.
 
-    ``written``: as in `Formulas`.  If true, it raises the errors of `describe`.
+    ``written``: as in `Formulas`.  If true, it raises the errors of `describe_plan`.
     """
     return PlanRecord([*flow.outputs.values()], written).ids
 
 
 def node_id(collection: Collection) -> str:
-    """Return 32 hex digits that identify how a collection is made.  O(nodes).  Raises the errors of `describe`."""
+    """Return 32 hex digits that identify how a collection is made.  O(nodes).  Raises the errors of `describe_plan`."""
     return PlanRecord([collection]).ids[collection]
 
 
-def fingerprint(description: Mapping[str, Any]) -> str:
+def fingerprint_plan(description: Mapping[str, Any]) -> str:
     """Return 32 hex digits that are equal for equal descriptions, however serialised.  O(description)."""
     bare = {
         name: {k: v for k, v in input.items() if k not in ("schema", "state")}
         for name, input in description["inputs"].items()
     }
-    return digest({**description, "inputs": bare})
+    return digest_json({**description, "inputs": bare})
 
 
 class PlanRecord:
@@ -137,7 +138,7 @@ class PlanRecord:
             self.ids[node] = of[0]
             return
         made = {"op": node.verb, "of": of} | node.to_json(self.formulas)
-        self.ids[node] = digest(made)
+        self.ids[node] = digest_json(made)
         # What is proven of one is true of all that are made alike, and no part of how they are made.
         proven = self.nodes.get(self.ids[node], {}).get("proven") if node.proven is None else list(node.proven)
         self.nodes[self.ids[node]] = made if proven is None else made | {"proven": proven}
@@ -146,17 +147,17 @@ class PlanRecord:
 def show_node(description: Mapping[str, Any], collection: str, where: str) -> str:
     """Write a collection as calls of verbs, cut if it is long or deep.  ``where``: for messages.  O(description).
 
-    Raises `CorruptState` for an unknown id, and for a description that `describe` did not write.
+    Raises `CorruptState` for an unknown id, and for a description that `describe_plan` did not write.
     """
-    return _write_collection(Record(description, f"the plan of {where}").record("collections"), collection, 6)
+    return _write_collection(JsonRecord(description, f"the plan of {where}").record("collections"), collection, 6)
 
 
-def apart(old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str) -> tuple[str, str]:
+def find_difference(old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, where: str) -> tuple[str, str]:
     """Find the first inputs in which two collections differ.  O(nodes).
 
     ``old``, ``new``: their descriptions.  Raises the errors of `show_node`.
     """
-    nodes = [Record(each, f"the plan of {where}").record("collections") for each in (old, new)]
+    nodes = [JsonRecord(each, f"the plan of {where}").record("collections") for each in (old, new)]
     while True:
         a, b = (each.record(name) for each, name in zip(nodes, (was, now), strict=True))
         differing = [pair for pair in zip(a.texts("of"), b.texts("of"), strict=False) if pair[0] != pair[1]]
@@ -165,7 +166,7 @@ def apart(old: Mapping[str, Any], was: str, new: Mapping[str, Any], now: str, wh
         was, now = differing[0]
 
 
-def _write_collection(nodes: Record, collection: str, depth: int) -> str:
+def _write_collection(nodes: JsonRecord, collection: str, depth: int) -> str:
     node = nodes.record(collection)
     if not depth:
         return "..."
@@ -173,7 +174,7 @@ def _write_collection(nodes: Record, collection: str, depth: int) -> str:
     if verb == Input.verb:
         return cut(node.text("name"))
     try:
-        what = operator(verb).text(node, inputs[1:])
+        what = find_operator(verb).text(node, inputs[1:])
     except KeyError:
         raise CorruptState(node.what, f"its operator is {verb!r}", "restore it from a copy") from None
     return cut(f"{inputs[0] if inputs else '...'}.{verb}({what})")
@@ -215,71 +216,72 @@ _DIFFERENCES: Any = defstruct(
 )
 
 
-def inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
+def read_inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[pa.Schema, Spec]]:
     """Read the schema and the spec of each input.  ``where``: names the description's owner in messages.
 
-    O(description).  Raises `CorruptState` for a description that `describe` did not write.
+    O(description).  Raises `CorruptState` for a description that `describe_plan` did not write.
     """
-    given = Record(description, f"the plan of {where}").records_by_name("inputs")
+    given = JsonRecord(description, f"the plan of {where}").records_by_name("inputs")
     return {
-        name: (_schema(record, "schema", record.list("columns")), _spec_of(record)) for name, record in given.items()
+        name: (_read_schema(record, "schema", record.list("columns")), _read_spec(record))
+        for name, record in given.items()
     }
 
 
-def bounds(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
-    """Bind the inputs, even without the code of their functions.  Costs and errors are those of `inputs`."""
-    given = Record(description, f"the plan of {where}").records_by_name("inputs")
-    out, times = dict[str, Binding](), step_times(description, where)
-    for name, (schema, spec) in inputs(description, where).items():
-        out[name] = bound_to(name, schema, spec, _machine(given[name]), _format(given[name]), times)
+def read_bindings(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
+    """Bind the inputs, even without the code of their functions.  Costs and errors are those of `read_inputs`."""
+    given = JsonRecord(description, f"the plan of {where}").records_by_name("inputs")
+    out, times = dict[str, Binding](), read_step_time_type(description, where)
+    for name, (schema, spec) in read_inputs(description, where).items():
+        out[name] = bind_input(name, schema, spec, _read_machine(given[name]), _read_format(given[name]), times)
     return out
 
 
-def step_times(description: Mapping[str, Any], where: str) -> pa.DataType:
-    """Read the type of step times.  Raises the errors of `inputs`."""
-    whole = Record(description, f"the plan of {where}")
+def read_step_time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
+    """Read the type of step times.  Raises the errors of `read_inputs`."""
+    whole = JsonRecord(description, f"the plan of {where}")
     try:
         kind = parse_type(whole.text("times")) if "times" in whole else INT64
     except SpecError as error:
-        raise _corrupt(whole.what, str(error)) from None
+        raise _corrupt_plan(whole.what, str(error)) from None
     if not is_time(kind):
-        raise _corrupt(whole.what, f"its times are {kind}")
+        raise _corrupt_plan(whole.what, f"its times are {kind}")
     return kind
 
 
-def time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
-    """Return the type of times.  Costs and errors are those of `inputs`."""
-    return next((bound.time_type for bound in bounds(description, where).values()), pa.int64())
+def read_time_type(description: Mapping[str, Any], where: str) -> pa.DataType:
+    """Return the type of times.  Costs and errors are those of `read_inputs`."""
+    return next((bound.time_type for bound in read_bindings(description, where).values()), pa.int64())
 
 
-def _schema(record: Record, name: str, beside: list[Any]) -> pa.Schema:
+def _read_schema(record: JsonRecord, name: str, beside: list[Any]) -> pa.Schema:
     """Read a schema from Arrow's bytes and check it against the columns in words."""
     text = record.text(name)
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text, validate=True)))
-        found = columns(schema)
+        found = list_columns(schema)
     except (binascii.Error, OSError, *_UNFIT) as error:
-        raise _corrupt(record.what, f"its {name} is none ({error})") from None
+        raise _corrupt_plan(record.what, f"its {name} is none ({error})") from None
     if found != beside:
-        raise _corrupt(record.what, f"its {name} has the columns {found}, beside it stand {beside}")
+        raise _corrupt_plan(record.what, f"its {name} has the columns {found}, beside it stand {beside}")
     return schema
 
 
-def _spec_of(input: Record) -> Spec:
+def _read_spec(input: JsonRecord) -> Spec:
     """Read the spec of an input, of either kind."""
     record = input.record("spec")
     if "kind" not in input:
-        return _spec(record)
+        return _read_upsert(record)
     if input.text("kind") != DIFFERENCES or "machine" in input:
-        raise _corrupt(input.what, f"its kind is {input.text('kind')!r}, with {sorted(input.given)}")
+        raise _corrupt_plan(input.what, f"its kind is {input.text('kind')!r}, with {sorted(input.given)}")
     convert_record(record.given, _DIFFERENCES, record.what)
     try:
         return Differences.from_json(json.dumps(record.given))
     except DdflowError as error:
-        raise _corrupt(record.what, str(error)) from None
+        raise _corrupt_plan(record.what, str(error)) from None
 
 
-def _spec(record: Record) -> Upsert:
+def _read_upsert(record: JsonRecord) -> Upsert:
     convert_record(record.given, _SPEC, record.what)
     merge: Any = record.given.get("merge")
     known = not (isinstance(merge, dict) and "function" in merge)
@@ -288,43 +290,47 @@ def _spec(record: Record) -> Upsert:
             return Upsert.from_json(json.dumps(record.given))
         # A function merges whole rows, as this does.
         spec = Upsert.from_json(json.dumps(record.given | {"merge": "first_row"}))
-        return replace(spec, merge=Merge(function=Absent.of_json(merge), scalar=merge.get("scalar", False)))
+        return replace(spec, merge=Merge(function=AbsentFunction.of_json(merge), scalar=merge.get("scalar", False)))
     except (DdflowError, TypeError, AttributeError) as error:
-        raise _corrupt(record.what, str(error)) from None
+        raise _corrupt_plan(record.what, str(error)) from None
 
 
-def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
+def rebuild_plan(description: Mapping[str, Any], where: str = "a state") -> Plan:
     """Rebuild the flow of a description, without its ``consolidate``.  ``where``: for messages.  O(description).
 
     Raises `SpecError` if a formula is not SQL, because only the flow itself has its code; `CorruptState` for a
-    description that `describe` did not write.
+    description that `describe_plan` did not write.
 
     >>> import pyarrow as pa
-    >>> from ddflow.plan.text.codec import describe
+    >>> from ddflow.plan.text.codec import describe_plan
     >>> flow = Plan()
     >>> people = flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, Upsert(key="id"))
     >>> _ = flow.output("by_city", people.project(["city"]).count())
-    >>> again = rebuild(describe(flow))
-    >>> again.outputs["by_city"], describe(again) == describe(flow)
+    >>> again = rebuild_plan(describe_plan(flow))
+    >>> again.outputs["by_city"], describe_plan(again) == describe_plan(flow)
     (Count(city string, count int64), True)
     """
-    whole = Record(description, f"the plan of {where}")
+    whole = JsonRecord(description, f"the plan of {where}")
     nodes = whole.records_by_name("collections")
     for each, node in nodes.items():
-        if _foreign(node.given):
-            raise _absent(where, f"{show_node(description, each, where)} has a formula that is not SQL")
+        if _has_code(node.given):
+            raise _code_missing(where, f"{show_node(description, each, where)} has a formula that is not SQL")
     try:
         flow = Plan()
-        for name, (schema, spec) in inputs(description, where).items():
-            if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, Absent):
-                raise _absent(where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code")
-            machine = _machine(whole.record("inputs").record(name))
-            if machine is not None and isinstance(machine.transition, Absent):
-                raise _absent(where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code")
-            format = _format(whole.record("inputs").record(name))
-            if isinstance(getattr(format, "function", None), Absent):
-                raise _absent(where, f"the format of {name!r} is a function, of which there is no code")
-            flow._input(bound_to(name, schema, spec, machine, format, step_times(description, where)))
+        for name, (schema, spec) in read_inputs(description, where).items():
+            if isinstance(spec.merge, Merge) and isinstance(spec.merge.function, AbsentFunction):
+                raise _code_missing(
+                    where, f"{name!r} is merged by {spec.merge.function.name}, of which there is no code"
+                )
+            machine = _read_machine(whole.record("inputs").record(name))
+            if machine is not None and isinstance(machine.transition, AbsentFunction):
+                raise _code_missing(
+                    where, f"the machine of {name!r} is {machine.transition.name}, of which there is no code"
+                )
+            format = _read_format(whole.record("inputs").record(name))
+            if isinstance(getattr(format, "function", None), AbsentFunction):
+                raise _code_missing(where, f"the format of {name!r} is a function, of which there is no code")
+            flow._add_input(bind_input(name, schema, spec, machine, format, read_step_time_type(description, where)))
         made: dict[str, Collection] = {}
         for each in TopologicalSorter({name: set(node.texts("of")) for name, node in nodes.items()}).static_order():
             made[each] = _build_collection(nodes[each], [made[of] for of in nodes[each].texts("of")], flow)
@@ -335,26 +341,26 @@ def rebuild(description: Mapping[str, Any], where: str = "a state") -> Plan:
     except (CorruptState, _Absent):
         raise
     except (CycleError, *_UNFIT) as error:
-        raise _corrupt(whole.what, f"its parts do not fit together ({type(error).__name__}: {error})") from None
+        raise _corrupt_plan(whole.what, f"its parts do not fit together ({type(error).__name__}: {error})") from None
     for each, collection in made.items():
         if found[collection] != each:
-            raise _corrupt(whole.what, f"its collection {each} is {found[collection]} when it is built")
+            raise _corrupt_plan(whole.what, f"its collection {each} is {found[collection]} when it is built")
     return flow
 
 
-def _machine(input: Record) -> Machine | None:
+def _read_machine(input: JsonRecord) -> Machine | None:
     """Read the machine of an input, if it has one."""
     if "machine" not in input:
         return None
     given = input.record("machine")
-    schema = _schema(input, "state", given.list("state"))
+    schema = _read_schema(input, "state", given.list("state"))
     try:
         return Machine.of_json({k: v for k, v in given.given.items() if k != "state"}, schema)
     except _UNFIT as error:
-        raise _corrupt(given.what, f"it is none ({error})") from None
+        raise _corrupt_plan(given.what, f"it is none ({error})") from None
 
 
-def _format(input: Record) -> Format | None:
+def _read_format(input: JsonRecord) -> Format | None:
     """Read the format of an input, if it has one."""
     if "format" not in input:
         return None
@@ -362,42 +368,42 @@ def _format(input: Record) -> Format | None:
     try:
         return format_of_json(given.given)
     except _UNFIT as error:
-        raise _corrupt(given.what, f"it is none ({error})") from None
+        raise _corrupt_plan(given.what, f"it is none ({error})") from None
 
 
 class _Absent(SpecError):
     """A function without its code, which is no damage."""
 
 
-def _absent(where: str, found: str) -> SpecError:
+def _code_missing(where: str, found: str) -> SpecError:
     return _Absent(f"read the plan of {where}", found, "give the flow itself: flow=")
 
 
-def _foreign(given: Any) -> bool:
+def _has_code(given: Any) -> bool:
     """Whether a formula among what a node was told is a function or an Arrow expression."""
     if isinstance(given, dict):
         coded = "type" in given and ("python" in given or "arrow" in given)
-        return coded or any(map(_foreign, given.values()))
-    return isinstance(given, list) and any(map(_foreign, given))
+        return coded or any(map(_has_code, given.values()))
+    return isinstance(given, list) and any(map(_has_code, given))
 
 
-def _build_collection(node: Record, inputs: list[Collection], flow: Plan) -> Collection:
+def _build_collection(node: JsonRecord, inputs: list[Collection], flow: Plan) -> Collection:
     verb = node.text("op")
     if verb == Input.verb:
         return flow.inputs[node.text("name")]
-    if verb not in operators():
-        raise _corrupt(node.what, f"its operator is {verb!r}")
+    if verb not in load_operators():
+        raise _corrupt_plan(node.what, f"its operator is {verb!r}")
     if not inputs:
-        raise _corrupt(node.what, f"it is a {verb} of 0 collections")
-    made: Collection = operator(verb).from_json(inputs, node)
+        raise _corrupt_plan(node.what, f"it is a {verb} of 0 collections")
+    made: Collection = find_operator(verb).from_json(inputs, node)
     if "proven" in node:
         made.proven = tuple(node.texts("proven"))
         if not set(made.proven) <= set(made.schema.names):
-            raise _corrupt(node.what, f"it is identified by {list(made.proven)}, and has {made.schema.names}")
+            raise _corrupt_plan(node.what, f"it is identified by {list(made.proven)}, and has {made.schema.names}")
     return made
 
 
-def _corrupt(what: str, found: str) -> CorruptState:
+def _corrupt_plan(what: str, found: str) -> CorruptState:
     return CorruptState(
         what,
         cut(found, 500),

@@ -19,10 +19,10 @@ import pyarrow as pa
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import Option, Phrase, SpecError, cut
 from ddflow.expressions import Expression
-from ddflow.plan.collection import Collection, Columns, paired_inputs, stands_by, walk_inputs
+from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_partitioned_by, walk_inputs
 from ddflow.plan.inputs.input import Input
 from ddflow.plan.plan import Plan
-from ddflow.plan.text.formulas import Formulas, Record
+from ddflow.plan.text.formulas import Formulas, JsonRecord
 from ddflow.terminal import printable
 
 MOST_LINES = 500
@@ -45,7 +45,7 @@ class Explained(str):
         return f'<pre style="color: inherit; background: none">{text}</pre>'
 
 
-class _Named:
+class _NamedFormulas:
     """A writer of formulas by name; two functions may share one."""
 
     def add(self, expression: Expression) -> dict[str, str]:
@@ -61,7 +61,7 @@ Figures = Mapping[Collection, Sequence[str]]
 """What else is to be said of collections."""
 
 
-def explain(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Explained:
+def explain_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Explained:
     """Explain all outputs, or one output or input, as text.  O(nodes).  Raises `SpecError` for an unknown name."""
     return explain_collections(plan, select_roots(plan, name), figures)
 
@@ -93,8 +93,8 @@ def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Fi
                 id int64, city string
                 key=['id'], null_key='drop'
     """
-    paired = paired_inputs(plan.outputs.values())
-    standing, seen, lines = standing_of(plan, paired), set[Collection](), list[str]()
+    paired = find_paired_inputs(plan.outputs.values())
+    standing, seen, lines = find_partitioning(plan, paired), set[Collection](), list[str]()
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
     for name, root in roots.items():
@@ -107,7 +107,7 @@ def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Fi
             again = node in seen
             seen.add(node)
             entry = entries.get(node)
-            text, notes = write_operator(node, names), notes_of(node, entry, standing, paired, root is node)
+            text, notes = write_operator(node, names), list_notes(node, entry, standing, paired, root is node)
             notes += (figures or {}).get(node, ())
             note = "as above" if again else "; ".join(notes)
             lines.append(f"{before}{here}{text}" + (f"    {note}" if note else ""))
@@ -128,7 +128,7 @@ def write_operator(node: Collection, names: Mapping[Collection, str]) -> str:
     """Write an operator with its arguments."""
     if node in names:
         return f"input {names[node]}"
-    record = Record(json.loads(json.dumps(node.to_json(_Named()))), "a plan")
+    record = JsonRecord(json.loads(json.dumps(node.to_json(_NamedFormulas()))), "a plan")
     return cut(f"{node.verb}({type(node).text(record, [])})")
 
 
@@ -138,7 +138,7 @@ def spec_text(node: Input) -> str:
     return cut(", ".join(said if node.bound.format is None else [*said, f"format={node.bound.format!r}"]))
 
 
-def notes_of(
+def list_notes(
     node: Collection,
     entry: Input | None,
     standing: Mapping[Collection, Columns | None],
@@ -152,27 +152,31 @@ def notes_of(
     if node.of_events:
         notes.append("told of events")
     elif node.looks:
-        every = " and ".join(_which(by) for by in (meets[n] for n in node.looks) if by)
-        notes.append(f"rows are looked up by {every}" if every else f"rows are looked up in {_which(())}")
+        every = " and ".join(_write_columns(by) for by in (meets[n] for n in node.looks) if by)
+        notes.append(f"rows are looked up by {every}" if every else f"rows are looked up in {_write_columns(())}")
     if not node.of_events:
         for n, (of, by) in enumerate(zip(node.inputs or [None], meets, strict=True)):
             if by is None or n in node.looks:
                 continue
-            stands = of is not None and by and stands_by(standing[of], by, exactly=node in paired)
-            notes.append(f"rows stand by {_which(by)} already" if stands else f"rows move to their {_which(by)}")
-            notes[-1] = notes[-1] if by else _which(by)
+            stands = of is not None and by and is_partitioned_by(standing[of], by, exactly=node in paired)
+            notes.append(
+                f"rows stand by {_write_columns(by)} already" if stands else f"rows move to their {_write_columns(by)}"
+            )
+            notes[-1] = notes[-1] if by else _write_columns(by)
     if node.keeps:
-        notes.append("kept" + "".join(f" by {_which(by)}" for n, by in enumerate(meets) if by and n not in node.looks))
+        notes.append(
+            "kept" + "".join(f" by {_write_columns(by)}" for n, by in enumerate(meets) if by and n not in node.looks)
+        )
     if output and not node.consolidated:
         notes.append("consolidated for the output")
     return [cut(note) for note in notes]
 
 
-def _which(by: Columns) -> str:
+def _write_columns(by: Columns) -> str:
     return f"[{', '.join(by)}]" if by else "one partition"
 
 
-def standing_of(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns | None]:
+def find_partitioning(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns | None]:
     """Return the columns by which equal rows of each collection share a partition; None without any."""
     out: dict[Collection, Columns | None] = {node: tuple(node.bound.key_schema.names) for node in plan.inputs.values()}
     for node in plan.nodes:  # a collection stands behind what it is made of
@@ -180,7 +184,7 @@ def standing_of(plan: Plan, paired: Set[Collection]) -> dict[Collection, Columns
             continue
         before, by = {out[of] for of in node.inputs}, node.exchange()[0]
         stand = before.pop() if len(before) == 1 else None
-        if by is not None and (len(node.inputs) > 1 or not stands_by(stand, by, exactly=node in paired)):
+        if by is not None and (len(node.inputs) > 1 or not is_partitioned_by(stand, by, exactly=node in paired)):
             stand = by
         out[node] = node.carried(stand)
     return out
@@ -190,10 +194,10 @@ BESIDE, BELOW, LANE, SWEEPS = 24.0, 44.0, 16.0, 8
 """Pixels between boxes of a layer, and between layers; of a lane; how often the order and the places are improved."""
 
 
-class Size(NamedTuple):
+class BoxSize(NamedTuple):
     """The size of a box, in pixels.
 
-    >>> places = lay_out([Size(40, 10), Size(60, 10), Size(50, 10)], [(), (), (0, 1)])
+    >>> places = lay_out([BoxSize(40, 10), BoxSize(60, 10), BoxSize(50, 10)], [(), (), (0, 1)])
     >>> [(place.x, place.y) for place in places.boxes], places.width, places.height
     ([(20.0, 5.0), (94.0, 5.0), (57.0, 59.0)], 124.0, 64.0)
     """
@@ -209,7 +213,7 @@ class Point(NamedTuple):
     y: float
 
 
-class Drawing(NamedTuple):
+class BoxLayout(NamedTuple):
     """A layout.  ``boxes``: by number.  ``edges``: by box and input, the ends of an edge's lanes, downwards."""
 
     boxes: list[Point]
@@ -221,7 +225,7 @@ class Drawing(NamedTuple):
 class _Layers:
     """Boxes and lanes by layer.  Numbers from ``len(sizes)`` on are lanes."""
 
-    def __init__(self, sizes: Sequence[Size], inputs: Sequence[Sequence[int]]) -> None:
+    def __init__(self, sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> None:
         self.widths = [each.width for each in sizes]
         self.above: list[list[int]] = [[] for _ in sizes]
         self.lanes: dict[tuple[int, int], list[int]] = {}
@@ -247,7 +251,7 @@ class _Layers:
             for one in over:
                 self.below[one].append(each)
 
-    def order(self) -> None:
+    def sort_layers(self) -> None:
         """Move boxes of a layer towards what they are joined to, in the layer above, then below."""
         at = {each: float(n) for layer in self.layers for n, each in enumerate(layer)}
         for sweep in range(SWEEPS):
@@ -256,7 +260,7 @@ class _Layers:
                 layer.sort(key=lambda each: _mean([at[one] for one in joined[each]], at[each]))
                 at.update((each, float(n)) for n, each in enumerate(layer))
 
-    def columns(self) -> dict[int, float]:
+    def place_boxes(self) -> dict[int, float]:
         """Place the middle of each box, left to right."""
         x = dict[int, float]()
         for layer in self.layers:
@@ -268,11 +272,11 @@ class _Layers:
             for layer in self.layers if sweep % 2 == 0 else reversed(self.layers):
                 joined = [[*self.above[each], *self.below[each]] for each in layer]
                 wanted = [_mean([x[one] for one in of], x[each]) for each, of in zip(layer, joined, strict=True)]
-                x.update(zip(layer, self._apart(layer, wanted), strict=True))
+                x.update(zip(layer, self._spread_boxes(layer, wanted), strict=True))
         left = min((x[each] - self.widths[each] / 2 for each in x), default=0.0)
         return {each: place - left for each, place in x.items()}
 
-    def _apart(self, layer: list[int], wanted: list[float]) -> list[float]:
+    def _spread_boxes(self, layer: list[int], wanted: list[float]) -> list[float]:
         """Move places near the wanted ones, without overlap: the mean of packing from either side."""
         gaps = [(self.widths[one] + self.widths[other]) / 2 + BESIDE for one, other in pairwise(layer)]
         right, left = list(wanted), list(wanted)
@@ -287,11 +291,11 @@ def _mean(values: Sequence[float], otherwise: float) -> float:
     return sum(values) / len(values) if values else otherwise
 
 
-def lay_out(sizes: Sequence[Size], inputs: Sequence[Sequence[int]]) -> Drawing:
+def lay_out(sizes: Sequence[BoxSize], inputs: Sequence[Sequence[int]]) -> BoxLayout:
     """Lay out boxes.  ``inputs``: for each box the numbers of the boxes before it.  Pure."""
     layers = _Layers(sizes, inputs)
-    layers.order()
-    x, rows, top = layers.columns(), dict[int, tuple[float, float]](), 0.0
+    layers.sort_layers()
+    x, rows, top = layers.place_boxes(), dict[int, tuple[float, float]](), 0.0
     for layer in layers.layers:
         height = max((sizes[each].height for each in layer if each < len(sizes)), default=0.0)
         rows.update((each, (top, top + height)) for each in layer)
@@ -299,7 +303,7 @@ def lay_out(sizes: Sequence[Size], inputs: Sequence[Sequence[int]]) -> Drawing:
     width = max((x[each] + layers.widths[each] / 2 for each in x), default=0.0)
     edges = {edge: [Point(x[n], y) for n in lanes for y in rows[n]] for edge, lanes in layers.lanes.items()}
     boxes = [Point(x[each], sum(rows[each]) / 2) for each in range(len(sizes))]
-    return Drawing(boxes, edges, width, max(top - BELOW, 0.0))
+    return BoxLayout(boxes, edges, width, max(top - BELOW, 0.0))
 
 
 LETTER, LINE, AROUND, WIDE = 6.7, 15.0, 10.0, 44
@@ -331,51 +335,51 @@ class Box(NamedTuple):
     of: list[int]
 
     @property
-    def size(self) -> Size:
+    def size(self) -> BoxSize:
         """The size in pixels."""
         every = [*self.title, *self.lines]
-        return Size(max(map(len, every)) * LETTER + 2 * AROUND, len(every) * LINE + 2 * AROUND)
+        return BoxSize(max(map(len, every)) * LETTER + 2 * AROUND, len(every) * LINE + 2 * AROUND)
 
 
-def picture(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Picture:
+def draw_plan(plan: Plan, name: str | None = None, figures: Figures | None = None) -> Picture:
     """Draw all outputs, or one output or input.  O(nodes).  Raises `SpecError` for an unknown name.
 
     >>> import ddflow as dd
     >>> flow = dd.Flow()
     >>> people = flow.upserts("people", {"id": int, "city": str}, dd.Upsert(key="id"))
     >>> _ = flow.output("by_city", people.count("city"))
-    >>> drawn = picture(flow)
+    >>> drawn = draw_plan(flow)
     >>> drawn[:4], drawn.count("<rect"), "input people" in drawn, "output by_city" in drawn
     ('<svg', 3, True, True)
     """
-    boxes = _boxes(plan, select_roots(plan, name), figures or {})
-    return Picture(_svg(boxes, lay_out([each.size for each in boxes], [each.of for each in boxes])))
+    boxes = _build_boxes(plan, select_roots(plan, name), figures or {})
+    return Picture(_render_svg(boxes, lay_out([each.size for each in boxes], [each.of for each in boxes])))
 
 
 def render_plan(plan: Plan, name: str | None, format: str, figures: Figures | None = None) -> Explained | Picture:
     """Explain a plan as text or as a picture.  O(nodes).  Raises `SpecError` for an unknown name or format."""
     if format not in ("text", "svg"):
         raise SpecError(Phrase("explain with ", Option("format", format)), "that is no choice", "use 'text' or 'svg'")
-    return explain(plan, name, figures) if format == "text" else picture(plan, name, figures)
+    return explain_plan(plan, name, figures) if format == "text" else draw_plan(plan, name, figures)
 
 
 def render_html(plan: Plan, figures: Figures | None = None) -> str:
     """Render a plan for a notebook: its picture, or its text if it has many collections."""
     if len(plan.nodes) > MOST_BOXES:
-        return explain(plan, None, figures)._repr_html_()
-    return f'<div style="overflow: auto">{picture(plan, None, figures)}</div>'
+        return explain_plan(plan, None, figures)._repr_html_()
+    return f'<div style="overflow: auto">{draw_plan(plan, None, figures)}</div>'
 
 
-def _boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) -> list[Box]:
-    paired = paired_inputs(plan.outputs.values())
-    standing = standing_of(plan, paired)
+def _build_boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) -> list[Box]:
+    paired = find_paired_inputs(plan.outputs.values())
+    standing = find_partitioning(plan, paired)
     names: dict[Collection, str] = {node: name for name, node in plan.inputs.items()}
     entries: dict[Collection, Input] = {node: node for node in plan.inputs.values()}
     wanted = walk_inputs(roots.values())
     boxes, at = list[Box](), dict[Collection, int]()
     for node in (each for each in plan.nodes if each in wanted):  # a collection stands behind what it is made of
         entry = entries.get(node)
-        notes = notes_of(node, entry, standing, paired, node in roots.values())
+        notes = list_notes(node, entry, standing, paired, node in roots.values())
         notes += [*(() if entry is None else (columns_text(entry.bound.schema), spec_text(entry)))]
         notes += figures.get(node, ())
         kind: Kind = "input" if entry is not None else "kept" if node.keeps else "operator"
@@ -396,7 +400,7 @@ def _wrap_text(text: str) -> list[str]:
     return textwrap.wrap(printable(text), WIDE)
 
 
-def _svg(boxes: list[Box], layout: Drawing) -> str:
+def _render_svg(boxes: list[Box], layout: BoxLayout) -> str:
     width, height = layout.width + 2 * AROUND, layout.height + 2 * AROUND
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-AROUND} {-AROUND} {width:.0f} {height:.0f}" '

@@ -4,7 +4,7 @@ Guarantees: SQL is kept by its text; functions and expressions of pyarrow by a n
 unknown field is refused.
 
 >>> one, other = (lambda batch: batch.column("a")), (lambda batch: batch.column("b"))
->>> digest_of(one) == digest_of(other), digest_of(one) == digest_of(lambda rows: rows.column("a"))
+>>> digest_code(one) == digest_code(other), digest_code(one) == digest_code(lambda rows: rows.column("a"))
 (False, True)
 """
 
@@ -31,10 +31,10 @@ _SHORT = reprlib.Repr()  # what is nested as deep as JSON may be, or as long, ha
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
-class Record:
+class JsonRecord:
     """A reader of ``given``, an object of JSON.  ``what``: its place, for messages.
 
-    >>> record = Record({"rows": 3, "of": {"name": "x"}}, "m")
+    >>> record = JsonRecord({"rows": 3, "of": {"name": "x"}}, "m")
     >>> record.record("of").text("name")
     'x'
     >>> record.text("rows")
@@ -84,15 +84,15 @@ class Record:
             raise self._wrong(name, values, "a list of texts")
         return values
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> JsonRecord:
         """Read a nested record."""
-        return Record(self.given.get(name), f"{self.what}, {name[:80]}")
+        return JsonRecord(self.given.get(name), f"{self.what}, {name[:80]}")
 
-    def records(self, name: str) -> builtins.list[Record]:
+    def records(self, name: str) -> builtins.list[JsonRecord]:
         """Read a list of records."""
-        return [Record(each, f"{self.what}, {name}[{i}]") for i, each in enumerate(self.list(name))]
+        return [JsonRecord(each, f"{self.what}, {name}[{i}]") for i, each in enumerate(self.list(name))]
 
-    def records_by_name(self, name: str) -> Mapping[str, Record]:
+    def records_by_name(self, name: str) -> Mapping[str, JsonRecord]:
         """Read records by name."""
         within = self.record(name)
         return {each: within.record(each) for each in within.names()}
@@ -103,18 +103,18 @@ class Record:
         return CorruptState(self.what, f"{name[:80]} is {shown}, not {wanted}", MEND)
 
 
-def digest(given: Any) -> str:
+def digest_json(given: Any) -> str:
     """Return 32 hex digits of JSON, equal for equal values: xxh3-128 of its one canonical text.  O(values)."""
     return xxhash.xxh3_128_hexdigest(json.dumps(given, sort_keys=True, separators=(",", ":")).encode())
 
 
-def shown_formula(formula: Record) -> str:
+def write_formula(formula: JsonRecord) -> str:
     """Write a formula of `Formulas.add`, or the name of a column, in the form that a user writes."""
     kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
     return cut(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
 
 
-def changed_by(
+def find_formula_objections(
     expression: Expression, old: pa.Schema, new: pa.Schema, kind: pa.DataType | None = None
 ) -> Iterator[str]:
     """Yield reasons why an expression may change its meaning over wider columns; none if it does not.  O(text).
@@ -160,13 +160,13 @@ class Formulas:
             return {"arrow": self._register_name("arrow", str(given), found, found)} | kind
         name = _qualified_name(given)
         same = (given.__func__, id(given.__self__)) if isinstance(given, MethodType) else id(given)
-        found = [str(sys.implementation.cache_tag), digest_of(given)]
+        found = [str(sys.implementation.cache_tag), digest_code(given)]
         return {"python": self._register_name("python", name, found, same)} | kind
 
     def functions(self, given: Sequence[Any]) -> dict[str, str]:
         """Describe functions that are one formula as JSON.  O(code).  Raises `SpecError` as `add` does."""
         given = [getattr(each, "py_func", each) for each in given]
-        found = [str(sys.implementation.cache_tag), digest([digest_of(each) for each in given])]
+        found = [str(sys.implementation.cache_tag), digest_json([digest_code(each) for each in given])]
         return {
             "python": self._register_name("python", " ".join(map(_qualified_name, given)), found, tuple(map(id, given)))
         }
@@ -189,34 +189,36 @@ def _qualified_name(given: Any) -> str:
     return f"{home}.{getattr(given, '__qualname__', type(given).__qualname__)}"
 
 
-def digest_of(function: Any) -> str:
+def digest_code(function: Any) -> str:
     """Return 32 hex digits of a function's code and of the plain values that it was made with.
 
     O(code).  A callable object gives no information.
     """
     code = getattr(function, "__code__", None)
     if code is None:
-        return digest(None)
-    cells = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
-    return digest([_code(code), [_value(each) for each in (*(getattr(function, "__defaults__", None) or ()), *cells)]])
+        return digest_json(None)
+    cells = [_cell_content(cell) for cell in getattr(function, "__closure__", None) or ()]
+    return digest_json(
+        [_plain_code(code), [_plain_value(each) for each in (*(getattr(function, "__defaults__", None) or ()), *cells)]]
+    )
 
 
-def _content(cell: Any) -> Any:
+def _cell_content(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # a name that is not bound yet
         return None
 
 
-def _code(code: CodeType) -> Any:
-    return [code.co_code.hex(), list(code.co_names), [_value(each) for each in code.co_consts]]
+def _plain_code(code: CodeType) -> Any:
+    return [code.co_code.hex(), list(code.co_names), [_plain_value(each) for each in code.co_consts]]
 
 
-def _value(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, CodeType):
-        return _code(value)
+        return _plain_code(value)
     if isinstance(value, tuple):
-        return [_value(each) for each in value]
+        return [_plain_value(each) for each in value]
     if isinstance(value, frozenset):  # whose order differs from process to process
-        return sorted(json.dumps(_value(each)) for each in value)
+        return sorted(json.dumps(_plain_value(each)) for each in value)
     return repr(value) if isinstance(value, int | float | complex | str | bytes | None) else type(value).__qualname__

@@ -18,21 +18,21 @@ _REGISTERED: dict[str, Any] = {}
 Kind = TypeVar("Kind", bound=type)
 
 
-def register(kind: Kind) -> Kind:
+def register_operator(kind: Kind) -> Kind:
     """Add an operator under its ``verb``: a decorator of its class."""
     _REGISTERED[kind.verb] = kind  # type: ignore[attr-defined]
     return kind
 
 
-def operators() -> Mapping[str, Any]:
+def load_operators() -> Mapping[str, Any]:
     """Load all operators, by verb."""
     importlib.import_module("ddflow.operators")
     return _REGISTERED
 
 
-def operator(verb: str) -> Any:
+def find_operator(verb: str) -> Any:
     """Find the class of an operator.  Raises `KeyError` for an unknown verb."""
-    return operators()[verb]
+    return load_operators()[verb]
 
 
 Made = TypeVar("Made")
@@ -45,7 +45,7 @@ class VerbFamily(Generic[Made]):
     flow: Any
 
     def _then(self, verb: str, *told: Any) -> Made:
-        made: Made = self.flow.known(operator(verb)(self, *told))
+        made: Made = self.flow.known(find_operator(verb)(self, *told))
         return made
 
 

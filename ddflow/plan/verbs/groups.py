@@ -21,11 +21,11 @@ from ddflow.columns.names import check_known, check_names, column_names
 from ddflow.columns.schema import is_flat, normal_type
 from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
-from ddflow.plan.aggregates import AggregateCall, AppliedAggregate, written_aggregate
+from ddflow.plan.aggregates import AggregateCall, AppliedAggregate, parse_aggregate
 from ddflow.plan.inputs.spec import Tombstone
 from ddflow.plan.text.formulas import Formulas
 from ddflow.plan.verbs.family import Made, NamesElsewhere, VerbFamily
-from ddflow.plan.verbs.joins import pairs_of
+from ddflow.plan.verbs.joins import build_inner_join
 from ddflow.plan.verbs.rows import Formula
 
 ENDS: Final = {"min": "first", "max": "last", "first": "first", "last": "last", "array_agg": "all"}
@@ -40,7 +40,7 @@ class PartColumns(NamedTuple):
     skips: str
 
 
-def checked_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
+def check_groups(of: Any, by: Any, names: Iterable[str]) -> list[str]:
     """Return the group columns, checked against the names of the results.  Raises `SpecError`."""
     groups, names = list(column_names(by, "agg", "group_by")), list(names)
     check_known(groups, of.schema.names, "group_by")
@@ -67,16 +67,16 @@ def aggregate_rows(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
     ['city', 'least', 'n']
     """
     own = {name for name, given in texts.items() if isinstance(given, AppliedAggregate)}
-    calls = {name: written_aggregate(name, text, of.schema.names) for name, text in texts.items() if name not in own}
-    folding = [name for name in texts if name in own or _folds(calls[name])]
+    calls = {name: parse_aggregate(name, text, of.schema.names) for name, text in texts.items() if name not in own}
+    folding = [name for name in texts if name in own or _is_foldable(calls[name])]
     if len(folding) == len(texts):
         return of._then("agg", by, texts)
-    groups = checked_groups(of, by, texts)
+    groups = check_groups(of, by, texts)
     parts = [(of.group_by(*groups).agg(**{name: texts[name] for name in folding}), folding)] if folding else []
     ordered = dict[PartColumns, list[tuple[str, str, str]]]()
     for name, call in calls.items():
         if call.function in ENDS:
-            part, value = _ordered_part(of, groups, call)
+            part, value = _build_ordered_part(of, groups, call)
             ordered.setdefault(part, []).append((name, ENDS[call.function], value))
         elif name not in folding:
             parts.append((_count_distinct(of, groups, name, call), [name]))
@@ -87,11 +87,11 @@ def aggregate_rows(of: Any, by: Sequence[str], texts: Mapping[str, Any]) -> Any:
     return _join_parts(parts, groups, list(texts))
 
 
-def _folds(call: AggregateCall) -> bool:
+def _is_foldable(call: AggregateCall) -> bool:
     return call.function not in ENDS and not (call.function == "count" and call.distinct)
 
 
-def _ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[PartColumns, str]:
+def _build_ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[PartColumns, str]:
     """Build the columns and the order of an ordered aggregate, and name its value column.  Raises `ExpressionError`."""
     by_value = call.function in ("min", "max")
     if call.distinct and not by_value:
@@ -101,7 +101,7 @@ def _ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[
     if call.function in ("first", "last") and not call.order:
         raise call.error("it does not say which row is first", f"write {call.function}(x order by y)")
     (argument,) = call.arguments
-    value, among = (_fresh(name, groups) for name in ("value", "among"))
+    value, among = (_find_free_name(name, groups) for name in ("value", "among"))
     columns = {value: argument}
     whole = not (call.ignores_nulls or call.where or call.function not in ("first", "last"))
     skips = "" if whole else value
@@ -111,12 +111,12 @@ def _ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[
         columns[among] = f"CASE WHEN {counts} THEN true END"
     ways = list[str]()
     for i, each in enumerate(call.order):
-        name = value if each.text == argument else _fresh(f"order {i + 1}", groups)
+        name = value if each.text == argument else _find_free_name(f"order {i + 1}", groups)
         if name != value:
             columns[name] = each.text if whole else f"CASE WHEN {counts} THEN {each.text} END"
-        ways.append(_way(name, each.descending, each.nulls_first))
+        ways.append(_direction_sql(name, each.descending, each.nulls_first))
     if not call.order:
-        ways.append(_way(value, False, False))
+        ways.append(_direction_sql(value, False, False))
     for name, text in columns.items():
         kind = compile_expression(text, of.schema, what=f"{call.function} of {call.name!r}").type
         if any(way.startswith(f"`{name}`") for way in ways) and not is_flat(normal_type(kind)):
@@ -125,7 +125,7 @@ def _ordered_part(of: Any, groups: Sequence[str], call: AggregateCall) -> tuple[
     return PartColumns((*rest, (value, argument)), tuple(ways), skips), value
 
 
-def _way(name: str, descending: bool, nulls_first: bool) -> str:
+def _direction_sql(name: str, descending: bool, nulls_first: bool) -> str:
     return f"`{name}` {'desc' if descending else 'asc'} nulls {'first' if nulls_first else 'last'}"
 
 
@@ -138,14 +138,14 @@ def _count_distinct(of: Any, groups: Sequence[str], name: str, call: AggregateCa
     for i, each in enumerate(dict.fromkeys(call.arguments)):
         compile_expression(each, of.schema, what=f"count of {name!r}")
         text = each if len(call.arguments) == 1 else f"CASE WHEN {tests} THEN {each} END"
-        columns.append((_fresh(f"value {i + 1}", groups), text))
+        columns.append((_find_free_name(f"value {i + 1}", groups), text))
     rows = _project_columns(of, groups, columns)
     if not rows.positive:
         rows = rows._then("arrange", groups, f"agg {name}=count(distinct ...)")
     return rows.distinct()._then("agg", groups, {name: f"count(`{columns[0][0]}`)"})
 
 
-def _fresh(name: str, groups: Sequence[str]) -> str:
+def _find_free_name(name: str, groups: Sequence[str]) -> str:
     """Return a name that no group column has."""
     while name in groups:
         name += "_"
@@ -162,7 +162,7 @@ def _join_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names
     for part, more in parts[1:]:
         columns = [(name, 0, name) for name in (*groups, *shown)] + [(name, 1, name) for name in more]
         made, shown = (
-            _find_equal(pairs_of(made, part, [(g, g) for g in groups], columns, (), nulls=True)),
+            _find_equal(build_inner_join(made, part, [(g, g) for g in groups], columns, (), nulls=True)),
             [*shown, *more],
         )
     if shown != names:
@@ -265,7 +265,7 @@ class Grouping(NamesElsewhere, Generic[Made]):
             raise SpecError("agg", f"{given[0]!r:.200} has no name", f"name each column, as in agg({name}={written!r})")
         if len(aggregates) == 1:
             ((name, text),) = aggregates.items()
-            if not isinstance(text, AppliedAggregate) and written_aggregate(name, text).counts_rows:
+            if not isinstance(text, AppliedAggregate) and parse_aggregate(name, text).counts_rows:
                 counted: Made = self._of.count(self._by, name=name)
                 return counted
         made: Made = aggregate_rows(self._of, self._by, aggregates)

@@ -35,13 +35,13 @@ import pyarrow.types as pat
 from ddflow.columns.names import column_names, did_you_mean
 from ddflow.columns.schema import is_word, normal_type
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.plan.verbs.family import Made, VerbFamily, check_flow, operator
-from ddflow.plan.verbs.later import with_rests
+from ddflow.plan.verbs.family import Made, VerbFamily, check_flow, find_operator
+from ddflow.plan.verbs.rest_columns import split_rests
 
 KINDS: Final = ("inner", "left", "right", "full", "semi", "anti")
 
 
-class Sides(NamedTuple):
+class JoinSides(NamedTuple):
     """Two collections and their join columns, in order.  ``merged``: those of one name on both sides."""
 
     left: Any
@@ -53,7 +53,7 @@ class Sides(NamedTuple):
     whole: list[int]
     """The sides that are given as they are, no projection of others."""
 
-    def names(self) -> list[tuple[str, int, str]]:
+    def list_columns(self) -> list[tuple[str, int, str]]:
         """List the columns of a join of both, in an operator's form: a merged key is the left's."""
         left = [(name, 0, name) for name in self.shown[0]]
         return [*left, *((name, 1, name) for name in self.shown[1] if name not in self.merged)]
@@ -66,21 +66,21 @@ def join_collections(left: Any, right: Any, on: Any, how: str, condition: str | 
             "join", Phrase(Option("how"), f" is {how!r:.99}"), f"it is one of {', '.join(map(repr, KINDS))}"
         )
     check_flow("join", left, right)
-    sides = _sides(left, right, _pairs(on, "join"), "join")
+    sides = _prepare_sides(left, right, _parse_keys(on, "join"), "join")
     if how != "inner":
         sides = sides._replace(
-            left=_positive(sides.left, [one for one, _ in sides.on], how),
-            right=_positive(sides.right, [other for _, other in sides.on], how),
+            left=_refuse_negative(sides.left, [one for one, _ in sides.on], how),
+            right=_refuse_negative(sides.right, [other for _, other in sides.on], how),
         )
     if how in ("semi", "anti"):
-        found = _keep_matched(sides, 0, _inner(sides, condition) if condition is not None else None)
-        return _show_columns(found if how == "semi" else _without(sides.left, found), sides.shown[0])
-    pairs = _inner(sides, condition)
+        found = _keep_matched(sides, 0, _join_inner(sides, condition) if condition is not None else None)
+        return _show_columns(found if how == "semi" else _subtract_rows(sides.left, found), sides.shown[0])
+    pairs = _join_inner(sides, condition)
     outer = {"left": [0], "right": [1], "full": [0, 1]}.get(how)
     if outer is None:
         return pairs
     made = pairs.concat(*(_pad_unmatched(sides, side, pairs, condition) for side in outer))
-    made.proven = None if how == "full" else _proven(sides, 0 if how == "left" else 1)
+    made.proven = None if how == "full" else _find_proven_columns(sides, 0 if how == "left" else 1)
     return made
 
 
@@ -89,8 +89,8 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     if how not in ("left", "inner"):
         raise SpecError("lookup", Phrase(Option("how"), f" is {how!r:.99}"), "it is one of 'left', 'inner'")
     check_flow("lookup", left, right)
-    sides = _sides(left, right, _pairs(on, "lookup"), "lookup")
-    columns = sides.names()
+    sides = _prepare_sides(left, right, _parse_keys(on, "lookup"), "lookup")
+    columns = sides.list_columns()
     theirs = [name for name, side, _ in columns if side == 1]
     keys = [other for _, other in sides.on]
     other, others = _find_arrangement(sides.right, keys, theirs)
@@ -102,7 +102,7 @@ def look_up_rows(left: Any, right: Any, on: Any, how: str) -> Any:
     return _show_columns(made, [name for name, _, _ in columns])
 
 
-def _pairs(on: Any, asked: str) -> list[tuple[str, str]]:
+def _parse_keys(on: Any, asked: str) -> list[tuple[str, str]]:
     """Return the keys as pairs.  Raises `SpecError`."""
     if isinstance(on, Mapping):
         names = column_names([*on, *on.values()], asked, "on")
@@ -111,7 +111,7 @@ def _pairs(on: Any, asked: str) -> list[tuple[str, str]]:
     return list(zip(names, names, strict=True))
 
 
-def _sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: str) -> Sides:
+def _prepare_sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: str) -> JoinSides:
     """Prepare both sides with a column for each key, in types that compare.  Raises `SpecError`, `ExpressionError`."""
     shown = list(left.schema.names), list(right.schema.names)
     merged = [one for one, other in pairs if one == other and one in shown[0] and one in shown[1]]
@@ -120,38 +120,42 @@ def _sides(left: Any, right: Any, pairs: list[tuple[str, str]], asked: str) -> S
         example = ", ".join(f"{name!r}: {f'{name}_2' if name in both else name!r}" for name in shown[1][:4])
         found = f"both sides have the columns {both}, which are not joined"
         raise SpecError(asked, found, f"rename them on one side: right.project({{{example}, ...}})")
-    left, ones = _with_keys(left, [one for one, _ in pairs], right, [other for _, other in pairs], asked)
-    right, others = _with_keys(right, [other for _, other in pairs], left, ones, asked)
+    left, ones = _add_key_columns(left, [one for one, _ in pairs], right, [other for _, other in pairs], asked)
+    right, others = _add_key_columns(right, [other for _, other in pairs], left, ones, asked)
     on = list(zip(ones, others, strict=True))
     for (one, other), (was, its) in zip(on, pairs, strict=True):
         a, b = left.schema.field(one).type, right.schema.field(other).type
-        if not comparable(a, b):
+        if not is_comparable(a, b):
             found = f"{was!r} is {a} and {its!r} is {b}, which do not compare without loss"
             raise SpecError(asked, found, f"cast one: on={{{was!r}: 'cast({its} as ...)'}}")
     # A side that finds its rows by these columns has them in its own order.
     for side, names in ((right, others), (left, ones)):
-        of, sources = seen_through(side, side.schema.names)
+        of, sources = follow_renames(side, side.schema.names)
         found_by = of.found_by()
         if found_by is not None and sorted(found_by) == sorted(sources[name] for name in names):
             on.sort(key=lambda pair: found_by.index(sources[pair[0 if side is left else 1]]))
             break
-    whole = [side for side, (of, names) in enumerate(zip((left, right), shown, strict=True)) if _as_is(of, names)]
-    return Sides(left, right, on, merged, shown, whole)
+    whole = [
+        side for side, (of, names) in enumerate(zip((left, right), shown, strict=True)) if _is_shown_whole(of, names)
+    ]
+    return JoinSides(left, right, on, merged, shown, whole)
 
 
-def _as_is(side: Any, shown: Sequence[str]) -> bool:
-    return seen_through(side, shown)[0] is side and list(side.schema.names) == list(shown)
+def _is_shown_whole(side: Any, shown: Sequence[str]) -> bool:
+    return follow_renames(side, shown)[0] is side and list(side.schema.names) == list(shown)
 
 
-def _with_keys(side: Any, keys: Sequence[str], other: Any, its: Sequence[str], asked: str) -> tuple[Any, list[str]]:
+def _add_key_columns(
+    side: Any, keys: Sequence[str], other: Any, its: Sequence[str], asked: str
+) -> tuple[Any, list[str]]:
     """Add a column for each key to a side and name these columns; cast keys whose common type is another one."""
     columns, names = {name: name for name in side.schema.names}, list[str]()
     for key, partner in zip(keys, its, strict=True):
         text = key
         if key in side.schema.names and partner in other.schema.names:
             kind, its_kind = side.schema.field(key).type, other.schema.field(partner).type
-            common = _decimal(kind, its_kind) or _moment(kind, its_kind)
-            text = key if common in (None, kind) else f"cast({_quote_name(key)} as {_sql_name(common)})"
+            common = _common_decimal(kind, its_kind) or _common_timestamp(kind, its_kind)
+            text = key if common in (None, kind) else f"cast({_quote_name(key)} as {_type_sql(common)})"
         if text in side.schema.names and text not in names:
             names.append(text)
             continue
@@ -169,13 +173,13 @@ def _quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _sql_name(kind: pa.DataType) -> str:
+def _type_sql(kind: pa.DataType) -> str:
     if pat.is_decimal(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     return "timestamp" if kind.tz else "timestamp_ntz"
 
 
-def _moment(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _common_timestamp(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the timestamp type in which two types compare without loss, if one is a timestamp, or None.
 
     SQL has no timestamps of nanoseconds.  A date and an instant compare in a time zone only.
@@ -191,7 +195,7 @@ def _moment(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return None if "ns" in units or len(zones) > 1 else pa.timestamp("us", "UTC" if zones == {True} else None)
 
 
-def _decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the decimal type in which two types compare without loss, if one is a decimal, or None."""
     digits = {8: 3, 16: 5, 32: 10, 64: 20}
     if not (pat.is_decimal(one) or pat.is_decimal(other)):
@@ -208,7 +212,7 @@ def _decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return pa.decimal128(whole + scale, scale) if whole + scale <= 38 else None
 
 
-def comparable(one: pa.DataType, other: pa.DataType) -> bool:
+def is_comparable(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether equal values of two types are the same words: numbers of one kind, of any width; other types alike."""
     one, other = normal_type(one), normal_type(other)
     texts = pat.is_string, pat.is_large_string
@@ -224,7 +228,7 @@ def comparable(one: pa.DataType, other: pa.DataType) -> bool:
     return all(unsigned) or not (pat.is_uint64(one) or pat.is_uint64(other))
 
 
-def seen_through(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]]:
+def follow_renames(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]]:
     """Follow projections that only name columns down to their input; return it and the columns' names there."""
     sources = {name: name for name in names}
     while (renamed := side.renames()) is not None:
@@ -234,7 +238,7 @@ def seen_through(side: Any, names: Iterable[str]) -> tuple[Any, dict[str, str]]:
 
 def _find_arrangement(side: Any, by: Sequence[str], columns: Sequence[str]) -> tuple[Any, dict[str, str]]:
     """Find or make a collection that finds rows by ``by`` and has ``columns``; return it and the names of all there."""
-    of, sources = seen_through(side, {*by, *columns} or side.schema.names[:1])
+    of, sources = follow_renames(side, {*by, *columns} or side.schema.names[:1])
     wanted = [sources[name] for name in by]
     if len(set(wanted)) < len(wanted):  # a column that two of the other side's meet has two names here
         return side.arrange(by), {name: name for name in sources}
@@ -243,7 +247,7 @@ def _find_arrangement(side: Any, by: Sequence[str], columns: Sequence[str]) -> t
     grows = of is side and of.grows and len(sources) == len(of.schema.names)
     for node in of.flow.nodes:
         if node.verb == "arrange" and node.grows >= grows:
-            under, names = seen_through(node.inputs[0], node.schema.names)
+            under, names = follow_renames(node.inputs[0], node.schema.names)
             here = {source: name for name, source in reversed(names.items())}
             if under is of and set(sources.values()) <= set(here) and [names[n] for n in node.by] == wanted:
                 return node, {name: here[source] for name, source in sources.items()}
@@ -253,13 +257,13 @@ def _find_arrangement(side: Any, by: Sequence[str], columns: Sequence[str]) -> t
     return of.arrange(wanted), sources
 
 
-def _inner(sides: Sides, condition: str | None) -> Any:
+def _join_inner(sides: JoinSides, condition: str | None) -> Any:
     """Pair the rows of both sides and keep the pairs that meet the condition."""
-    made = pairs_of(sides.left, sides.right, sides.on, sides.names(), sides.whole)
+    made = build_inner_join(sides.left, sides.right, sides.on, sides.list_columns(), sides.whole)
     return made if condition is None else made.filter(condition)
 
 
-def pairs_of(
+def build_inner_join(
     left: Any,
     right: Any,
     on: Sequence[tuple[str, str]],
@@ -278,40 +282,52 @@ def pairs_of(
     (one, ones), (other, others) = both
     at = ones, others
     meets = [(ones[a], others[b]) for a, b in on]
-    return operator("join")(one, other, meets, [(name, side, at[side][of]) for name, side, of in columns], whole, nulls)
+    return find_operator("join")(
+        one, other, meets, [(name, side, at[side][of]) for name, side, of in columns], whole, nulls
+    )
 
 
-def _keep_matched(sides: Sides, side: int, pairs: Any) -> Any:
+def _keep_matched(sides: JoinSides, side: int, pairs: Any) -> Any:
     """Keep the rows of a side that have a partner.  ``pairs``: those that meet a condition, or None without one."""
     of, names = (sides.left, sides.right)[side], list(sides.shown[side])
     if pairs is None:
         partner = (sides.right, sides.left)[side]
         keys, theirs = zip(*((pair[side], pair[1 - side]) for pair in sides.on), strict=True) if sides.on else ((), ())
-        under, sources = seen_through(partner, theirs)
+        under, sources = follow_renames(partner, theirs)
         if not (partner.unique and under.found_by() == tuple(sources[name] for name in theirs)):
-            partner = partner.project(list(dict.fromkeys(theirs))).distinct() if theirs else _any_row(partner)
-        return _copy_proofs(of, pairs_of(of, partner, list(zip(keys, theirs, strict=True)), _own(of), _only(of, 0)))
+            partner = partner.project(list(dict.fromkeys(theirs))).distinct() if theirs else _keep_any_row(partner)
+        return _copy_proofs(
+            of,
+            build_inner_join(
+                of, partner, list(zip(keys, theirs, strict=True)), _list_own_columns(of), _list_whole_sides(of, 0)
+            ),
+        )
     if (of.unique or of.unique_by()) and names == list(of.schema.names):
-        columns = with_rests(pairs, dict(zip(names, names, strict=True)), [names] if of.grows else [])
+        columns = split_rests(pairs, dict(zip(names, names, strict=True)), [names] if of.grows else [])
         return _copy_proofs(of, pairs._then("project", *columns).distinct())
     found = pairs.project(names).distinct()
-    return _copy_proofs(of, pairs_of(of, found, [(name, name) for name in names], _own(of), _only(of, 0), nulls=True))
+    return _copy_proofs(
+        of,
+        build_inner_join(
+            of, found, [(name, name) for name in names], _list_own_columns(of), _list_whole_sides(of, 0), nulls=True
+        ),
+    )
 
 
-def _own(of: Any) -> list[tuple[str, int, str]]:
+def _list_own_columns(of: Any) -> list[tuple[str, int, str]]:
     return [(name, 0, name) for name in of.schema.names]
 
 
-def _only(of: Any, side: int) -> list[int]:
+def _list_whole_sides(of: Any, side: int) -> list[int]:
     return [side] if of.renames() is None else []
 
 
-def _any_row(of: Any) -> Any:
+def _keep_any_row(of: Any) -> Any:
     """Return one row if there are any."""
     return of.project({"any": "true"}).distinct()
 
 
-def _without(of: Any, matched: Any) -> Any:
+def _subtract_rows(of: Any, matched: Any) -> Any:
     """Remove the matched rows from a collection."""
     return _copy_proofs(of, of.concat(matched.negate()))
 
@@ -322,12 +338,12 @@ def _copy_proofs(of: Any, made: Any) -> Any:
     return made
 
 
-def _proven(sides: Sides, outer: int) -> tuple[str, ...] | None:
+def _find_proven_columns(sides: JoinSides, outer: int) -> tuple[str, ...] | None:
     """Return the columns that identify the rows of an outer join: the outer side's if each row meets one row at most,
     else both sides'.  A row without a partner has a key that no pair has.
     """
     mine, other = ((sides.left, sides.right)[side].unique_by() for side in (outer, 1 - outer))
-    names = {(at, of): name for name, at, of in sides.names()} | {(1, name): name for name in sides.merged}
+    names = {(at, of): name for name, at, of in sides.list_columns()} | {(1, name): name for name in sides.merged}
     met = {pair[1 - outer] for pair in sides.on}
     alone = any(met.issuperset(key) for key in other)
     for one, rest in product(mine, [()] if alone else other):
@@ -337,14 +353,14 @@ def _proven(sides: Sides, outer: int) -> tuple[str, ...] | None:
     return None
 
 
-def _pad_unmatched(sides: Sides, side: int, pairs: Any, condition: str | None) -> Any:
+def _pad_unmatched(sides: JoinSides, side: int, pairs: Any, condition: str | None) -> Any:
     """Keep the rows of a side that have no partner, with nulls in the other side's columns."""
     both = [sides.left, sides.right]
-    both[side] = _without(both[side], _keep_matched(sides, side, None if condition is None else pairs))
-    return operator("pad")(*both, side, sides.names(), sides.merged if side else [], sides.whole)
+    both[side] = _subtract_rows(both[side], _keep_matched(sides, side, None if condition is None else pairs))
+    return find_operator("pad")(*both, side, sides.list_columns(), sides.merged if side else [], sides.whole)
 
 
-def _positive(side: Any, by: Sequence[str], how: str) -> Any:
+def _refuse_negative(side: Any, by: Sequence[str], how: str) -> Any:
     """Refuse rows of a side with a multiplicity below zero."""
     return side if side.positive else side._then("arrange", list(dict.fromkeys(by)), f"a {how} join")
 

@@ -238,9 +238,9 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         O(n) expected, for n updates of a step.  It holds each row; with ``all`` only the rows of collections whose
         multiplicities may be below zero, after `negate` or from `Plan.updates`.
         """
-        first, *rest = _sides("union", [self, *others], at_least=False)
+        first, *rest = _prepare_operands("union", [self, *others], at_least=False)
         added: Any = first.concat(*rest) if rest else first
-        made: Made = added if all else _once(added)
+        made: Made = added if all else _make_unique(added)
         return made
 
     def except_(self, *others: Made, all: bool = False) -> Made:
@@ -269,8 +269,8 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         O(n) expected, for n updates of a step.  It holds each row of all collections, and once more the rows of those
         whose multiplicities may be below zero, or without ``all`` may be other than one.
         """
-        sides = _sides("except_", [self, *others], once=not all)
-        made: Made = _without(sides[0], sides[1:])
+        sides = _prepare_operands("except_", [self, *others], once=not all)
+        made: Made = _subtract_rows(sides[0], sides[1:])
         return made
 
     def intersect(self, *others: Made, all: bool = False) -> Made:
@@ -297,9 +297,9 @@ class SetVerbs(VerbFamily[Made], Generic[Made]):
         -----
         As in `except_`.
         """
-        sides = _sides("intersect", [self, *others], once=not all)
+        sides = _prepare_operands("intersect", [self, *others], once=not all)
         if all:
-            made: Made = reduce(lambda a, b: a.concat(_without(a, [b]).negate()), sides)
+            made: Made = reduce(lambda a, b: a.concat(_subtract_rows(a, [b]).negate()), sides)
             return made
         first, *rest = sides
         every: Made = first.concat(*rest).threshold(f"case when n = {len(sides)} then 1 else 0 end")
@@ -324,18 +324,18 @@ def check_sides(verb: str, sides: Sequence[Any]) -> None:
         raise SpecError(verb, found, remedy)
 
 
-def _sides(verb: str, sides: Sequence[Any], once: bool = False, at_least: bool = True) -> list[Any]:
+def _prepare_operands(verb: str, sides: Sequence[Any], once: bool = False, at_least: bool = True) -> list[Any]:
     """Prepare the operands: no multiplicity below zero, or with ``once`` each row once."""
     if at_least and len(sides) < 2:
         raise SpecError(verb, "no other collection is given", f"write a.{verb}(b)")
     check_sides(verb, sides)
-    return [_once(side) if once else side if side.positive else side.threshold(POSITIVE) for side in sides]
+    return [_make_unique(side) if once else side if side.positive else side.threshold(POSITIVE) for side in sides]
 
 
-def _once(side: Any) -> Any:
+def _make_unique(side: Any) -> Any:
     return side if side.unique else side.distinct()
 
 
-def _without(first: Any, others: Sequence[Any]) -> Any:
+def _subtract_rows(first: Any, others: Sequence[Any]) -> Any:
     """Compute ``max(0, first - others)``, if no multiplicity is below zero."""
     return first.concat(*(each.negate() for each in others)).threshold(POSITIVE)

@@ -1,17 +1,17 @@
 """What a projection passes on of a part of its input, such as a side of a join: columns that the part gets later, too.
 
 Invariant: which part a column is of is asked of the plan, never of its name, so a column that the other side of a join
-gets is not passed. What is written of a `Rest` names the columns that are there and not passed, not those that are, so
-a part that gets a column changes no id. A column that comes later is left out where another has its name.
+gets is not passed. What is written of a `RestColumns` names the columns that are there and not passed, not those
+that are, so a part that gets a column changes no id. A column that comes later is left out where another has its name.
 
 >>> import ddflow as dd
 >>> flow = dd.Flow()
 >>> orders = flow.upserts("orders", {"id": int, "shop": int}, dd.Upsert(key="id"))
 >>> shops = flow.upserts("shops", {"shop": int, "city": str}, dd.Upsert(key="shop"))
 >>> pairs = orders.join(shops, on="shop")
->>> given, rests = with_rests(pairs, {"id": "id", "shop": "shop", "town": "city"}, [["id", "shop"]])
+>>> given, rests = split_rests(pairs, {"id": "id", "shop": "shop", "town": "city"}, [["id", "shop"]])
 >>> given, rests
-({'town': 'city'}, (Rest(at=0, path=(0,), without=(), begin='', now=''),))
+({'town': 'city'}, (RestColumns(at=0, path=(0,), without=(), begin='', now=''),))
 >>> list(expand_rests(pairs, given, rests))
 ['id', 'shop', 'town']
 """
@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ddflow.plan.text.formulas import Record
+from ddflow.plan.text.formulas import JsonRecord
 
 Path = tuple[int, ...]
 """The way from a collection to a part of it: for each of those with several inputs on it, which one."""
 
 
-class Rest(NamedTuple):
+class RestColumns(NamedTuple):
     """All columns of a part, except some.  ``at``: the number of named columns before them.  ``path``: the way to the
     part.  ``without``: the columns that are not passed.  ``begin``: the prefix of their names there, ``now``: here.
     """
@@ -43,12 +43,12 @@ class Rest(NamedTuple):
         return self._asdict() | {"path": [*self.path], "without": [*self.without]}
 
     def passed_columns(self, ways: Mapping[str, set[Path]]) -> dict[str, str]:
-        """Map the names here to the columns that it passes on.  ``ways``: see `origins`."""
-        mine = [name for name in ways if _of(self.path, ways[name]) and name not in self.without]
+        """Map the names here to the columns that it passes on.  ``ways``: see `find_origins`."""
+        mine = [name for name in ways if _has_path(self.path, ways[name]) and name not in self.without]
         return {self.now + name[len(self.begin) :]: name for name in mine if name.startswith(self.begin)}
 
 
-def origins(of: Any) -> dict[str, set[Path]]:
+def find_origins(of: Any) -> dict[str, set[Path]]:
     """Map each column to the ways to its origins; equal columns have several.  O(nodes x columns)."""
     known: dict[Any, dict[str, set[Path]]] = {}
     ahead = [of]
@@ -71,20 +71,25 @@ def origins(of: Any) -> dict[str, set[Path]]:
     return known[of]
 
 
-def with_rests(
+def split_rests(
     of: Any, columns: Mapping[str, str], groups: Sequence[Sequence[str]]
-) -> tuple[dict[str, str], tuple[Rest, ...]]:
-    """Split the columns of a projection into named ones and a `Rest` for each group.  O(nodes x columns).
+) -> tuple[dict[str, str], tuple[RestColumns, ...]]:
+    """Split the columns of a projection into named ones and a `RestColumns` for each group.  O(nodes x columns).
 
     ``groups``: names of columns, each group all columns shown of a part.  A group of several parts stays named.
     """
-    ways, places, given, rests = origins(of), {n: i for i, n in enumerate(of.schema.names)}, dict(columns), list[Any]()
+    ways, places, given, rests = (
+        find_origins(of),
+        {n: i for i, n in enumerate(of.schema.names)},
+        dict(columns),
+        list[Any](),
+    )
     for group in groups:
         sources = [_unquote_column(columns[name]) for name in group]
-        path = _part([ways.get(each, {()}) for each in sources])
+        path = _find_smallest_part([ways.get(each, {()}) for each in sources])
         if path is None:
             continue
-        begin, now = next((found for found in map(_fronts, sources, group) if any(found)), ("", ""))
+        begin, now = next((found for found in map(_differing_prefixes, sources, group) if any(found)), ("", ""))
         run = list[str]()
         for name, source in zip(reversed(group), reversed(sources), strict=True):
             alike = source.startswith(begin) and now + source[len(begin) :] == name
@@ -92,16 +97,16 @@ def with_rests(
                 break
             run.insert(0, source)
             del given[name]
-        without = [name for name in places if _of(path, ways[name]) and name not in run]
+        without = [name for name in places if _has_path(path, ways[name]) and name not in run]
         rests.append((group[-1], path, tuple(without), begin, now))
     order = list(columns)
-    made = [Rest(sum(order.index(name) <= order.index(last) for name in given), *rest) for last, *rest in rests]
+    made = [RestColumns(sum(order.index(name) <= order.index(last) for name in given), *rest) for last, *rest in rests]
     return given, tuple(sorted(made, key=lambda each: each.at))
 
 
-def expand_rests(of: Any, given: Mapping[str, Any], rests: Sequence[Rest]) -> dict[str, Any]:
+def expand_rests(of: Any, given: Mapping[str, Any], rests: Sequence[RestColumns]) -> dict[str, Any]:
     """List all columns of a projection, in their order.  O(nodes x columns)."""
-    ways, out, named = origins(of) if rests else {}, dict[str, Any](), [*given.items()]
+    ways, out, named = find_origins(of) if rests else {}, dict[str, Any](), [*given.items()]
     for at in range(len(named) + 1):
         for rest in rests:
             if rest.at == at:
@@ -111,13 +116,13 @@ def expand_rests(of: Any, given: Mapping[str, Any], rests: Sequence[Rest]) -> di
     return out
 
 
-def read_rests(record: Record) -> tuple[Rest, ...]:
+def read_rests(record: JsonRecord) -> tuple[RestColumns, ...]:
     """Read the rests of a stored projection.  Raises `CorruptState`."""
-    made = list[Rest]()
+    made = list[RestColumns]()
     for each in record.records("rests") if "rests" in record else []:
-        path = Record({str(step): way for step, way in enumerate(each.list("path"))}, each.what)
+        path = JsonRecord({str(step): way for step, way in enumerate(each.list("path"))}, each.what)
         way, without = tuple(map(path.whole, path.names())), tuple(each.texts("without"))
-        made.append(Rest(each.whole("at"), way, without, each.text("begin"), each.text("now")))
+        made.append(RestColumns(each.whole("at"), way, without, each.text("begin"), each.text("now")))
     return tuple(made)
 
 
@@ -125,22 +130,22 @@ def _unquote_column(formula: str) -> str:
     return formula[1:-1].replace("``", "`") if formula.startswith("`") and formula.endswith("`") else formula
 
 
-def _fronts(source: str, name: str) -> tuple[str, str]:
+def _differing_prefixes(source: str, name: str) -> tuple[str, str]:
     """Return the prefixes in which two names differ, one of which is empty."""
     if source.endswith(name):
         return source[: len(source) - len(name)], ""
     return "", name[: len(name) - len(source)] if name.endswith(source) else ""
 
 
-def _of(path: Path, ways: set[Path]) -> bool:
+def _has_path(path: Path, ways: set[Path]) -> bool:
     return any(way[: len(path)] == path for way in ways)
 
 
-def _part(ways: Sequence[set[Path]]) -> Path | None:
+def _find_smallest_part(ways: Sequence[set[Path]]) -> Path | None:
     """Find the smallest part that contains some columns; None if several could."""
     for length in range(max(map(len, ways[0])), -1, -1):
         found = {way[:length] for way in ways[0] if len(way) >= length}
-        found = {path for path in found if all(_of(path, each) for each in ways)}
+        found = {path for path in found if all(_has_path(path, each) for each in ways)}
         if found:
             return found.pop() if len(found) == 1 else None
     return None
