@@ -149,11 +149,11 @@ def expand_options(
     Checkers, editors and ``help`` see the options with their types, defaults and text.
     """
 
-    def decorate(method: Callable[[Owner, EngineOptions], Opened]) -> Callable[Concatenate[Owner, P], Opened]:
+    def expand_method(method: Callable[[Owner, EngineOptions], Opened]) -> Callable[Concatenate[Owner, P], Opened]:
         taken = inspect.signature(options).parameters.values()
 
         @functools.wraps(method)
-        def opened(self: Owner, /, *args: P.args, **given: P.kwargs) -> Opened:
+        def call_with_options(self: Owner, /, *args: P.args, **given: P.kwargs) -> Opened:
             try:
                 signature.bind(self, *args, **given)
             except TypeError as error:
@@ -163,8 +163,8 @@ def expand_options(
         me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         signature = inspect.Signature([me, *taken], return_annotation=method.__annotations__.get("return"))
         _, _, described = (inspect.getdoc(options) or "").partition("\n\n")
-        opened.__doc__ = f"{method.__doc__}\n\n{described}"
-        vars(opened)["__signature__"] = signature
-        return opened
+        call_with_options.__doc__ = f"{method.__doc__}\n\n{described}"
+        vars(call_with_options)["__signature__"] = signature
+        return call_with_options
 
-    return decorate
+    return expand_method

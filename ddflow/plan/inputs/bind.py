@@ -268,9 +268,7 @@ def check_name_and_spec(name: Any, spec: Any) -> None:
 
 
 def _compile_condition(text: str | None, schema: pa.Schema, what: str) -> Expression | None:
-    if text is None:
-        return None
-    return compile_expression(text, schema, boolean=True, what=what)
+    return None if text is None else compile_expression(text, schema, boolean=True, what=what)
 
 
 def check_columns(name: str, schema: pa.Schema, spec: Any, own: set[str]) -> None:
@@ -307,18 +305,18 @@ def _check_column_types(name: str, schema: pa.Schema, spec: Any, own: set[str]) 
     if nulls := [field.name for field in schema if pat.is_null(field.type)]:
         remedy = Phrase("declare what their values will be, as in ", Declare({nulls[0]: "string"}))
         raise SpecError(f"the schema of {name!r}", f"the columns {nulls} are of the type null: no value fits", remedy)
-    for column in spec.key:
-        if not is_key(schema.field(column).type):
-            refuse("key", column, "which cannot be hashed as a key", "use numbers, text, binary, dates, UUIDs, ...")
-    for column in spec.order_by:
-        if not is_flat(schema.field(column).type):
-            refuse("order_by", column, "which has no order", "use numbers, text, binary, dates, decimals")
+    whole = "give the integer column that counts arrivals"
+    for option, columns, fits, why, fix in (
+        ("key", spec.key, is_key, "which cannot be hashed as a key", "use numbers, text, binary, dates, UUIDs, ..."),
+        ("order_by", spec.order_by, is_flat, "which has no order", "use numbers, text, binary, dates, decimals"),
+        ("seq", [spec.seq], pat.is_integer, "which is no integer", whole),
+        ("time", [spec.time], is_time, "which is no time", "use int64, a timestamp or a date; cast it first"),
+    ):
+        for column in columns:
+            if column is not None and not fits(schema.field(column).type):
+                refuse(option, column, why, fix)
     if spec.expiry is not None:
         spec.expiry.fits(schema.field(spec.order_by[0]), f"expiry= of {name!r}")
-    if spec.seq is not None and not pat.is_integer(schema.field(spec.seq).type):
-        refuse("seq", spec.seq, "which is no integer", "give the integer column that counts arrivals")
-    if spec.time is not None and not is_time(schema.field(spec.time).type):
-        refuse("time", spec.time, "which is no time", "use int64, a timestamp or a date; cast it first")
     if spec.tie == "greatest":
         names = spec.value if spec.value is not None else [each for each in schema.names if each not in own]
         for column in names:

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +32,7 @@ from ddflow.expressions import Expression
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.inputs.bind import BoundInput, check_columns, list_format_columns
 from ddflow.plan.inputs.spec import Late
+from ddflow.plan.merge.checks import check_choices
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {"late": ("error", "drop", "advance"), "null_key": ("error", "drop")}
 NONE: Final = pa.field(DIFF, pa.int64())
@@ -103,24 +104,9 @@ class Differences:
         object.__setattr__(self, "key", column_names(self.key, asked, "key"))
         if not isinstance(self.keep, bool):
             self._refuse(Option("keep", self.keep), "give True or False")
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                self._refuse(Option(name, getattr(self, name)), f"use one of {list(known)}")
-        if self.time is None and self.late != "error":
-            self._refuse(
-                Phrase(Option("late", self.late), " has no effect without ", Option("time")),
-                Phrase("name the time column, or leave ", Option("late"), " out"),
-            )
-        if self.time is None and self.lateness is not None:
-            self._refuse(
-                Phrase(Option("lateness"), " has no effect without ", Option("time")),
-                Phrase("name the time column, or leave ", Option("lateness"), " out"),
-            )
-        whole = isinstance(self.lateness, int) and not isinstance(self.lateness, bool)
-        if self.lateness is not None and not (whole and self.lateness >= 0):
-            self._refuse(Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more")
+        check_choices(self, CHOICES, self._refuse)
 
-    def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> None:
+    def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
         raise SpecError("an input of differences", found, fix)
 
     @property

@@ -51,14 +51,14 @@ def refuse_unknown_options(made: type[Made]) -> type[Made]:
     known = [each.name for each in fields(kept) if each.init]
 
     @wraps(init)
-    def checked(self: Any, *given: Any, **options: Any) -> None:
+    def check_and_init(self: Any, *given: Any, **options: Any) -> None:
         for name in options:
             if name not in known:
                 asked = f"{made.__name__}({name}=...)"
                 raise SpecError(asked, "there is no such option", did_you_mean(name, known))
         init(self, *given, **options)
 
-    kept.__init__ = checked
+    kept.__init__ = check_and_init
     return made
 
 
@@ -224,8 +224,8 @@ class Upsert:
         object.__setattr__(self, "groups", checks.parse_groups(self.groups, self._refuse))
         object.__setattr__(self, "derive", checks.parse_derive(self.derive, self._refuse))
         self._check_names()
-        self._check_choices()
-        self._check_sense()
+        checks.check_choices(self, CHOICES, self._refuse)
+        self._check_combinations()
         checks.check_merge_options(self, self._refuse)
 
     def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
@@ -271,41 +271,30 @@ class Upsert:
                 ),
             )
 
-    def _check_choices(self) -> None:
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                self._refuse(Option(name, getattr(self, name)), f"use one of {list(known)}")
-        if self.delete is not None and not isinstance(self.delete, Tombstone | str):
-            self._refuse(
+    def _check_combinations(self) -> None:
+        checks.refuse_first(
+            self._refuse,
+            (
+                self.delete is not None and not isinstance(self.delete, Tombstone | str),
                 Phrase(Option("delete"), f" is {type(self.delete).__name__}"),
                 "give dd.tombstone(...) or an SQL expression",
-            )
-
-    def _check_sense(self) -> None:
-        if self.time is None and self.late != "error":
-            self._refuse(
-                Phrase(Option("late", self.late), " has no effect without ", Option("time")),
-                Phrase("name the time column, or leave ", Option("late"), " out"),
-            )
-        if self.time is None and self.lateness is not None:
-            self._refuse(
-                Phrase(Option("lateness"), " has no effect without ", Option("time")),
-                Phrase("name the time column, or leave ", Option("lateness"), " out"),
-            )
-        if self.lateness is not None and (not isinstance(self.lateness, int) or self.lateness < 0):
-            self._refuse(Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more")
-        if self.time is None and not self.order_by and not self.groups and self.tie != "last":
-            self._refuse(
+            ),
+            (
+                self.time is None and not self.order_by and not self.groups and self.tie != "last",
                 Phrase(Option("tie", self.tie), " without ", Option("order_by")),
                 Phrase("arrival decides there and never ties: name ", Option("order_by")),
-            )
-        if self.stale != "drop" and self.time is not None and self.late != "advance":
-            self._refuse(
+            ),
+            (
+                self.stale != "drop" and self.time is not None and self.late != "advance",
                 Phrase(Option("stale", self.stale), " with ", Option("time")),
                 Phrase("only ", Option("late", "advance"), " can make an event stale there"),
-            )
-        if self.tie in ("greatest", "error") and self.seq is not None:
-            self._refuse(Phrase(Option("seq"), " has no effect under ", Option("tie", self.tie)), "leave it out")
+            ),
+            (
+                self.tie in ("greatest", "error") and self.seq is not None,
+                Phrase(Option("seq"), " has no effect under ", Option("tie", self.tie)),
+                "leave it out",
+            ),
+        )
 
     def counts(self, column: str) -> bool:
         """Whether a column of the row counts in "did it change"; of the key none does."""
@@ -369,7 +358,7 @@ class Upsert:
                 value = {"tombstone": value.column} | ({} if value.value is None else {"value": value.value})
             if isinstance(value, Merge | Expiry):
                 value = value.to_json()
-            out[each.name] = checks.to_lists(value)
+            out[each.name] = value
         return json.dumps(out)
 
     @classmethod

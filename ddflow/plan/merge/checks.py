@@ -54,35 +54,76 @@ def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def to_lists(value: Any) -> Any:
-    """Turn tuples into lists, for JSON."""
-    return [to_lists(each) for each in value] if isinstance(value, tuple) else value
-
-
 def to_tuples(value: Any) -> Any:
     """Turn lists into tuples, from JSON."""
     return tuple(to_tuples(each) for each in value) if isinstance(value, list) else value
 
 
+def refuse_first(refuse: Refuse, *rules: tuple[bool, str | PhrasePart, str | PhrasePart]) -> None:
+    """Refuse by the first broken rule.  ``rules``: whether each is broken, what was found, what to do."""
+    for broken, found, fix in rules:
+        if broken:
+            refuse(found, fix)
+
+
+def check_choices(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Refuse) -> None:
+    """Refuse an unknown choice, and options of late events that have no effect.  ``choices``: by option."""
+    for name, known in choices.items():
+        if getattr(spec, name) not in known:
+            refuse(Option(name, getattr(spec, name)), f"use one of {list(known)}")
+    number = isinstance(spec.lateness, int) and not isinstance(spec.lateness, bool)
+    refuse_first(
+        refuse,
+        (
+            spec.time is None and spec.late != "error",
+            Phrase(Option("late", spec.late), " has no effect without ", Option("time")),
+            Phrase("name the time column, or leave ", Option("late"), " out"),
+        ),
+        (
+            spec.time is None and spec.lateness is not None,
+            Phrase(Option("lateness"), " has no effect without ", Option("time")),
+            Phrase("name the time column, or leave ", Option("lateness"), " out"),
+        ),
+        (
+            spec.lateness is not None and not (number and spec.lateness >= 0),
+            Option("lateness", spec.lateness),
+            "give a whole number of the time column's unit, 0 or more",
+        ),
+    )
+
+
 def check_merge_options(spec: Any, refuse: Refuse) -> None:
     """Refuse a spec whose options of merging or expiry contradict each other."""
-    if spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge):
-        refuse(Phrase(Option("merge"), f" is {spec.merge!r}"), "give dd.Merge(...), or 'first_row'")
-    if not isinstance(spec.exclusive, bool):
-        refuse(f"exclusive={spec.exclusive!r}", "give True or False")
-    if spec.exclusive and not spec.groups:
-        refuse(Phrase("exclusive=True without ", Option("groups")), "name the groups, or leave it out")
-    if spec.deletes != "row" and not spec.groups:
-        refuse(Phrase(f"deletes={spec.deletes!r} without ", Option("groups")), "name the groups, or leave it out")
-    if spec.deletes != "row" and spec.delete is None and spec.where is None:
-        refuse(
-            Phrase(f"deletes={spec.deletes!r} without ", Option("delete")), "say which events delete, or leave it out"
-        )
-    if spec.derive and not spec.merges:
-        refuse(
-            Phrase(Option("derive"), f" names {[name for name, _ in spec.derived]}, without ", Option("merge")),
+    grouped = spec.deletes != "row"
+    refuse_first(
+        refuse,
+        (
+            spec.merge is not None and spec.merge != "first_row" and not isinstance(spec.merge, Merge),
+            Phrase(Option("merge"), f" is {spec.merge!r}"),
+            "give dd.Merge(...), or 'first_row'",
+        ),
+        (not isinstance(spec.exclusive, bool), f"exclusive={spec.exclusive!r}", "give True or False"),
+        (
+            spec.exclusive and not spec.groups,
+            Phrase("exclusive=True without ", Option("groups")),
+            "name the groups, or leave it out",
+        ),
+        (
+            grouped and not spec.groups,
+            Phrase(f"deletes={spec.deletes!r} without ", Option("groups")),
+            "name the groups, or leave it out",
+        ),
+        (
+            grouped and spec.delete is None and spec.where is None,
+            Phrase(f"deletes={spec.deletes!r} without ", Option("delete")),
+            "say which events delete, or leave it out",
+        ),
+        (
+            bool(spec.derive) and not spec.merges,
+            Phrase(Option("derive"), f" names {[name for name, _ in spec.derive]}, without ", Option("merge")),
             Phrase("a full row is given as it is: give ", Option("merge"), ", or project the output"),
-        )
+        ),
+    )
     _check_named_columns(spec, refuse)
     if spec.groups or spec.versions == "cell":
         _check_orders(spec, refuse)
@@ -139,24 +180,30 @@ def _check_named_columns(spec: Any, refuse: Refuse) -> None:
 def _check_orders(spec: Any, refuse: Refuse) -> None:
     """Refuse options that contradict groups or versions of cells, and require those that they need."""
     what = Option("groups") if spec.groups else Option("versions", "cell")
-    if spec.groups and spec.versions == "cell":
-        refuse(
+    given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
+    refuse_first(
+        refuse,
+        (
+            bool(spec.groups) and spec.versions == "cell",
             Phrase(Option("groups"), " and ", Option("versions", "cell"), " both say which order decides a cell"),
             "leave one of them out",
-        )
-    if spec.merge == "first_row" or (isinstance(spec.merge, Merge) and spec.merge.function is not None):
-        given = "merge='first_row'" if spec.merge == "first_row" else "a function of merge="
-        refuse(f"{given} with " + what, "it takes whole rows: leave " + what + " out")
-    if spec.holds_back and spec.late != "advance":
-        refuse(
+        ),
+        (
+            spec.merge == "first_row" or (isinstance(spec.merge, Merge) and spec.merge.function is not None),
+            f"{given} with " + what,
+            "it takes whole rows: leave " + what + " out",
+        ),
+        (
+            spec.holds_back and spec.late != "advance",
             what + " in hold-back mode holds no order from one time to the next",
             Phrase("use ", Option("late", "advance"), ", or leave ", Option("time"), " out"),
-        )
-    if spec.versions == "cell" and not spec.keeps_order:
-        refuse(
+        ),
+        (
+            spec.versions == "cell" and not spec.keeps_order,
             Phrase(Option("versions", "cell"), " without ", Option("order_by")),
             "name the order by which cells are compared",
-        )
+        ),
+    )
 
 
 def _check_arrival_order(spec: Any, refuse: Refuse) -> None:
@@ -187,20 +234,22 @@ def find_arrival_dependence(strategy: Strategy, deletes: bool) -> Strategy | Non
 
 def _check_expiry(spec: Any, refuse: Refuse) -> None:
     """Refuse an expiry without exactly one order column."""
-    if not isinstance(spec.expiry, Expiry):
-        refuse(f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)")
-    if spec.holds_back:
-        refuse(
+    orders = [*spec.order_by, *(column for of, _ in spec.grouped for column in of)]
+    refuse_first(
+        refuse,
+        (not isinstance(spec.expiry, Expiry), f"expiry= is {spec.expiry!r}", "give dd.Expiry(ttl=...)"),
+        (
+            spec.holds_back,
             Phrase(
                 "expiry= in hold-back mode, where a deleted key is nothing at all and ",
                 Option("late"),
                 " rules what is old",
             ),
             Phrase("leave ", Option("time"), " out and name it in ", Option("order_by"), ", or leave expiry= out"),
-        )
-    if len(spec.order_by) != 1 or spec.groups:
-        orders = [*spec.order_by, *(column for of, _ in spec.grouped for column in of)]
-        refuse(
+        ),
+        (
+            len(spec.order_by) != 1 or bool(spec.groups),
             f"expiry= with {len(orders)} order columns {orders}",
             Phrase("a time to live is told by one ", Option("order_by"), " column"),
-        )
+        ),
+    )

@@ -26,6 +26,7 @@ from ddflow.columns.declared import to_type
 from ddflow.columns.names import column_name, column_names
 from ddflow.columns.schema import is_flat
 from ddflow.errors import Option, Phrase, PhrasePart, SpecError
+from ddflow.plan.merge.checks import refuse_first
 from ddflow.plan.merge.user_function import KEYS, AbsentFunction, describe_function
 
 Value = str | int | bool
@@ -94,10 +95,16 @@ class Machine:
 
     def __post_init__(self) -> None:
         table = not callable(self.transition)
-        if self.otherwise not in ("error", "stay", "drop"):
-            self._refuse(f"otherwise={self.otherwise!r}", "use one of ['error', 'stay', 'drop']")
-        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
-            self._refuse(Option("limit", self.limit), "give a whole number, 1 or more")
+        number = isinstance(self.limit, int) and not isinstance(self.limit, bool)
+        refuse_first(
+            self._refuse,
+            (
+                self.otherwise not in ("error", "stay", "drop"),
+                f"otherwise={self.otherwise!r}",
+                "use one of ['error', 'stay', 'drop']",
+            ),
+            (not (number and self.limit >= 1), Option("limit", self.limit), "give a whole number, 1 or more"),
+        )
         if table:
             self._check_table()
         else:
@@ -138,10 +145,11 @@ class Machine:
         return pairs
 
     def _check_table(self) -> None:
-        if self.scalar:
-            self._refuse("scalar=True with a table", "leave it out: tables are compiled anyway")
-        if self.on is None:
-            self._refuse("a table without on=", "name the column of symbols")
+        refuse_first(
+            self._refuse,
+            (self.scalar, "scalar=True with a table", "leave it out: tables are compiled anyway"),
+            (self.on is None, "a table without on=", "name the column of symbols"),
+        )
         column_name(self.on, "dd.Machine", "on")
         given: Any = self.transition
         if isinstance(given, Mapping):
@@ -174,15 +182,30 @@ class Machine:
             )
 
     def _check_function(self) -> None:
-        if self.on is not None or self.otherwise != "error":
-            self._refuse("on= or otherwise= with a function", "they are a table's: leave them out")
-        if self.scalar and self.states is not None:
-            self._refuse("states= with scalar=True", "leave it out, and let the function see to it")
-        if isinstance(self.state, str):
-            self._refuse(Phrase(Option("state", self.state), " of a function has no type"), "give {column: type}")
         start: Any = self.start
-        if start is not None and not isinstance(start, Mapping | list | tuple):
-            self._refuse(f"start= is {start!r:.200}", "give {column: value}, or a list of them")
+        refuse_first(
+            self._refuse,
+            (
+                self.on is not None or self.otherwise != "error",
+                "on= or otherwise= with a function",
+                "they are a table's: leave them out",
+            ),
+            (
+                self.scalar and self.states is not None,
+                "states= with scalar=True",
+                "leave it out, and let the function see to it",
+            ),
+            (
+                isinstance(self.state, str),
+                Phrase(Option("state", self.state), " of a function has no type"),
+                "give {column: type}",
+            ),
+            (
+                start is not None and not isinstance(start, Mapping | list | tuple),
+                f"start= is {start!r:.200}",
+                "give {column: value}, or a list of them",
+            ),
+        )
         listed = [self._parse_pairs("start", each) for each in ([start] if isinstance(start, Mapping) else start or ())]
         names = [name for name, _ in self._parse_pairs("state", self.state)]
         if len(listed) > self.limit:

@@ -274,10 +274,6 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pat.is_list(kind) or pat.is_large_list(kind))
 
 
-def _is_any_type(kind: pa.DataType) -> bool:
-    return True
-
-
 MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
     each.__name__: each
     for each in (
@@ -298,12 +294,8 @@ MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
     )
 }
 WORKS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
-    "last": (_is_any_type, "all types"),
-    "last_non_null": (_is_any_type, "all types"),
-    "first": (_is_any_type, "all types"),
-    "first_non_null": (_is_any_type, "all types"),
-    "max": (is_flat, "numbers, text, binary, dates, times, decimals"),
-    "min": (is_flat, "numbers, text, binary, dates, times, decimals"),
+    **dict.fromkeys(("last", "last_non_null", "first", "first_non_null"), (lambda kind: True, "all types")),
+    **dict.fromkeys(("max", "min"), (is_flat, "numbers, text, binary, dates, times, decimals")),
     "sum": (_is_summable, "integers, float32, float64, durations, decimals to 38 digits"),
     "bool_and": (pat.is_boolean, "booleans"),
     "bool_or": (pat.is_boolean, "booleans"),

@@ -23,7 +23,7 @@ from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import arrays, conform, is_word, one_batch
 from ddflow.errors import MergerFailed, SchemaMismatch, SpecError
 from ddflow.kernels.fold import SKIP, TAKE, Walked
-from ddflow.plan.text.formulas import digest_code
+from ddflow.plan.text.formulas import digest_code, name_code
 
 
 class EventChains:
@@ -229,9 +229,7 @@ def qualified_name(function: Any) -> str:
     """Return a function's module and qualified name."""
     if isinstance(function, AbsentFunction):
         return function.name
-    inner = getattr(function, "py_func", function)
-    home = getattr(inner, "__module__", None) or type(inner).__module__
-    return f"{home}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+    return name_code(getattr(function, "py_func", function))
 
 
 def describe_function(function: Any) -> dict[str, str]:

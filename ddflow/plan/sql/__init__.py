@@ -26,6 +26,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.errors import DdflowError, ExpressionError, Option, SpecError
 from ddflow.expressions.node import Refusal
 from ddflow.expressions.parse import Tree, parse_query
+from ddflow.plan.collection import walk_inputs
 from ddflow.plan.sql.clauses import CHANGING, ClauseReader, check_clauses, list_other_clauses, refuse_other_clauses
 from ddflow.plan.sql.lower import QueryLowering
 from ddflow.plan.sql.query import (
@@ -359,12 +360,7 @@ def _find_shown_order(query: ReadQuery) -> list[str]:
 
 def _list_used_inputs(flow: Any, used: Iterable[Any]) -> list[Any]:
     """List the inputs of some collections; all inputs if there are none.  O(nodes)."""
-    found, ahead = set[Any](), list(used)
-    while ahead:
-        each = ahead.pop()
-        if each not in found:
-            found.add(each)
-            ahead += each.inputs
+    found = walk_inputs(used)
     inputs = list(flow.inputs.values())
     if not inputs:
         raise SpecError(ASKED, "the flow has no inputs, whose first event VALUES begins with", "add one before")

@@ -60,14 +60,14 @@ def suggest_replacement(window: Tree) -> str:
     """
     query, named = window.find_ancestor(exp.Select), dict[str, Tree]()
 
-    def change(node: Tree) -> Tree | None:
+    def name_aggregate(node: Tree) -> Tree | None:
         call = node.this if node.key == "filter" else node
         name = CALLED.get(call.name.lower(), call.name.lower()) if isinstance(call, exp.Anonymous) else ""
         if name not in NAMES or (isinstance(node.parent, exp.Window) and node.arg_key == "this"):
             return None
         return named.setdefault(tree_sql(node), exp.column(f"v{len(named) + 1}")).copy()
 
-    remedy = _write_replacement(replace_nodes(window, change))
+    remedy = _write_replacement(replace_nodes(window, name_aggregate))
     if remedy == _BY_PLACE or not (named or (query is not None and query.args.get("group"))):
         return remedy
     columns = "".join(f", with {told} as {each.name}" for told, each in named.items())
@@ -115,12 +115,12 @@ def _write_before(order: list[Tree], equal: str = "") -> str:
 def _qualify_columns(tree: Tree, table: str) -> str:
     """Write an expression over the columns of a table."""
 
-    def change(node: Tree) -> Tree | None:
+    def qualify_column(node: Tree) -> Tree | None:
         if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star):
             return None
         return exp.column(exp.to_identifier(node.name, quoted=quote_name(node.name) != node.name), table)
 
-    return tree_sql(replace_nodes(tree, change))
+    return tree_sql(replace_nodes(tree, qualify_column))
 
 
 Aliases = Mapping[str, Callable[[], Tree]]
@@ -212,7 +212,7 @@ class ClauseReader:
     def read_expression(self, tree: Tree, names: QueryNames, withs: Any, first: Aliases | None = None) -> Tree:
         """Resolve the names of an expression.  ``first``: names that precede columns, except in aggregates."""
 
-        def change(node: Tree) -> Tree | None:
+        def resolve_node(node: Tree) -> Tree | None:
             if isinstance(node, exp.Column):
                 if isinstance(node.this, exp.Star):
                     raise query_error(node, f"{show_tree(node)} names several columns", "name one column")
@@ -224,7 +224,7 @@ class ClauseReader:
         for each in tree.find_all(exp.Window):
             if each.this.name.lower() != "row_number":
                 raise query_error(each, f"the window {show_tree(each)} cannot be maintained", suggest_replacement(each))
-        out = replace_nodes(tree, change)
+        out = replace_nodes(tree, resolve_node)
         for each in find_aggregates(out):
             self._check_distinct(each)
             if any(is_aggregate(part) for part in each.walk() if part is not each and part is not each.this):

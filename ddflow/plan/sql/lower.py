@@ -70,10 +70,12 @@ def take_first(
     order = order or [f"{quote_name(rows.of.schema.names[0])} asc nulls first"]
     told = ("top", k, *order, None, *partition, None, offset, rank)
 
-    def make() -> Any:
-        return rows.of.top(k, by=order, partition_by=list(partition), offset=offset, rank_name=rank)
-
-    return Relation(steps.make_once(rows.of, told, make), rows.names, rows.solid)
+    of = steps.make_once(
+        rows.of,
+        told,
+        lambda: rows.of.top(k, by=order, partition_by=list(partition), offset=offset, rank_name=rank),
+    )
+    return Relation(of, rows.names, rows.solid)
 
 
 class RankedRows:

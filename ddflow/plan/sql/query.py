@@ -279,10 +279,6 @@ class SelectQuery(ReadQuery):
         """Whether it is an aggregate without groups, which has one row."""
         return self.groups == [] and not self.qualify and not self.offset
 
-    def reads(self) -> set[str]:
-        """Return the logical names in its trees, except those of FROM."""
-        return find_names(*self.where, *self.late_trees())
-
 
 @dataclass(eq=False)
 class SetQuery(ReadQuery):

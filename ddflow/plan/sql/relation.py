@@ -88,13 +88,13 @@ class Relation:
     def write_sql(self, tree: Tree) -> str:
         """Write a tree as SQL over its collection."""
 
-        def change(node: Tree) -> Tree | None:
+        def name_column(node: Tree) -> Tree | None:
             if not isinstance(node, exp.Column):
                 return None
             name = self.column_name(node)
             return exp.Column(this=exp.Identifier(this=name, quoted=quote_name(name) != name))
 
-        told = tree_sql(replace_nodes(tree, change))
+        told = tree_sql(replace_nodes(tree, name_column))
         # The verbs would take a column's name, as 0 may be one, for that column.
         return f"({told})" if not isinstance(tree, exp.Column) and told in self.of.schema.names else told
 
@@ -226,12 +226,11 @@ class QueryVerbs:
         met = None
         if condition or rest:
             met = Relation(left.of, names).write_sql(join_with_and([*rest, *condition]))
-        given: Any = on or []
-
-        def make() -> Any:
-            return left.of.join(right.of, on=given, how=how, condition=met)
-
-        of = self.make_once(left.of, ("join", id(right.of), how, met, *on.items()), make)
+        of = self.make_once(
+            left.of,
+            ("join", id(right.of), how, met, *on.items()),
+            lambda: left.of.join(right.of, on=on or [], how=how, condition=met),
+        )
         if how in ("semi", "anti"):
             return Relation(of, left.names, left.solid)
         solid = {"inner": left.solid | right.solid, "left": left.solid, "right": right.solid}.get(how, frozenset())
@@ -351,14 +350,14 @@ class GroupedRows(NamedTuple):
     def rewrite(self, tree: Tree, empty: bool = False) -> Tree:
         """Rewrite a tree over the groups.  ``empty``: whether there may be no row, so that a count is zero."""
 
-        def change(node: Tree) -> Tree | None:
+        def replace_known(node: Tree) -> Tree | None:
             found = self.known.get(tree_sql(node)) if self.known else None
             if found is None:
                 return None
             none = _empty_value(node) if empty else None
             return found.copy() if none is None else build_call("coalesce", found, none)
 
-        return replace_nodes(tree, change)
+        return replace_nodes(tree, replace_known)
 
 
 def group_rows(

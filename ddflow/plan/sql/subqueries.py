@@ -94,12 +94,8 @@ class SubqueryLowering:
             if asked.kind != "scalar" and not _is_single(asked.query):
                 anti = isinstance(tree, exp.Not)
                 return self._lower_condition(rows, inner, asked, anti)
-        rows, tree = self.attach_columns(rows, tree, rejects=self._rejects_nulls(tree))
+        rows, tree = self.attach_columns(rows, tree, rejects=isinstance(tree, _REJECTS) and _passes_nulls(tree))
         return self.steps.filter_rows(rows, [tree])
-
-    def _rejects_nulls(self, tree: Tree) -> bool:
-        """Whether a condition is never true where one of its subqueries is null."""
-        return isinstance(tree, _REJECTS) and _passes_nulls(tree)
 
     def attach_columns(self, rows: Relation, tree: Tree, rejects: bool = False) -> tuple[Relation, Tree]:
         """Join columns for the subqueries of a tree to the rows, and rewrite the tree over them."""
@@ -214,12 +210,12 @@ class SubqueryLowering:
         name, counts = rows.names[value.logical], find_free_name("rows", rows.of.schema.names)
         told = {name: f"max({quote_name(name)})", counts: "count(*)"}
 
-        def make() -> Any:
-            return (rows.of.group_by(*by) if by else rows.of).agg(**told)
-
-        return Relation(
-            self.steps.make_once(rows.of, ("counted", *by, None, name), make), {**rows.names, count: counts}
+        of = self.steps.make_once(
+            rows.of,
+            ("counted", *by, None, name),
+            lambda: (rows.of.group_by(*by) if by else rows.of).agg(**told),
         )
+        return Relation(of, {**rows.names, count: counts})
 
     def _refuse_several(self, rows: Relation, count: str, keys: list[str]) -> Relation:
         """Refuse a step after which a row meets several rows of a subquery."""
@@ -318,8 +314,7 @@ class SubqueryLowering:
                 return CarriedColumns([(self.steps.new_name("key"), each) for _, each in keys], own), [
                     one for one, _ in keys
                 ]
-        if isinstance(query, ValuesQuery):
-            raise AssertionError("VALUES asks for nothing")
+        assert not isinstance(query, ValuesQuery), "VALUES asks for nothing"
         outer = sorted(query.outer)
         made = self.steps.project_rows(rows, [ProjectedColumn(each, each, build_column(each)) for each in outer])
         domain = self.steps.distinct_rows(made)

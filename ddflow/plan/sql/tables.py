@@ -162,7 +162,8 @@ class FromLowering:
         fields = [field for part in parts if read & part.logical_names() for field in self._list_fields(part)]
         every = [tree, *(operand for each in tree.find_all(Nested) for operand in each.operands)]
         rows = Relation(pa.schema(fields).empty_table(), {field.name: field.name for field in fields})
-        return any(rows.can_fail(replace_nodes(each, _hide_subquery)) for each in every)
+        bare = (replace_nodes(each, lambda node: exp.null() if isinstance(node, Nested) else None) for each in every)
+        return any(map(rows.can_fail, bare))
 
     def _list_fields(self, part: TableLeaf | JoinNode) -> list[pa.Field]:
         """List the columns of tables, under their logical names."""
@@ -254,11 +255,6 @@ class FromLowering:
         known = {str(index): leaf.names[name] for index, name in enumerate(query.columns)}
         names = {known[each]: name for each, name in made.names.items()}
         return self._filter_rows(Relation(made.of, names, {known[each] for each in made.solid if each in known}), own)
-
-
-def _hide_subquery(tree: Tree) -> Tree | None:
-    """Return null in place of a subquery."""
-    return exp.null() if isinstance(tree, Nested) else None
 
 
 def _flatten_joins(source: TableLeaf | JoinNode) -> tuple[list[TableLeaf | JoinNode], list[Tree]]:

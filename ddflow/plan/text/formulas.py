@@ -158,7 +158,7 @@ class Formulas:
         if isinstance(given, pc.Expression):
             found = [f"pyarrow {pa.__version__}", xxhash.xxh3_128_hexdigest(given.__reduce__()[1][0])]
             return {"arrow": self._register_name("arrow", str(given), found, found)} | kind
-        name = _qualified_name(given)
+        name = name_code(given)
         same = (given.__func__, id(given.__self__)) if isinstance(given, MethodType) else id(given)
         found = [str(sys.implementation.cache_tag), digest_code(given)]
         return {"python": self._register_name("python", name, found, same)} | kind
@@ -167,9 +167,7 @@ class Formulas:
         """Describe functions that are one formula as JSON.  O(code).  Raises `SpecError` as `add` does."""
         given = [getattr(each, "py_func", each) for each in given]
         found = [str(sys.implementation.cache_tag), digest_json([digest_code(each) for each in given])]
-        return {
-            "python": self._register_name("python", " ".join(map(_qualified_name, given)), found, tuple(map(id, given)))
-        }
+        return {"python": self._register_name("python", " ".join(map(name_code, given)), found, tuple(map(id, given)))}
 
     def _register_name(self, kind: str, name: str, found: list[str], same: Any) -> str:
         if self._given.setdefault(f"{kind} {name}", same) != same:
@@ -184,7 +182,8 @@ class Formulas:
         return name
 
 
-def _qualified_name(given: Any) -> str:
+def name_code(given: Any) -> str:
+    """Return the module and the qualified name of a function or a callable object."""
     home = getattr(given, "__module__", None) or type(given).__module__
     return f"{home}.{getattr(given, '__qualname__', type(given).__qualname__)}"
 

@@ -23,7 +23,6 @@ from ddflow.errors import SpecError
 from ddflow.expressions import compile as compile_expression
 from ddflow.plan.aggregates import AggregateCall, AppliedAggregate, parse_aggregate
 from ddflow.plan.inputs.spec import Tombstone
-from ddflow.plan.text.formulas import Formulas
 from ddflow.plan.verbs.family import Made, NamesElsewhere, VerbFamily
 from ddflow.plan.verbs.joins import build_inner_join
 from ddflow.plan.verbs.rows import Formula
@@ -153,7 +152,7 @@ def _find_free_name(name: str, groups: Sequence[str]) -> str:
 
 
 def _project_columns(of: Any, groups: Sequence[str], columns: Iterable[tuple[str, str]]) -> Any:
-    return _find_equal(of.project({name: name for name in groups} | dict(columns)))
+    return of.project({name: name for name in groups} | dict(columns))
 
 
 def _join_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names: list[str]) -> Any:
@@ -162,26 +161,14 @@ def _join_parts(parts: Sequence[tuple[Any, list[str]]], groups: list[str], names
     for part, more in parts[1:]:
         columns = [(name, 0, name) for name in (*groups, *shown)] + [(name, 1, name) for name in more]
         made, shown = (
-            _find_equal(build_inner_join(made, part, [(g, g) for g in groups], columns, (), nulls=True)),
+            made.flow.known(build_inner_join(made, part, [(g, g) for g in groups], columns, (), nulls=True)),
             [*shown, *more],
         )
     if shown != names:
-        made = _find_equal(made.project([*groups, *names]))
+        made = made.project([*groups, *names])
     if len(parts) > 1:
-        made = _find_equal(made.consolidate())
+        made = made.consolidate()
         made.unique = made.positive = True
-    return made
-
-
-def _find_equal(made: Any) -> Any:
-    """Return the equal collection that the plan already has, or the new one."""
-    for node in made.flow.nodes:
-        if node is made:
-            break
-        alike = type(node) is type(made) and node.inputs == made.inputs
-        if alike and node.to_json(Formulas()) == made.to_json(Formulas()):
-            made.flow.nodes.remove(made)
-            return node
     return made
 
 

@@ -295,7 +295,11 @@ def _keep_matched(sides: JoinSides, side: int, pairs: Any) -> Any:
         keys, theirs = zip(*((pair[side], pair[1 - side]) for pair in sides.on), strict=True) if sides.on else ((), ())
         under, sources = follow_renames(partner, theirs)
         if not (partner.unique and under.found_by() == tuple(sources[name] for name in theirs)):
-            partner = partner.project(list(dict.fromkeys(theirs))).distinct() if theirs else _keep_any_row(partner)
+            partner = (
+                partner.project(list(dict.fromkeys(theirs))).distinct()
+                if theirs
+                else partner.project({"any": "true"}).distinct()
+            )
         return _copy_proofs(
             of,
             build_inner_join(
@@ -320,11 +324,6 @@ def _list_own_columns(of: Any) -> list[tuple[str, int, str]]:
 
 def _list_whole_sides(of: Any, side: int) -> list[int]:
     return [side] if of.renames() is None else []
-
-
-def _keep_any_row(of: Any) -> Any:
-    """Return one row if there are any."""
-    return of.project({"any": "true"}).distinct()
 
 
 def _subtract_rows(of: Any, matched: Any) -> Any:
