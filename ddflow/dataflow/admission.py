@@ -1,6 +1,6 @@
 """Decode and check the rows of one input, number them, and turn them into events with a time.
 
-`Admission.decode` makes rows of messages, `admit` makes events of rows, and `Inflow.enqueue` puts them in the queue.
+`Admission.decode` makes rows of messages, and `admit` makes events of rows, which an `Inflow` puts in the queue.
 
 Invariant: `admit` changes nothing. Either all rows of a push or step are admitted (bad and late ones with their
 verdict), or an error names what is wrong and the input is as before. Every row gets an arrival number, bad ones too. A
@@ -12,15 +12,15 @@ its own time.
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "t": pa.int64()})
 >>> admission = Admission(bind_upserts("o", schema, Upsert("k", time="t", late="drop")))
->>> admitted = admission.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
->>> admitted.events.times.tolist(), admitted.counts
+>>> events, refused = admission.admit(pa.table({"k": [1, 2], "t": [3, 9]}), frontier=5)
+>>> events.times.tolist(), refused.counts
 ([9], {'late': 1})
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,35 +48,22 @@ from ddflow.plan.inputs.input import Binding
 from ddflow.time import CLOSED, NEVER, format_time
 
 BAD, LATE = NAMES.index("bad"), NAMES.index("late")
-NOTHING: Ints = np.empty(0, np.int64)
 Where = Callable[[int], str | Row]
 """The name of a row in an error."""
 Look = Callable[[pa.RecordBatch], None]
 """Is shown rows as they came."""
 
 
-class Admitted(NamedTuple):
-    """Rows that one push or step brought."""
+class RefusedRows(NamedTuple):
+    """Rows that are counted and go no further: bad and late ones.  ``codes``: their verdicts."""
 
     events: Events
-    """The events that go on, in the order of their times."""
-    rows: int
-    """How many rows came, with those that do not go on."""
-    counts: dict[str, int]
-    """Those, by verdict."""
-    refused: pa.RecordBatch | None
-    """Their rows, None where there are none."""
     codes: Ints
-    """Their verdicts' codes."""
-    arrival: Ints
-    """Their arrival numbers."""
-    greatest: int
-    """The greatest time among the events that go on, or NEVER."""
 
-    @classmethod
-    def from_events(cls, events: Events) -> Self:
-        """Wrap events that no row brought. O(1)."""
-        return cls(events, 0, {}, None, NOTHING, NOTHING, NEVER)
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many there are, by verdict."""
+        return {NAMES[code]: int(n) for code, n in enumerate(np.bincount(self.codes)) if n}
 
 
 @dataclass
@@ -91,15 +78,11 @@ class MessagesRead:
 
 
 class DecodedRows(NamedTuple):
-    """Rows, or the events of messages: ``truncate`` comes before them, and ``where`` names them in errors.
-
-    ``implied``: whether they are the deletes that a truncate means, which no look is shown.
-    """
+    """Rows, or the events of messages: ``truncate`` comes before them, and ``where`` names them in errors."""
 
     rows: Any
     truncate: Truncate | None = None
     where: Where | None = None
-    implied: bool = False
 
 
 class Admission:
@@ -234,8 +217,8 @@ class Admission:
         before: int = 0,
         looks: Iterable[Look] = (),
         where: Where | None = None,
-    ) -> Admitted:
-        """Check and number the rows of one input.
+    ) -> tuple[Events, RefusedRows | None]:
+        """Check and number the rows of one input. Return the events that go on, and the rows that do not.
 
         ``time``: of the step, in epoch mode. ``before``: how many rows came before these in the same call. ``looks``:
         are shown them all. ``where``: what errors call a row, by default its number in the call. O(rows).
@@ -249,9 +232,9 @@ class Admission:
         arrival = np.arange(first, first + n)
         keyless = self._keyless(rows, where)
         if time is None:
-            times, least, greatest, ascending = self._times(rows, keyless, where)
+            times, least, ascending = self._times(rows, keyless, where)
         else:
-            times, least, greatest, ascending = np.empty(n, np.int64), time, time if n else NEVER, True
+            times, least, ascending = np.empty(n, np.int64), time, True
             times.fill(time)
         original = times
         if bound.spec.exclusive and bound.merging is not None:
@@ -263,18 +246,12 @@ class Admission:
             late = (original < frontier) & (codes < 0)
             if late.any():
                 times = self._late(late, original, frontier, codes, where)
-        if codes is None or not (codes >= 0).any():
-            events = Events(rows, times, original, arrival)
-            if times is not original or not ascending:
-                events = events.in_order()
-            return Admitted(events, n, {}, None, NOTHING, NOTHING, greatest)
-        keep, drop = np.flatnonzero(codes < 0), np.flatnonzero(codes >= 0)
-        events = Events(rows.take(pa.array(keep)), times[keep], original[keep], arrival[keep])
-        gone = codes[drop]
-        counts = {NAMES[code]: int((gone == code).sum()) for code in (BAD, LATE) if (gone == code).any()}
-        greatest = int(events.original.max()) if events.original.size else NEVER
-        refused = rows.take(pa.array(drop))
-        return Admitted(events.in_order(), n, counts, refused, gone.astype(np.int64), arrival[drop], greatest)
+        events, refused = Events(rows, times, original, arrival), None
+        if codes is not None and (codes >= 0).any():
+            gone = np.flatnonzero(codes >= 0)
+            refused = RefusedRows(events.take(gone), codes[gone].astype(np.int64))
+            events = events.take(np.flatnonzero(codes < 0))
+        return events if times is original and ascending else events.in_order(), refused
 
     def _keyless(self, events: pa.RecordBatch, where: Where) -> Flags | None:
         """Which events lack their key or are marked as bad, None when none.  Raises `NullKey` when that is an error."""
@@ -291,8 +268,8 @@ class Admission:
                 return keyless if marked is None else keyless | marked
         return marked
 
-    def _times(self, events: pa.RecordBatch, keyless: Flags | None, where: Where) -> tuple[Ints, int, int, bool]:
-        """Return the events' times as int64, the least, the greatest, and whether they ascend.
+    def _times(self, events: pa.RecordBatch, keyless: Flags | None, where: Where) -> tuple[Ints, int, bool]:
+        """Return the events' times as int64, the least, and whether they ascend.
 
         Raises `SchemaMismatch` for a null, or a time that no event may have.
         """
@@ -317,7 +294,7 @@ class Admission:
                 "that is the closed frontier itself; use smaller times",
                 column=name,
             )
-        return times, least, greatest, ascending
+        return times, least, ascending
 
     def _raise_null_error(self, keyless: Any, where: Where, events: Any) -> None:
         """Raise the binding's error for rows without a key if it refuses them, with the first of the ``events``."""

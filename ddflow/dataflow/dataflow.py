@@ -15,12 +15,12 @@ that it means, of the keys held at that place in the order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,16 +29,16 @@ from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.connectors.error_location import at_path, is_path
-from ddflow.dataflow.admission import Admission, DecodedRows, Look, MessagesRead
+from ddflow.dataflow.admission import Admission, Look, MessagesRead
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import CallGuard
-from ddflow.dataflow.graph import Graph, Released, Stepped
+from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.dataflow.holds import Holds, RecentSteps
 from ddflow.dataflow.inflow import Inflow, add, deletes, lateness_frontier, portions
 from ddflow.dataflow.result import NAMES, Step, Verdicts, count_resolved
-from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, verdict_rows
+from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, resolved_rows
 from ddflow.dataflow.spill import Release, make_room
 from ddflow.dataflow.step import Computation
 from ddflow.errors import (
@@ -51,7 +51,8 @@ from ddflow.errors import (
     StorageFull,
 )
 from ddflow.errors.base import name_input, replace_texts
-from ddflow.operators.inputs import Outcome
+from ddflow.operators.inputs import ResolvedDifferences
+from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
@@ -62,17 +63,6 @@ from ddflow.time import CLOSED, NEVER, advance, format_time
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
 """No events, by verdict."""
 NO_LOOKS: Final[Mapping[str, Sequence[Look]]] = MappingProxyType({})
-
-
-class ComputedStep(NamedTuple):
-    """A step that was computed, and is not taken in yet."""
-
-    stepped: Stepped
-    sides: dict[str, pa.Table]
-    rows: dict[str, list[pa.Table]]
-    """By input, verdict rows, when they are asked for."""
-    since: int
-    """Its value after the step."""
 
 
 class Dataflow:
@@ -148,18 +138,16 @@ class Dataflow:
         """Admit the rows of one input."""
         admission, budget = self.admissions[name], self.budget
         batcher = None if time is not None and budget.scratch is None else self.batchers[name]
-        inflow = Inflow(admission, batcher, MessagesRead(admission.table))
+        inflow = Inflow(admission, batcher, MessagesRead(admission.table), self.frontier, time, budget)
+        inflow.listed = [] if self.lists else None
         try:
             for portion in portions(rows, admission, budget.piece // 2) if budget.spills else (rows,):
-                parts: Iterable[DecodedRows] = admission.decode(portion, inflow.read)
-                if admission.format is not None:
-                    parts = self._add_deletes(parts, name, inflow)
-                for part in parts:
-                    shown_to = () if part.implied else looks
-                    admitted = admission.admit(part.rows, self.frontier, time, inflow.rows, shown_to, part.where)
-                    inflow.enqueue(admitted, budget)
-                    if self.lists:
-                        inflow.listed.append(verdict_rows(admission.bound, admitted))
+                for part in admission.decode(portion, inflow.read):
+                    if part.truncate is not None:
+                        upsert = self.graph.inputs[name].keyed_for(f"messages for {name!r}")
+                        for deleted in list(deletes(upsert, inflow, part.truncate)):
+                            inflow.admit(deleted)
+                    inflow.admit(part.rows, looks, part.where)
         except DdflowError as error:
             name_input(error, name, len(self.admissions) > 1)
             if is_path(rows):
@@ -167,23 +155,14 @@ class Dataflow:
             raise
         return inflow
 
-    def _add_deletes(self, parts: Iterable[DecodedRows], name: str, inflow: Inflow) -> Iterator[DecodedRows]:
-        """Yield the deletes that each truncate means before the events that follow it."""
-        for part in parts:
-            if part.truncate is not None:
-                upsert = self.graph.inputs[name].keyed_for(f"messages for {name!r}")
-                for rows in list(deletes(upsert, inflow, part.truncate)):
-                    yield DecodedRows(rows, implied=True)
-            yield part
-
     def step(self, inflows: Mapping[str, Inflow], time: int) -> Step:
         """Epoch mode: take in all that was admitted, stamped ``time``."""
         if self.budget.scratch is None:
-            given = {name: inflow.join_released for name, inflow in inflows.items()}
-            return self.take(inflows, self.compute(given, time), time + 1, time)
+            released = {name: ReleasedEvents.of(*inflow.chunks) for name, inflow in inflows.items()}
+            return self.take(inflows, self.compute(released, time), time + 1, time)
         batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
-        with Release(CLOSED, batchers, self.graph.inputs, self.budget) as given:
-            return self.take(inflows, self.compute(given, time), time + 1, time)
+        with Release(CLOSED, batchers, self.graph.inputs, self.budget) as released:
+            return self.take(inflows, self.compute(released, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int | None = None) -> Step:
         """Take admitted rows in, in hold-back mode, and close the times before ``to``, if it is later.
@@ -201,16 +180,16 @@ class Dataflow:
         """Close the times before ``to``. Raises `TimeWentBack` if it is below the frontier."""
         advance(self.frontier, to, self.time_type)
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
-        with Release(to, batchers, self.graph.inputs, self.budget) as given:
+        with Release(to, batchers, self.graph.inputs, self.budget) as released:
             last = to - 1
             if to == CLOSED:
-                last = max([self.last, *(int(r.times[-1]) for r in given.values() if r.total)])
+                last = max([self.last, *(int(r.times[-1]) for r in released.values() if r.total)])
             try:
-                computed = self.compute(given, last)
+                computed = self.compute(released, last)
             except (ExpressionError, NotSingle) as error:
-                if not any(each.total for each in given.values()):
+                if not any(each.total for each in released.values()):
                     raise
-                times = np.unique(np.concatenate([each.times for each in given.values()]))
+                times = np.unique(np.concatenate([each.times for each in released.values()]))
                 raise self._earliest(batchers, times, error) from None
             return self.take(inflows, computed, to, last)
 
@@ -225,8 +204,8 @@ class Dataflow:
         while low < high:
             middle = (low + high) // 2
             try:
-                with Release(int(times[middle]) + 1, batchers, self.graph.inputs, self.budget) as given:
-                    self.compute(given, int(times[middle]))
+                with Release(int(times[middle]) + 1, batchers, self.graph.inputs, self.budget) as released:
+                    self.compute(released, int(times[middle]))
                 low = middle + 1
             except (ExpressionError, NotSingle) as earlier:
                 error, high = earlier, middle
@@ -268,32 +247,36 @@ class Dataflow:
         self.claimed = self.holds.least()
         return max(self.since, min(since, self.claimed))
 
-    def compute(self, given: Mapping[str, Released], last: int) -> ComputedStep:
+    def compute(self, released: Mapping[str, ReleasedEvents], last: int) -> ComputedStep:
         """Compute a step; nothing changes.  ``last``: the last time that it closes."""
-        rows: dict[str, list[pa.Table]] = {}
+        listed: dict[str, list[pa.Table]] = {}
         budget, since = self.budget, self.since_after(last)
         sides = SideOutputs(self.sides, self.time_type) if self.sides else None
 
-        def observe(resolution: Outcome) -> None:
+        def observe(resolved: Resolved | ResolvedDifferences) -> None:
             if sides is not None:
-                sides.add(resolution)
+                sides.add(resolved)
             if self.lists:
-                rows.setdefault(resolution.bound.name, []).append(verdict_rows(resolution.bound, resolution))
+                listed.setdefault(resolved.bound.name, []).append(resolved_rows(resolved))
 
         if self.graph.forgets:
-            given = self.graph.expiring(given, last, budget.rows(64) if budget.spills else None)
+            released = self.graph.expiring(released, last, budget.rows(64) if budget.spills else None)
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
-        computation = self.computation(self.graph, given, since, buffer, looks)
+        computation = self.computation(self.graph, released, since, buffer, looks)
         if computation.many:
             make_room(budget, self.graph, {}, 0)
-        return ComputedStep(computation.run(), {} if sides is None else sides.tables(), rows, since)
+        computed = computation.run()
+        computed.listed = listed
+        if sides is not None:
+            computed.outputs |= sides.tables()
+        return computed
 
     def check_budget(self, computed: ComputedStep | None, inflows: Mapping[str, Inflow]) -> None:
         """Raise `BudgetExceeded` if the rows would exceed the budget and there is no folder to spill to."""
         if self.budget.memory is None or self.budget.spills:
             return
-        more = 0 if computed is None else computed.stepped.nbytes
+        more = 0 if computed is None else computed.nbytes
         for name, inflow in inflows.items():
             more += 0 if inflow.batcher is None else inflow.batcher.nbytes - self.batchers[name].nbytes
         self.budget.check(self.nbytes + more)
@@ -302,8 +285,8 @@ class Dataflow:
         """Make it so: nothing below can be refused any more but by the budget, which is looked at first."""
         self.check_budget(computed, inflows)
         counts: dict[str, int] = {}
-        if computed is not None and computed.stepped.counts:
-            counts = dict(zip(NAMES, sum(computed.stepped.counts.values(), NOTHING).tolist(), strict=True))
+        if computed is not None and computed.counts:
+            counts = dict(zip(NAMES, sum(computed.counts.values(), NOTHING).tolist(), strict=True))
         self.guard.state = "interrupted"
         for name, inflow in inflows.items():
             if inflow.counts:
@@ -316,7 +299,7 @@ class Dataflow:
         if computed is not None:
             for batcher in self.batchers.values() if self.holds_back else ():
                 batcher.discard(frontier)
-            self.graph.apply(computed.stepped, frontier, computed.since)
+            self.graph.apply(computed, frontier)
             self.before = CLOSED if self.owed else self.last
             self.frontier, self.last, self.since = frontier, last, computed.since
         add(self.totals, counts)
@@ -327,7 +310,7 @@ class Dataflow:
             with suppress(SpillFull, SpillFailed, StorageFull, StorageFailed):
                 # And if there is none: the next call asks again, before it takes anything in.
                 make_room(self.budget, self.graph, self.batchers)
-        tables = {**self.nothing, **computed.stepped.outputs, **computed.sides} if computed else dict(self.nothing)
+        tables = {**self.nothing, **(computed.outputs if computed else {})}
         for name, inflow in inflows.items():
             if inflow.bad:
                 tables[f"{name}.bad"] = bad_rows(inflow.bad, self._stamp(frontier, last), self.time_type)
@@ -346,8 +329,11 @@ class Dataflow:
 
     def _list_verdicts(self, inflows: Mapping[str, Inflow], computed: ComputedStep | None) -> dict[str, pa.Table]:
         """Verdict rows by input: of events refused at the door, then of those that were resolved."""
-        refused, rows = {name: inflow.listed for name, inflow in inflows.items()}, computed.rows if computed else {}
-        every = {name: [*refused.get(name, ()), *rows.get(name, ())] for name in self.admissions}
+        refused, resolved = (
+            {name: inflow.listed for name, inflow in inflows.items()},
+            computed.listed if computed else {},
+        )
+        every = {name: [*(refused.get(name) or ()), *resolved.get(name, ())] for name in self.admissions}
         return {name: pa.concat_tables(tables) for name, tables in every.items() if tables}
 
     @property

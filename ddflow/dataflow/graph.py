@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -32,7 +33,7 @@ from ddflow.errors import Command, Option, Phrase, PlanChanged
 from ddflow.operators.base import Context, Readable, Running, once_each
 from ddflow.operators.inputs import opened_input
 from ddflow.operators.updates import Updates, compute_netted, consolidate, few, ints
-from ddflow.operators.upsert.events import Events, Seen
+from ddflow.operators.upsert.events import Events, ExpiryChange, join_events
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.trace.arrangement import Arrangement
@@ -48,7 +49,7 @@ Names = dict[Collection, dict[str, str]]
 """By collection, each after its inputs: the columns with a value, and their names in the last one."""
 
 
-class Released(NamedTuple):
+class ReleasedEvents(NamedTuple):
     """Events of one input whose time has come."""
 
     total: int
@@ -58,8 +59,9 @@ class Released(NamedTuple):
     """All events of some range of identities each, ranges ascending."""
 
     @classmethod
-    def of(cls, events: Events | None) -> Self:
-        """All events in one piece."""
+    def of(cls, *parts: Events | None) -> Self:
+        """Join all events to one piece."""
+        events = join_events([part for part in parts if part]) if len(parts) > 1 else next(iter(parts), None)
         if events is None or not events.times.size:
             return cls(0, ints(), ())
         times = events.times
@@ -69,18 +71,23 @@ class Released(NamedTuple):
         return cls(times.size, np.concatenate([times[:1], times[1:][first]]), [events])
 
 
-class Stepped(NamedTuple):
-    """A computed step: its outputs, and its changes to the state."""
+@dataclass
+class ComputedStep:
+    """A step that was computed, and is not taken in yet: its outputs, and its changes to the state."""
 
-    outputs: dict[str, pa.Table]
-    changes: dict[str, list[Change]]
+    since: int
+    """Its value after the step."""
+    outputs: dict[str, pa.Table] = field(default_factory=dict)
+    changes: dict[str, list[Change]] = field(default_factory=dict)
     """By input."""
-    kept: dict[Collection, list[Any]]
+    kept: dict[Collection, list[Any]] = field(default_factory=dict)
     """By operator that holds a state, what `Running.apply` takes in."""
-    counts: dict[str, Ints]
+    counts: dict[str, Ints] = field(default_factory=dict)
     """By input, int64[8]: events by verdict."""
-    seen: dict[str, Seen]
-    """By input that expires, what it brings for the next step."""
+    expiry: dict[str, ExpiryChange] = field(default_factory=dict)
+    """By input that expires."""
+    listed: dict[str, list[pa.Table]] = field(default_factory=dict)
+    """By input, verdict rows, when they are asked for."""
 
     @property
     def nbytes(self) -> int:
@@ -146,7 +153,9 @@ class Graph:
         """Bytes in memory of all that."""
         return sum(each.nbytes for each in self.opened.values())
 
-    def expiring(self, released: Mapping[str, Released], time: int, most: int | None) -> dict[str, Released]:
+    def expiring(
+        self, released: Mapping[str, ReleasedEvents], time: int, most: int | None
+    ) -> dict[str, ReleasedEvents]:
         """Add to the events released at ``time`` an event for each key that expires then and is deleted.
 
         ``most``: the greatest number of deletions in a piece, None for any. O(events of inputs that have some).
@@ -156,22 +165,22 @@ class Graph:
             due = input.expiring.due() if input.expiring is not None else (NONE, NONE)
             if input.expiring is None or not due[0].size:
                 continue
-            given = out.get(name, Released.of(None))
+            given = out.get(name, ReleasedEvents.of())
             total = given.total + due[0].size
             many = not isinstance(given.pieces, list | tuple) or (most is not None and total > most)
             pieces = input.expiring.woven(given.pieces, due, time, (most or total) if many else None)
-            out[name] = Released(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
+            out[name] = ReleasedEvents(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
-    def apply(self, stepped: Stepped, upper: int, since: int) -> None:
+    def apply(self, computed: ComputedStep, upper: int) -> None:
         """Take a computed step into the state.  Amortised O(versions written)."""
         for name, input in self.inputs.items():
-            changes = stepped.changes.get(name, ())
-            if input.expiring is not None and name in stepped.seen:
-                input.expiring.take(changes, stepped.seen[name])
-            input.arranged.apply(changes, upper, since)
+            changes = computed.changes.get(name, ())
+            if input.expiring is not None and name in computed.expiry:
+                input.expiring.take(changes, computed.expiry[name])
+            input.arranged.apply(changes, upper, computed.since)
         for node, each in self.keeping.items():
-            each.apply(stepped.kept.get(node, ()), upper, since)
+            each.apply(computed.kept.get(node, ()), upper, computed.since)
 
     def refill(self, node: Collection, last: int, upper: int, since: int) -> None:
         """Rebuild the state of an operator that has no file from the rows of its inputs. O(rows of the inputs).

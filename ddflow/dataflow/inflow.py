@@ -12,7 +12,7 @@ spilled on the way.
 [4, 4, 2]
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,13 @@ from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import DELETED, Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.to_arrow import arrow, to_table
-from ddflow.dataflow.admission import Admission, Admitted, MessagesRead
+from ddflow.dataflow.admission import Admission, Look, MessagesRead, RefusedRows, Where
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
-from ddflow.dataflow.graph import Released
+from ddflow.dataflow.side_outputs import refused_rows
 from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
-from ddflow.operators.upsert.events import Events, join_events
+from ddflow.operators.updates import ints
+from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.state import living
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.time import CLOSED, NEVER
@@ -49,6 +50,10 @@ class Inflow:
     """The pending events, with the admitted ones; None in epoch mode in memory, which has no pending events."""
     read: MessagesRead
     """The messages that were decoded."""
+    frontier: int
+    time: int | None
+    """Of the step, in epoch mode."""
+    budget: Budget
     chunks: list[Events] = field(default_factory=list)
     """The events that were admitted then."""
     rows: int = 0
@@ -57,30 +62,37 @@ class Inflow:
     """Those, by verdict."""
     greatest: int = NEVER
     """The greatest time among the events that go on, or NEVER."""
-    listed: list[pa.Table] = field(default_factory=list)
+    listed: list[pa.Table] | None = None
     """Verdict rows, when they are asked for."""
     bad: list[pa.Array] = field(default_factory=list)
     """The marks of unreadable messages."""
 
-    def enqueue(self, admitted: Admitted, budget: Budget) -> None:
-        """Add admitted rows; spill events to files if they are many. Raises `SpillFull`, `SpillFailed`."""
+    def admit(self, given: Any, looks: Sequence[Look] = (), where: Where | None = None) -> None:
+        """Admit rows and enqueue their events. Raises the errors of `Admission.admit` and `enqueue`."""
+        events, refused = self.admission.admit(given, self.frontier, self.time, self.rows, looks, where)
+        self.rows += events.times.size
+        if events.times.size:
+            advanced = events.original is not events.times
+            self.greatest = max(self.greatest, int(events.original.max() if advanced else events.times[-1]))
+        self.enqueue(events)
+        if refused is not None:
+            self.rows += refused.codes.size
+            add(self.counts, refused.counts)
+            if self.admission.marks:
+                self.bad.append(refused.events.rows.column(MARK).drop_null())
+        if self.listed is not None:
+            none = RefusedRows(events.slice_events(0, 0), ints())
+            self.listed.append(refused_rows(self.admission.bound, refused or none))
+
+    def enqueue(self, events: Events) -> None:
+        """Add events; spill events to files if they are many. Raises `SpillFull`, `SpillFailed`."""
+        budget = self.budget
         if self.batcher is not None:
-            self.batcher = self.batcher.with_run(admitted.events)
+            self.batcher = self.batcher.with_run(events)
             if budget.home is not None and self.batcher.nbytes > budget.pending:
                 self.batcher.spill(budget.home, budget.pending // 2, budget.chunk)
-        elif admitted.events.times.size:
-            self.chunks.append(admitted.events)
-        self.rows += admitted.rows
-        self.greatest = max(self.greatest, admitted.greatest)
-        if admitted.counts:
-            add(self.counts, admitted.counts)
-        if admitted.refused is not None and self.admission.marks:
-            self.bad.append(admitted.refused.column(MARK).drop_null())
-
-    @property
-    def join_released(self) -> Released:
-        """The events that no longer wait, together."""
-        return Released.of(join_events(self.chunks) if len(self.chunks) > 1 else next(iter(self.chunks), None))
+        elif events.times.size:
+            self.chunks.append(events)
 
     @property
     def pieces(self) -> Iterable[Events]:

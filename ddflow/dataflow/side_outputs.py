@@ -1,8 +1,8 @@
 """Side outputs of events: verdict rows, and the outputs that ``stale=`` adds.
 
 Invariant: every event that a call resolves is listed in it once, with the verdict that was counted and the winner's
-order, which its key holds from then on. Nothing is decided here. A resolution is read before it is applied, because the
-orders that keys held before are read from state.
+order, which its key holds from then on. Nothing is decided here. Resolved events are read before they are applied,
+because the orders that keys held before are read from state.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> flow = dd.Flow()
@@ -24,15 +24,17 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from ddflow.columns.hashing import Ints
 from ddflow.columns.names import TIME
 from ddflow.columns.schema import empty, updates_schema
 from ddflow.connectors.formats.base import BAD_TYPE
-from ddflow.dataflow.admission import Admitted
+from ddflow.dataflow.admission import RefusedRows
 from ddflow.dataflow.result import name_verdicts
 from ddflow.errors import SpecError
 from ddflow.kernels.resolve import STALE
-from ddflow.operators.inputs import Outcome
+from ddflow.operators.inputs import ResolvedDifferences
 from ddflow.operators.updates import time_column
+from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.inputs.input import Binding, Input
 
 ARRIVAL: Final = "_arrival"
@@ -40,7 +42,7 @@ ARRIVAL: Final = "_arrival"
 
 
 def check_listed(bound: Binding) -> None:
-    """Raise `SpecError` if a key column has the name of one that `verdict_rows` adds."""
+    """Raise `SpecError` if a key column has the name of one that verdict rows add."""
     taken = {ARRIVAL, "seq", "verdict", *(f"winner_{n}" for n in bound.spec.order_by)} & set(bound.key_schema.names)
     if taken:
         raise SpecError(
@@ -50,25 +52,34 @@ def check_listed(bound: Binding) -> None:
         )
 
 
-def verdict_rows(bound: Binding, of: Admitted | Outcome) -> pa.Table:
+def refused_rows(bound: Binding, refused: RefusedRows) -> pa.Table:
+    """Make the verdict rows of events that were refused on arrival. O(events)."""
+    n = refused.codes.size
+    winners = [pa.nulls(n, bound.schema.field(name).type) for name in bound.spec.order_by]
+    return _verdict_rows(
+        bound, refused.events.rows, refused.events.arrival, refused.codes, pa.nulls(n, bound.time_type), winners
+    )
+
+
+def resolved_rows(resolved: Resolved | ResolvedDifferences) -> pa.Table:
+    """Make the verdict rows of resolved events. O(events)."""
+    bound, events, given = resolved.bound, resolved.events, resolved.given
+    rows = events.rows if given.size == events.times.size else events.rows.take(pa.array(given))
+    times = time_column(events.times[given], bound.time_type)
+    return _verdict_rows(
+        bound, rows, events.arrival[given], resolved.verdict[given], times, resolved.winner_orders(given)
+    )
+
+
+def _verdict_rows(
+    bound: Binding, events: pa.RecordBatch, arrival: Ints, codes: Any, times: pa.Array, winners: Sequence[pa.Array]
+) -> pa.Table:
     """Make one row for each event. O(events).
 
     Its columns are ``_arrival`` (its number among all events of the input), ``seq`` (that, or the seq column's value),
     the key, ``verdict``, the time of the resolution (null for events refused on arrival), and ``winner_`` columns of
     the order its key holds.
     """
-    codes: np.ndarray[Any, Any]
-    if isinstance(of, Admitted):
-        events = of.events.rows.slice(0, 0) if of.refused is None else of.refused
-        codes, arrival = of.codes, of.arrival
-        times = pa.nulls(len(arrival), bound.time_type)
-        winners = [pa.nulls(len(arrival), bound.schema.field(n).type) for n in bound.spec.order_by]
-    else:
-        rows = of.given
-        events = of.events.rows if rows.size == of.events.times.size else of.events.rows.take(pa.array(rows))
-        codes, arrival = of.verdict[rows], of.events.arrival[rows]
-        times = time_column(of.events.times[rows], bound.time_type)
-        winners = of.winner_orders(rows)
     number = pa.array(arrival)
     seq = number if bound.spec.seq is None else events.column(bound.spec.seq)
     columns = {ARRIVAL: number, "seq": seq, **{n: events.column(n) for n in bound.key_schema.names}}
@@ -91,29 +102,29 @@ def bad_rows(marks: Sequence[pa.Array], time: int, time_type: pa.DataType) -> pa
 
 
 class SideOutputs:
-    """The tables of `Flow.side_outputs`, which are ``wanted``, for one step, resolution by resolution."""
+    """The tables of `Flow.side_outputs`, which are ``wanted``, for one step, piece by piece."""
 
     def __init__(self, wanted: Mapping[str, tuple[Input, pa.Schema]], time_type: pa.DataType) -> None:
         self.wanted, self.time_type = wanted, time_type
         self.made: dict[str, list[pa.Table]] = defaultdict(list)
 
-    def add(self, resolution: Outcome) -> None:
-        """Add the side outputs of a resolution. O(events) of inputs with side outputs."""
+    def add(self, resolved: Resolved | ResolvedDifferences) -> None:
+        """Add the side outputs of resolved events. O(events) of inputs with side outputs."""
         for name, (input, schema) in self.wanted.items():
-            if input.name == resolution.bound.name and not is_bad(name):
-                self.made[name].append(self._table(input, schema, resolution))
+            if input.name == resolved.bound.name and not is_bad(name):
+                self.made[name].append(self._table(input, schema, resolved))
 
-    def _table(self, input: Input, schema: pa.Schema, resolution: Outcome) -> pa.Table:
-        stale = resolution.verdict == STALE
+    def _table(self, input: Input, schema: pa.Schema, resolved: Resolved | ResolvedDifferences) -> pa.Table:
+        stale = resolved.verdict == STALE
         if input.spec.stale == "mark":
-            rows = resolution.given
+            rows = resolved.given
             further = [pa.array(stale[rows])]
         else:
             rows = np.flatnonzero(stale)
-            further = resolution.winner_orders(rows)
-        events = resolution.events.rows.take(pa.array(rows))
+            further = resolved.winner_orders(rows)
+        events = resolved.events.rows.take(pa.array(rows))
         columns = [events.column(n) for n in input.bound.event_columns] + further
-        times = time_column(resolution.events.times[rows], self.time_type)
+        times = time_column(resolved.events.times[rows], self.time_type)
         columns += [times, pa.array(np.ones(rows.size, np.int64))]
         return pa.Table.from_arrays(columns, schema=updates_schema(schema, self.time_type))
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, RowHashes
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
-from ddflow.dataflow.graph import Graph, Released
+from ddflow.dataflow.graph import Graph, ReleasedEvents
 from ddflow.operators.inputs import RunningInput
 from ddflow.operators.upsert.events import Events, join_events
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch
@@ -120,32 +120,32 @@ class Release:
         self.to, self.batchers, self.inputs, self.budget = to, batchers, inputs, budget
         self.made: list[Ranges] = []
 
-    def __enter__(self) -> dict[str, Released]:
+    def __enter__(self) -> dict[str, ReleasedEvents]:
         """Return the released events, by input."""
         scratch = self.budget.scratch
         if scratch is None:
-            return {name: Released.of(batcher.peek(self.to)) for name, batcher in self.batchers.items()}
+            return {name: ReleasedEvents.of(batcher.peek(self.to)) for name, batcher in self.batchers.items()}
         try:
             return {name: self._release_input(name, batcher, scratch) for name, batcher in self.batchers.items()}
         except BaseException:
             self.__exit__()
             raise
 
-    def _release_input(self, name: str, batcher: Batcher, scratch: BatchStore) -> Released:
+    def _release_input(self, name: str, batcher: Batcher, scratch: BatchStore) -> ReleasedEvents:
         """Return the released events of one input, in ranges if they exceed the budget."""
         to, most = self.to, self.budget.rows((batcher.nbytes + batcher.mapped_bytes) / max(len(batcher), 1))
         if len(batcher) <= most:
-            return Released.of(batcher.peek(to))
+            return ReleasedEvents.of(batcher.peek(to))
         count, parts = batcher.release_until(to)
         if count <= most:
-            return Released.of(batcher.peek(to))
+            return ReleasedEvents.of(batcher.peek(to))
         ranges = Ranges(self.inputs[name].keys, scratch, 1 << min((count // most).bit_length(), 14))
         self.made.append(ranges)
         times = []
         for part in parts:
             ranges.add(part)
             times.append(np.unique(part.times))
-        return Released(count, np.unique(np.concatenate(times)), ranges)
+        return ReleasedEvents(count, np.unique(np.concatenate(times)), ranges)
 
     def __exit__(self, *_: object) -> None:
         """Let the ranges go."""

@@ -16,7 +16,7 @@ the update buffer, in files where memory is short. Each node is computed once, h
 >>> from ddflow.operators.upsert.events import Events
 >>> events = pa.record_batch({"k": [1, 2]}, schema=v.schema)
 >>> events = Events(events, np.zeros(2, np.int64), np.zeros(2, np.int64), np.arange(2))
->>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": Released.of(events)}, 0, UpdateBuffer(None, 0))
+>>> computation = Computation(Graph(flow, Secret(1, 2)), {"v": ReleasedEvents.of(events)}, 0, UpdateBuffer(None, 0))
 >>> computation.run().outputs["n"].to_pylist()
 [{'count': 2, '_time': 0, '_diff': 1}]
 """
@@ -32,15 +32,16 @@ from ddflow.columns.hashing import Ints, identities
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import empty
 from ddflow.dataflow.buffer import UpdateBuffer
-from ddflow.dataflow.graph import Graph, Released, Stepped
-from ddflow.operators.inputs import Outcome
+from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
+from ddflow.operators.inputs import ResolvedDifferences
 from ddflow.operators.updates import FAILURES, Updates, concat, consolidate, few, ints
-from ddflow.operators.upsert.events import Seen
+from ddflow.operators.upsert.events import ExpiryChange
+from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.collection import Collection
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change
 
-Observe = Callable[[Outcome], None]
+Observe = Callable[[Resolved | ResolvedDifferences], None]
 GATHERED = 1 << 18
 """Updates that a keyed operator takes together, where memory is short."""
 
@@ -48,20 +49,19 @@ GATHERED = 1 << 18
 class Computation:
     """``graph``: the operators.  ``released``: the events, by input.  ``since``: what it will be after the step.
 
-    ``buffer``: where updates of a large step lie. ``observe``: is shown each resolution once, when its events have
-    been resolved.
+    ``buffer``: where updates of a large step lie. ``observe``: is shown the resolved events of each piece once.
     """
 
     def __init__(
         self,
         graph: Graph,
-        released: Mapping[str, Released],
+        released: Mapping[str, ReleasedEvents],
         since: int,
         buffer: UpdateBuffer,
         observe: Observe | None = None,
     ) -> None:
         self.graph, self.since, self.buffer, self.observe = graph, since, buffer, observe
-        self.released: dict[str, Released] = {}
+        self.released: dict[str, ReleasedEvents] = {}
         self.many, self.clock = False, perf_counter_ns()
         times: list[Ints] = []
         for name, each in released.items():
@@ -73,10 +73,10 @@ class Computation:
         self.done: dict[Collection, list[Updates]] = {}
         self.deferred: dict[Collection, list[Updates]] = {}
         """By operator, the pieces whose expression failed, until equal rows of all pieces have come."""
-        self.out = Stepped({}, {}, {}, {}, {})
+        self.out = ComputedStep(since)
         self.nodes, self.exchange, self.kept = graph.nodes, graph.exchange, graph.whole
 
-    def run(self) -> Stepped:
+    def run(self) -> ComputedStep:
         """Compute the whole step. O(events and updates). Raises the errors of operators, before any change."""
         for node in self.nodes:
             if node in self.exchange:
@@ -117,15 +117,15 @@ class Computation:
         changes = self.out.changes[name] = []
         wanted = self.graph.needed.get(node)
         for events in self.released[name].pieces:
-            resolution = input.resolve(events, self.times, self.since, self.graph.winners)
-            counts += resolution.counts
+            resolved = input.resolve(events, self.times, self.since, self.graph.winners)
+            counts += resolved.counts
             if input.expiring is not None:
-                self.out.seen[name] = resolution.seen.plus(self.out.seen.get(name, Seen()))
+                self.out.expiry[name] = resolved.expiry.plus(self.out.expiry.get(name, ExpiryChange()))
             if self.observe is not None:
-                self.observe(resolution)
+                self.observe(resolved)
             if wanted is not None:
-                self._propagate(node, resolution.updates(wanted))
-            for change in resolution.changes:
+                self._propagate(node, resolved.updates(wanted))
+            for change in resolved.changes:
                 changes.append(self._store_change(input.arranged, change) if self.many else change)
         self.out.counts[name] = counts
 

@@ -32,7 +32,7 @@ import pyarrow as pa
 from ddflow.columns.rows import Rows
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Stepped
+from ddflow.dataflow.graph import ComputedStep
 from ddflow.dataflow.pending_runs import PendingRun as Waiting
 from ddflow.engine.calls import Calls
 from ddflow.engine.commits import Commits
@@ -58,7 +58,7 @@ def compact(calls: Calls, forget: bool, look: Look = lambda rows: None) -> None:
         _check_compactable(calls, forget)
         if forget:
             since = max(dataflow.since, dataflow.last)
-            dataflow.graph.apply(Stepped({}, {}, {}, {}, {}), dataflow.frontier, since)
+            dataflow.graph.apply(ComputedStep(since), dataflow.frontier)
             dataflow.since = since
         hidden = {name: each.hidden for name, each in dataflow.graph.inputs.items()}
         for name, arranged in dataflow.graph.arrangements.items():

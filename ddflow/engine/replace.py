@@ -27,7 +27,6 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import value_hashes
 from ddflow.connectors.error_location import at_path, is_path
-from ddflow.dataflow.admission import Admitted
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, full_by_input
 from ddflow.dataflow.result import Step
@@ -250,7 +249,6 @@ def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, a
     for events in contents.absent(by):
         n = events.num_rows
         times = np.full(n, time)
-        deleted = Events(events, times, times, arrival + total + np.arange(n))
-        inflow.enqueue(Admitted.from_events(deleted), dataflow.budget)
+        inflow.enqueue(Events(events, times, times, arrival + total + np.arange(n)))
         total += n
     return total

@@ -26,8 +26,7 @@ from ddflow.kernels.resolve import APPLIED
 from ddflow.operators.count import RunningCount
 from ddflow.operators.threshold import RunningThreshold
 from ddflow.operators.updates import Updates
-from ddflow.operators.upsert.events import Events, Seen
-from ddflow.operators.upsert.resolution import Resolution
+from ddflow.operators.upsert.events import Events, ExpiryChange
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.differences import BoundDifferences
@@ -35,8 +34,8 @@ from ddflow.trace.batch import Change
 
 
 @dataclass
-class TakenIn:
-    """The outcome of some events of one input of differences, all of which are applied."""
+class ResolvedDifferences:
+    """The resolved events of one input of differences, all of which are applied; asked like `Resolved`."""
 
     bound: BoundDifferences
     events: Events
@@ -47,7 +46,7 @@ class TakenIn:
     made: Updates
     """Of all columns of the row; those of diff 0 are gone."""
     changes: list[Change] = field(default_factory=list)
-    seen: Seen = field(default_factory=Seen)
+    expiry: ExpiryChange = field(default_factory=ExpiryChange)
 
     def updates(self, schema: pa.Schema) -> Updates:
         """Return the differences, in the order of their times."""
@@ -71,8 +70,8 @@ class RunningDifferences(RunningThreshold):
     >>> bound = bind_differences("log", pa.schema({"v": pa.string(), "n": pa.int64()}), Differences("n", keep=True))
     >>> log, times = RunningDifferences(bound, Secret(1, 2)), np.array([7, 7])
     >>> events = bound.add_event_columns(pa.record_batch({"v": ["a", "b"], "n": [3, 0]}), ["v", "n"])
-    >>> outcome = log.resolve(Events(events, times, times, np.arange(2)), np.array([7]), since=7)
-    >>> outcome.updates(bound.row_schema).to_table(bound.row_schema, pa.int64()).to_pylist(), len(outcome.changes)
+    >>> resolved = log.resolve(Events(events, times, times, np.arange(2)), np.array([7]), since=7)
+    >>> resolved.updates(bound.row_schema).to_table(bound.row_schema, pa.int64()).to_pylist(), len(resolved.changes)
     ([{'v': 'a', '_time': 7, '_diff': 3}], 1)
     """
 
@@ -91,7 +90,7 @@ class RunningDifferences(RunningThreshold):
         found = f"{self.bound.name!r} is an input of differences, which has no keys"
         raise error(asked, found, "ask it of an input of upserts: flow.upserts(...)")
 
-    def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> TakenIn:
+    def resolve(self, events: Events, times: Ints, since: int, winners: bool = True) -> ResolvedDifferences:
         """Compute the outcome of events; nothing changes.  ``times``, ``since``: as of an upsert's.  O(n) expected.
 
         Raises `CountOverflow` where a multiplicity that is kept leaves int64.
@@ -105,15 +104,13 @@ class RunningDifferences(RunningThreshold):
             made = made.pick(np.flatnonzero(diffs))
         counts = np.zeros(8, np.int64)
         counts[APPLIED] = n
-        taken = TakenIn(self.bound, events, np.arange(n), counts, made)
+        resolved = ResolvedDifferences(self.bound, events, np.arange(n), counts, made)
         if self.bound.is_kept and made.diffs.size:
-            taken.changes.append(RunningCount.compute(self, [made], since)[1])
-        return taken
+            resolved.changes.append(RunningCount.compute(self, [made], since)[1])
+        return resolved
 
 
 RunningInput = RunningUpsert | RunningDifferences
-Outcome = Resolution | TakenIn
-"""Of some events of an input: ``counts``, ``verdict``, ``updates(schema)``, ``changes``."""
 KINDS: Final[dict[type, Any]] = {BoundUpserts: RunningUpsert, BoundDifferences: RunningDifferences}
 
 

@@ -25,7 +25,7 @@ from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.dataflow.buffer import UpdateBuffer
-from ddflow.dataflow.graph import Graph, Released, Stepped, find_read_columns
+from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents, find_read_columns
 from ddflow.dataflow.step import Computation, Observe
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.operators.updates import Updates, consolidate, few, ints, set_apart
@@ -310,7 +310,7 @@ class StageComputation(Computation):
     def __init__(
         self,
         graph: Graph,
-        released: Mapping[str, Released],
+        released: Mapping[str, ReleasedEvents],
         since: int,
         buffer: UpdateBuffer,
         observe: Observe | None = None,
@@ -337,7 +337,7 @@ class StageComputation(Computation):
             self.times = np.unique(np.concatenate([self.times, *(each.times for each in self.came.values())]))
             self.came = {known: _rank_times(each, self.times) for known, each in self.came.items()}
 
-    def run(self) -> Stepped:
+    def run(self) -> ComputedStep:
         """Run the step, and sum the rows for later stages.  O(events and updates)."""
         self._check_suspects()
         stepped = super().run()

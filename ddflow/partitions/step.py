@@ -19,7 +19,7 @@ from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.graph import Graph, Released, Stepped
+from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, is_bad
 from ddflow.dataflow.spill import make_room
@@ -354,7 +354,7 @@ class GrowthComputation(StageComputation):
             e for e in graph.cut.sum_exchanges(graph.stage) if (nodes[e.of], tuple(e.by), e.events) in known
         ]
 
-    def run(self) -> Stepped:
+    def run(self) -> ComputedStep:
         """Fill new operators, and return the rows of new outputs.  O(rows that they are made of)."""
         self.of.sent = {}
         if self.last == NEVER:
@@ -465,10 +465,10 @@ def compute_stage(
     bad = {name: table for name, table in sides.tables().items() if is_bad(name)}
     for name in list(rows):
         admission = Admission(flow.inputs[name].bound)
-        admitted = admission.admit(admission.decode_whole(rows.pop(name)), NEVER, time)
-        released[name] = Released.of(admitted.events)
-        if admitted.refused is not None and f"{name}.bad" in bad:
-            bad[f"{name}.bad"] = bad_rows([admitted.refused.column(BAD).drop_null()], TIME, flow.time_type)
+        events, refused = admission.admit(admission.decode_whole(rows.pop(name)), NEVER, time)
+        released[name] = ReleasedEvents.of(events)
+        if refused is not None and f"{name}.bad" in bad:
+            bad[f"{name}.bad"] = bad_rows([refused.events.rows.column(BAD).drop_null()], TIME, flow.time_type)
     graph.came = {n: as_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
     stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in graph.sent.items() if table.num_rows}

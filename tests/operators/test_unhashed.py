@@ -13,7 +13,7 @@ import pytest
 import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.operators.upsert import resolution
-from ddflow.operators.upsert.resolution import Resolution
+from ddflow.operators.upsert.resolution import Resolved
 
 UNHASHED = [pa.int64(), pa.uint64(), pa.timestamp("us"), pa.date64(), pa.duration("ns"), pa.time64("us")]
 GATHERED = [pa.int32(), pa.float64(), pa.string(), pa.bool_(), pa.decimal128(19)]
@@ -98,13 +98,13 @@ def run(
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether values can be computed from hashes, each time that this was asked."""
-    answers, of = list[bool](), Resolution._unhashes
+    answers, of = list[bool](), Resolved._unhashes
 
-    def ask(self: Resolution, name: str) -> bool:
+    def ask(self: Resolved, name: str) -> bool:
         answers.append(of(self, name))
         return answers[-1]
 
-    monkeypatch.setattr(Resolution, "_unhashes", ask)
+    monkeypatch.setattr(Resolved, "_unhashes", ask)
     yield answers
 
 

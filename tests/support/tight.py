@@ -28,7 +28,7 @@ from ddflow.dataflow.spill import Ranges, make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.operators.upsert import resolution
-from ddflow.operators.upsert.resolution import Resolution
+from ddflow.operators.upsert.resolution import Resolved
 from ddflow.storage import inventory_text
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import LOCK
@@ -142,7 +142,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped_bytes else []),
     (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
-    (Resolution, "_unhashes", lambda out, *_: ["values computed from their hashes"] if out else []),
+    (Resolved, "_unhashes", lambda out, *_: ["values computed from their hashes"] if out else []),
     (Sheets, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""

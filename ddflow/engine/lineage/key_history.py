@@ -37,7 +37,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, RowHashes, Secret, identities
 from ddflow.columns.names import TIME, did_you_mean
 from ddflow.columns.rows import shown_row
-from ddflow.dataflow.admission import Admission, Admitted
+from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import name_verdicts
@@ -242,9 +242,9 @@ class _Telling:
                 seen += batch.num_rows
             place, rows, parts = np.concatenate([ints(), *places]), 0, []
             for batch in mine:
-                admitted: Admitted = admission.admit(batch, NEVER, None if spec.holds_back else number, rows)
-                rows += admitted.rows
-                parts.append(admitted.events)
+                events, _ = admission.admit(batch, NEVER, None if spec.holds_back else number, rows)
+                rows += batch.num_rows
+                parts.append(events)
             parts = [
                 each._replace(arrival=place[each.arrival - admission.arrived]) for each in parts if each.times.size
             ]
@@ -283,12 +283,12 @@ class _Telling:
         ``contents``: the arrival from which full contents imply events; None without full contents.
         """
         upsert.contents = contents
-        resolution = upsert.resolve(events, times, int(times[-1]))
-        winners = resolution.winner_orders(np.arange(events.times.size)) if self.winners else None
+        resolved = upsert.resolve(events, times, int(times[-1]))
+        winners = resolved.winner_orders(np.arange(events.times.size)) if self.winners else None
         given = pa.array(events.arrival < (CLOSED if contents is None else contents))
-        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, name_verdicts(resolution.verdict), ABSENT)
+        what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, name_verdicts(resolved.verdict), ABSENT)
         self._tell(what.to_pylist(), events.times, events.rows, winners, verdict, events.arrival)
-        upsert.apply(resolution, int(times[-1]) + 1, int(times[-1]))
+        upsert.apply(resolved, int(times[-1]) + 1, int(times[-1]))
         upsert.contents = None
 
 

@@ -63,12 +63,13 @@ class Events(NamedTuple):
     def in_order(self) -> Events:
         """Sort the events by time, arrival kept within a time.  O(n), or O(n log n) if they were not sorted."""
         order = by_time(self.times)
-        return self if order is None else self._take_rows(order)
+        return self if order is None else self.take(order)
 
-    def _take_rows(self, order: Ints) -> Events:
-        times = self.times[order]
-        original = times if self.original is self.times else self.original[order]
-        return Events(self.rows.take(pa.array(order)), times, original, self.arrival[order])
+    def take(self, places: Ints) -> Events:
+        """Take the events at ``places``.  O(places)."""
+        times = self.times[places]
+        original = times if self.original is self.times else self.original[places]
+        return Events(self.rows.take(pa.array(places)), times, original, self.arrival[places])
 
 
 def by_time(times: Ints) -> Ints | None:
@@ -103,7 +104,7 @@ def join_events(parts: list[Events]) -> Events:
         order = np.argsort(arrival)
         if (then := by_time(times[order])) is not None:
             order = order[then]
-    return both if order is None else both._take_rows(order)
+    return both if order is None else both.take(order)
 
 
 def _in_sequence(events: Events, order: Ints | None) -> bool:
@@ -112,11 +113,11 @@ def _in_sequence(events: Events, order: Ints | None) -> bool:
     return bool(((arrival[1:] > arrival[:-1]) | (times[1:] > times[:-1])).all())
 
 
-class Seen(NamedTuple):
-    """What a step brings for the next one, where keys expire.
+class ExpiryChange(NamedTuple):
+    """What a step changes in the expiry of an input.
 
-    >>> Seen(3, 1).plus(Seen(None, 2))
-    Seen(greatest=3, forgotten=3, useless=0)
+    >>> ExpiryChange(3, 1).plus(ExpiryChange(None, 2))
+    ExpiryChange(greatest=3, forgotten=3, useless=0)
     """
 
     greatest: int | None = None
@@ -126,14 +127,14 @@ class Seen(NamedTuple):
     useless: int = 0
     """How many more deletions than before need not be known."""
 
-    def plus(self, other: Seen) -> Seen:
-        """Of two pieces of a step."""
+    def plus(self, other: ExpiryChange) -> ExpiryChange:
+        """Add up two pieces of a step."""
         both = [each for each in (self.greatest, other.greatest) if each is not None]
-        return Seen(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
+        return ExpiryChange(max(both, default=None), self.forgotten + other.forgotten, self.useless + other.useless)
 
 
-class Keyed(NamedTuple):
-    """n events of g keys."""
+class KeyedEvents(NamedTuple):
+    """n events of g keys, sorted by key, beside what the keys hold."""
 
     events: Events
     columns: dict[str, pa.Array]
@@ -157,9 +158,9 @@ class Keyed(NamedTuple):
     """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
     left: Ints = np.empty(0, np.int64)
     """The events that decide nothing: their keys are forgotten, and they come too late."""
-    seen: Seen = Seen()
+    expiry: ExpiryChange = ExpiryChange()
 
-    def without(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Keyed:
+    def without(self, stays: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> KeyedEvents:
         """Without the events for which ``stays`` is false, and the keys that have no others.  O(n)."""
         by, prior = self.by, self.prior
         here = stays[by.permutation]

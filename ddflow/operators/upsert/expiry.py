@@ -26,7 +26,7 @@ from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
 from ddflow.columns.rows import gather_arrays
 from ddflow.columns.sorting import sort
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Prior
-from ddflow.operators.upsert.events import Events, Keyed, Seen
+from ddflow.operators.upsert.events import Events, ExpiryChange, KeyedEvents
 from ddflow.operators.upsert.orders import LEAST, MergeOrders, Order, column_words, needs_flag, value_of
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.trace.arrangement import Arrangement
@@ -271,7 +271,7 @@ class Expiring:
         for number in range(cuts.size + 1):
             begin, end = np.searchsorted(where, [number, number + 1])
             forgotten = self._deleting(high[begin:end], low[begin:end], time) if begin < end else None
-            part = events if events is None or not cuts.size else _take_events(events, np.flatnonzero(of == number))
+            part = events if events is None or not cuts.size else events.take(np.flatnonzero(of == number))
             if part is not None and part.times.size:
                 yield part if forgotten is None else _with(part, forgotten)
             elif forgotten is not None:
@@ -292,7 +292,7 @@ class Expiring:
 
     # In a step
 
-    def look(self, keyed: Keyed) -> Keyed:
+    def look(self, keyed: KeyedEvents) -> KeyedEvents:
         """Note which keys hold what is forgotten, and leave out the events that come too late.
 
         Their verdict is ``forgotten``, or they are deletions that nobody gave, of keys that have events.  O(events).
@@ -303,7 +303,7 @@ class Expiring:
         named = given if full is None else given & (events.arrival < full)
         most, forgotten = self.horizons.most(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
-            return keyed._replace(seen=Seen(most))
+            return keyed._replace(expiry=ExpiryChange(most))
         prior, permutation, starts = keyed.prior, keyed.by.permutation, keyed.by.starts
         lapsed = self.horizons.find_expired(prior)
         prior.reference[lapsed] |= LAPSED
@@ -321,12 +321,12 @@ class Expiring:
         if late.any():
             keyed = keyed.without(~late)
         again = keyed.prior.reference & (LAPSED | LIVE) == LAPSED
-        seen = Seen(most, forgotten, int((~given & ~late).sum()) - int(again.sum()))
-        return keyed._replace(seen=seen, left=np.flatnonzero(late))
+        expiry = ExpiryChange(most, forgotten, int((~given & ~late).sum()) - int(again.sum()))
+        return keyed._replace(expiry=expiry, left=np.flatnonzero(late))
 
     # After a step
 
-    def take(self, changes: Sequence[Change], seen: Seen) -> None:
+    def take(self, changes: Sequence[Change], expiry: ExpiryChange) -> None:
         """Take in what a step brought, before its changes are applied.  O(versions)."""
         n = self._in_order(self.horizons.rows)
         self._words, self._high, self._low = self._words[n:], self._high[n:], self._low[n:]
@@ -336,10 +336,10 @@ class Expiring:
             at = np.flatnonzero((batch.live != 0) & (key < until))
             if at.size:
                 self._fresh.append(_take_versions(batch, at, key, 0))
-        self.forgotten += seen.forgotten
-        self.arranged.useless(seen.useless, more=True)
-        if seen.greatest is not None:
-            self.horizons.greatest = max(seen.greatest, LEAST if (old := self.horizons.greatest) is None else old)
+        self.forgotten += expiry.forgotten
+        self.arranged.useless(expiry.useless, more=True)
+        if expiry.greatest is not None:
+            self.horizons.greatest = max(expiry.greatest, LEAST if (old := self.horizons.greatest) is None else old)
 
 
 def _beyond(horizon: int | None, until: int | None) -> bool:
@@ -349,10 +349,6 @@ def _beyond(horizon: int | None, until: int | None) -> bool:
 def _take_versions(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints, Words, Words]:
     """Take the orders and identities of some versions; ``key``: the orders of the versions from ``begin`` on."""
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
-
-
-def _take_events(events: Events, rows: Ints) -> Events:
-    return Events(events.rows.take(pa.array(rows)), events.times[rows], events.original[rows], events.arrival[rows])
 
 
 def _with(events: Events, more: Events) -> Events:

@@ -41,15 +41,15 @@ from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LAST, OUTCOME, Outcomes, Rules
 from ddflow.kernels.walk import NONE, ROW
 from ddflow.operators.upsert import user_functions
-from ddflow.operators.upsert.events import Keyed
+from ddflow.operators.upsert.events import KeyedEvents
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.operators.upsert.walking import Walking
 
 
 class MergedRows(Walking):
-    """The rows that a fold makes of a step's events: see `ddflow.operators.upsert.resolution.Weighed`."""
+    """The rows that a fold makes of a step's events: see `ddflow.operators.upsert.resolution.FullRows`."""
 
-    def __init__(self, state: UpsertState, keyed: Keyed, since: int) -> None:
+    def __init__(self, state: UpsertState, keyed: KeyedEvents, since: int) -> None:
         """Fold the events; `by`, `mark`, `words` and `value` are of the rows that are made."""
         super().__init__(state, keyed)
         self._make()
@@ -207,15 +207,15 @@ class MergedRows(Walking):
         self.words = np.ascontiguousarray(words)
 
     def column(self, name: str) -> pa.Array:
-        """See `Weighed.column`."""
+        """See `FullRows.column`."""
         return self.made.column(name)
 
     def payload(self) -> Rows:
-        """See `Weighed.payload`."""
+        """See `FullRows.payload`."""
         return Rows(self.made)
 
     def hidden(self, name: str) -> pa.Array:
-        """See `Weighed.hidden`."""
+        """See `FullRows.hidden`."""
         return self.made.column(name)
 
     def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:

@@ -1,41 +1,43 @@
-"""The outcome of one step's events of one input: resolve, emit, and what to make of it.
+"""Resolve one step's events of one input, and emit its updates.
 
-Invariant: nothing of the state changes here. `resolve` gives each row a verdict and each key its versions, without
-touching payload; `emit` writes the updates, in the order of rows; columns are gathered when somebody reads them.
+Invariant: nothing of the state changes here. Each row gets a verdict and each key its versions, without touching
+payload. Updates are in the order of rows. Their columns, and those of the change, are gathered when they are read.
 
 >>> from ddflow.columns.hashing import Secret
 >>> from ddflow.operators.updates import ints
 >>> from ddflow.operators.upsert.events import Events
->>> from ddflow.operators.upsert.upsert import FullRows
 >>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
 >>> state = UpsertState(bind_upserts("rows", schema, Upsert("k")), Secret(1, 2))
 >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
 >>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
->>> resolution = Resolution(state, keyed, FullRows(state, keyed, 0), winners=False)
->>> resolution.updates(schema).to_table(schema, None).to_pylist()
+>>> resolved = Resolved(state, keyed, FullRows(state, keyed, 0), winners=False)
+>>> resolved.updates(schema).to_table(schema, None).to_pylist()
 [{'k': 8, 'v': 'b', '_diff': 1}, {'k': 7, 'v': 'c', '_diff': 1}]
 """
 
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, Words
+from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, validity
 from ddflow.columns.layout import SMALL, Arena, Column, Laid, width
-from ddflow.columns.rows import RowPool, Rows, View, lay_out
-from ddflow.columns.sorting import Sorted, shards
+from ddflow.columns.rows import RowPool, Rows, View, gather, lay_out, shown_row
+from ddflow.columns.sorting import shards
 from ddflow.columns.threads import ALONE
-from ddflow.errors import DdflowError
+from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.emit import emit as emit_updates
 from ddflow.kernels.emit import emit_values, tally
 from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import (
+    ERROR,
     FORGOTTEN,
+    LAPSED,
+    LIVE,
     NOTHING,
     OUTCOME,
     Outcomes,
@@ -45,126 +47,196 @@ from ddflow.kernels.resolve import (
     resolve_keys,
 )
 from ddflow.operators.updates import Updates
-from ddflow.operators.upsert.events import Keyed, Seen
+from ddflow.operators.upsert.events import ExpiryChange, KeyedEvents
+from ddflow.operators.upsert.merged import MergedRows
+from ddflow.operators.upsert.orders import Order
 from ddflow.operators.upsert.state import UpsertState
+from ddflow.time import format_time
 from ddflow.trace.batch import Batch, Change, same
 
 ALL: Flags = np.empty(0, np.uint8)
 EMITTED = 4
 """Nanoseconds that the updates of an event take, about."""
+Spans = list[tuple[int, int]]
 
 
-class Weighed(Protocol):
-    """The full rows that compete, and by what: those of the events, or those that a fold made of them."""
+class FullRows:
+    """The rows of events, each in full, and by what they compete; `MergedRows` has the same for rows of a fold.
 
-    by: Sorted
-    permutation: Narrow
-    mark: Narrow
-    words: Ints
-    """int64[n, words]: order words."""
-    value: Words
-    """uint64[n]: hashes of what counts in "did it change"."""
-    rules: Rules
+    ``words``: int64[n, words], order words.  ``value``: uint64[n], hashes of what counts in "did it change".
 
-    def column(self, name: str) -> pa.Array:
-        """Return a column of the full rows."""
+    >>> from ddflow.columns.hashing import Secret
+    >>> from ddflow.operators.updates import ints
+    >>> from ddflow.operators.upsert.events import Events
+    >>> from ddflow.plan.inputs.bind import bind_upserts
+    >>> from ddflow.plan.inputs.spec import Upsert
+    >>> schema = pa.schema({"k": pa.int64(), "v": pa.string()})
+    >>> state = UpsertState(bind_upserts("rows", schema, Upsert("k")), Secret(1, 2))
+    >>> events = pa.record_batch({"k": [7, 8, 7], "v": ["a", "b", "c"]}, schema=schema)
+    >>> keyed = state.sort_by_key(Events(events, ints(0, 0, 0), ints(0, 0, 0), ints(0, 1, 2)), ints(0), since=0)
+    >>> full = FullRows(state, keyed, since=0)
+    >>> full.value[0] == full.value[1], full.rows.num_rows
+    (np.False_, 3)
+    """
+
+    def __init__(self, state: UpsertState, keyed: KeyedEvents, since: int) -> None:
+        self.state, self.keyed, self.by, self.mark = state, keyed, keyed.by, keyed.mark
+        order, events, expiring = state.order, keyed.events, state.expiring
+        assert isinstance(order, Order)
+        self.order, self.rows = order, events.rows
+        tracked = list(map(keyed.columns.__getitem__, state.bound.tracked))
+        self.value = state.values.values(tracked, events.times.size)
+        self.words = order.of(events.rows, events.original, keyed.gone)
+        if order.ranks:
+            self._rank(order)
+        forgets = expiring is not None and expiring.forgets
+        self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since, keyed.full is not None, forgets)
+        self.permutation = self._by_order() if order.tie == ERROR else keyed.by.permutation
 
     def payload(self) -> Rows:
         """Return the full rows as the arrangement stores them."""
+        state, gone = self.state, self.keyed.gone
+        columns = list(map(self.keyed.columns.__getitem__, state.given))
+        shape = state.arranged.slots.pool.shape
+        # A retraction may take its key from the deletion, so there a null is looked at.
+        nulls = [
+            name
+            for name, column in zip(shape.names, columns, strict=True)
+            if column.null_count and name not in state.exact and (gone | validity(column)).all()
+        ]
+        return Rows.of(columns, shape, self.rows.num_rows, nulls)
+
+    def column(self, name: str) -> pa.Array:
+        """Return a column of the full rows."""
+        return self.keyed.columns[name]
 
     def hidden(self, name: str) -> pa.Array:
         """Return a column that is kept next to the payload."""
-
-    def tie(self, row: int) -> DdflowError:
-        """Build the error for a tie that ``tie="error"`` refuses."""
+        return self.rows.column(name[7:])
 
     def verdicts(self, outcome: Any, counts: Ints) -> tuple[Ints, Flags | None]:
         """int64[8] events by verdict, and the verdict of each event; None where the rows are the events."""
+        absent = self.keyed.absent
+        return counts - np.bincount((outcome[absent] >> OUTCOME) & 7, minlength=8) if absent.size else counts, None
 
     def winner_orders(self, out: Outcomes, rows: Ints) -> list[pa.Array]:
         """For each of some events, the order columns' values that its key holds after that time; null for none."""
+        order, winner, events = self.order, out.winner[rows], self.rows
+        groups = np.unique(-1 - winner[(winner < 0) & (winner != NOTHING)])
+        prior = self._prior_rows(groups) if order.hidden and groups.size else None
+        if groups.size:
+            values = order.values(self.keyed.prior.order[groups], prior)
+        at = np.where(winner >= 0, winner, events.num_rows + np.searchsorted(groups, -1 - winner))
+        place = pa.array(at, mask=winner == NOTHING)
+        made = []
+        for i, field in enumerate(order.fields):
+            parts = [events.column(field.name)]
+            if groups.size:
+                old = values[i]
+                parts.append(old.combine_chunks() if isinstance(old, pa.ChunkedArray) else old)
+            made.append(pa.concat_arrays(parts).take(place))
+        return made
+
+    def _prior_rows(self, groups: Ints) -> pa.Table:
+        arranged = self.state.arranged
+        return gather(arranged.pool(), self.keyed.prior.reference[groups], arranged.schema)
+
+    def _rank(self, order: Order) -> None:
+        """Rank what has no word of its own, among the events and what their keys hold."""
+        prior = self.keyed.prior
+        # A tombstone below the horizon has no say, and its row may be merged away.
+        held = (prior.reference != 0) & (prior.reference & LAPSED == 0)
+        groups = np.flatnonzero(held) if order.keeps else np.empty(0, np.int64)
+        old = prior.order[groups] if order.keeps else np.empty((0, order.width), np.int64)
+        rows = self._prior_rows(groups) if groups.size else None
+        lives = (prior.reference[groups] & LIVE != 0).astype(np.uint8)
+        order.rank(self.keyed.events.rows, self.keyed.gone, self.words, rows, lives, old, self.state.secret)
+        if groups.size:
+            prior.order[groups] = old
+
+    def _by_order(self) -> Narrow:
+        """Sort the events of each key and time by their base words, so that ties are neighbours."""
+        groups = np.repeat(np.arange(self.by.starts.size - 1), np.diff(self.by.starts))
+        at = self.by.permutation
+        base = [self.words[at, w] for w in range(self.rules.base)]
+        return at[np.lexsort((*reversed(base), self.mark[at] >> 1, groups))]
+
+    def tie(self, row: int) -> TieRefused:
+        """Build the error for a tie that ``tie="error"`` refuses."""
+        spec, rows = self.state.bound.spec, self.keyed.events.rows
+        key, order = (shown_row(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
+        time = format_time(int(self.keyed.events.times[row]), self.state.bound.time_type)
+        return TieRefused(
+            f"a step of {self.state.bound.name!r}",
+            f"the key {key} has two events of order {order} at time {time}",
+            Phrase("mend the feed, or choose ", Option("tie", "last"), ", 'first' or 'greatest'; nothing was changed"),
+            input=self.state.bound.name,
+        )
 
 
-class Resolved(NamedTuple):
-    """What became of each row, and the versions of each key."""
+class Resolved:
+    """The resolved events of one input in one step: the verdict of each, the versions of their keys, and m updates.
 
-    out: Outcomes
-    spans: list[tuple[int, int]]
-    """Of keys: each was resolved on its own."""
-    done: list[tuple[int, int, int, int, int]]
-    """By span: updates, versions, the row refused (or -1), how many more keys live, how many more tombstones."""
-
-
-class Emitted(NamedTuple):
-    """m updates: by which row, their diffs and the ranks of their times."""
-
-    about: Any
-    diffs: Ints
-    ranks: Narrow
-    parts: list[tuple[int, int, int, int]]
-    """Spans of rows, and of the updates that these caused."""
-    counts: Ints
-    """int64[8]: rows by verdict."""
-
-
-def resolve(state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -> Resolved:
-    """Resolve the keys, in spans of them where there are several threads; each writes versions of its own.
-
-    ``winners``: whether anybody asks for `Resolution.winner_orders`.  O(n).  Raises `TieRefused`.
+    ``out``: what became of each row.  ``spans``: of keys; each was resolved on its own.  ``done``: by span, updates,
+    versions, the row refused (or -1), how many more keys live, how many more tombstones.  ``about``, ``diffs``,
+    ``ranks``: of the updates, by which row each is, its diff and the rank of its time.  ``parts``: spans of rows, and
+    of the updates that these caused.  ``counts``: int64[8], events by verdict.
     """
-    n, order, prior = weighed.value.size, state.order, keyed.prior
-    kept = np.empty if n < SMALL else Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
-    keeps = bool(order.words or order.hidden)
-    room = state.arena.room(n), kept
-    out = allocate_outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
-    if keyed.left.size and weighed.by is keyed.by:
-        out.outcome[keyed.left] = FORGOTTEN << OUTCOME
-        if out.winner.size:
-            out.winner[keyed.left] = NOTHING
-    by, starts = weighed.by, weighed.by.starts
-    work = SortedEvents(
-        weighed.permutation, starts, by.high, by.low, weighed.mark, keyed.times, weighed.words, weighed.value
-    )
 
-    def span(begin: int, end: int) -> tuple[int, int, int, int, int]:
-        at, to = int(starts[begin]), int(starts[end])
-        mine = work._replace(starts=starts[begin : end + 1])
-        return resolve_keys(mine, prior.span(begin, end), weighed.rules, out.span(at, to, begin, end))
+    def __init__(self, state: UpsertState, keyed: KeyedEvents, rows: FullRows | MergedRows, winners: bool) -> None:
+        """Resolve events.
 
-    threads = ALONE if out.winner.size else state.threads
-    spans = shards(by, threads)
-    done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, weighed.rules, out)]
-    for _, _, refused, _, _ in done:
-        if refused >= 0:
-            raise weighed.tie(refused)
-    return Resolved(out, spans, done)
+        ``rows``: the full rows that compete.  ``winners``: whether anybody asks for `winner_orders`.  O(n).  Raises
+        `TieRefused`.
+        """
+        self.upsert, self.bound, self.keyed, self.rows = state, state.bound, keyed, rows
+        self.out, self.spans, self.done = self._resolve_keys(winners)
+        self.about, self.diffs, self.ranks, self.parts, counts = self._emit_updates()
+        self.counts, self._verdict = rows.verdicts(self.out.outcome, counts)
 
+    def _resolve_keys(self, winners: bool) -> tuple[Outcomes, Spans, list[tuple[int, int, int, int, int]]]:
+        """Resolve the keys, in spans of them where there are several threads; each writes versions of its own."""
+        state, keyed, rows, prior = self.upsert, self.keyed, self.rows, self.keyed.prior
+        n, order = rows.value.size, state.order
+        kept = np.empty if n < SMALL else Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
+        keeps = bool(order.words or order.hidden)
+        room = state.arena.room(n), kept
+        out = allocate_outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
+        if keyed.left.size and rows.by is keyed.by:
+            out.outcome[keyed.left] = FORGOTTEN << OUTCOME
+            if out.winner.size:
+                out.winner[keyed.left] = NOTHING
+        by, starts = rows.by, rows.by.starts
+        work = SortedEvents(rows.permutation, starts, by.high, by.low, rows.mark, keyed.times, rows.words, rows.value)
 
-def emit(state: UpsertState, weighed: Weighed, resolved: Resolved) -> Emitted:
-    """Count the verdicts and write the updates: by which row, the diff, the rank of the time.  O(n)."""
-    threads, arena, outcome, mark = state.threads, state.arena, resolved.out.outcome, weighed.mark
-    n = sum(map(itemgetter(0), resolved.done))
-    empty = arena.room(n)
-    about, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
-    spans, parts = threads.spans(outcome.size, EMITTED), [(0, outcome.size, 0, n)]
-    if len(spans) > 1:
-        ends = np.cumsum([0, *(tally(outcome[a:b], mark[a:b]) for a, b in spans)]).tolist()
-        parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
+        def span(begin: int, end: int) -> tuple[int, int, int, int, int]:
+            at, to = int(starts[begin]), int(starts[end])
+            mine = work._replace(starts=starts[begin : end + 1])
+            return resolve_keys(mine, prior.span(begin, end), rows.rules, out.span(at, to, begin, end))
 
-    counts = np.zeros((len(parts), 8), np.int64)
-    out = [(about[c:d], diffs[c:d], ranks[c:d], counts[i]) for i, (_, _, c, d) in enumerate(parts)]
-    threads.each(emit_updates, [(outcome[a:b], mark[a:b], a, *out[i]) for i, (a, b, _, _) in enumerate(parts)])
-    return Emitted(about, diffs, ranks, parts, counts.sum(0) if len(parts) > 1 else counts[0])
+        threads = ALONE if out.winner.size else state.threads
+        spans = shards(by, threads)
+        done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, rows.rules, out)]
+        for _, _, refused, _, _ in done:
+            if refused >= 0:
+                raise rows.tie(refused)
+        return out, spans, done
 
+    def _emit_updates(self) -> tuple[Any, Ints, Narrow, list[tuple[int, int, int, int]], Ints]:
+        """Count the rows by verdict, and write the updates.  O(n)."""
+        threads, arena, outcome, mark = self.upsert.threads, self.upsert.arena, self.out.outcome, self.rows.mark
+        n = sum(map(itemgetter(0), self.done))
+        empty = arena.room(n)
+        about, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
+        spans, parts = threads.spans(outcome.size, EMITTED), [(0, outcome.size, 0, n)]
+        if len(spans) > 1:
+            ends = np.cumsum([0, *(tally(outcome[a:b], mark[a:b]) for a, b in spans)]).tolist()
+            parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
-class Resolution:
-    """The outcome of one step's events of one input.  ``counts``: int64[8], events by verdict."""
-
-    def __init__(self, state: UpsertState, keyed: Keyed, weighed: Weighed, winners: bool) -> None:
-        self.upsert, self.bound, self.keyed, self.weighed = state, state.bound, keyed, weighed
-        self.resolved = resolve(state, keyed, weighed, winners)
-        self.emitted = emit(state, weighed, self.resolved)
-        self.counts, self._verdict = weighed.verdicts(self.resolved.out.outcome, self.emitted.counts)
+        counts = np.zeros((len(parts), 8), np.int64)
+        out = [(about[c:d], diffs[c:d], ranks[c:d], counts[i]) for i, (_, _, c, d) in enumerate(parts)]
+        threads.each(emit_updates, [(outcome[a:b], mark[a:b], a, *out[i]) for i, (a, b, _, _) in enumerate(parts)])
+        return about, diffs, ranks, parts, counts.sum(0) if len(parts) > 1 else counts[0]
 
     @property
     def events(self) -> Any:
@@ -172,16 +244,16 @@ class Resolution:
         return self.keyed.events
 
     @property
-    def seen(self) -> Seen:
-        """What it brings for the next step, where keys expire."""
-        return self.keyed.seen
+    def expiry(self) -> ExpiryChange:
+        """What the step changes in the expiry of the input."""
+        return self.keyed.expiry
 
     @property
     def verdict(self) -> Flags:
         """uint8[n]: the verdict of each event.  O(n)."""
         if self._verdict is not None:
             return self._verdict
-        return ((self.resolved.out.outcome >> OUTCOME) & 7).astype(np.uint8)
+        return ((self.out.outcome >> OUTCOME) & 7).astype(np.uint8)
 
     @property
     def given(self) -> Ints:
@@ -193,7 +265,7 @@ class Resolution:
 
         O(rows + keys) a column.
         """
-        return self.weighed.winner_orders(self.resolved.out, rows)
+        return self.rows.winner_orders(self.out, rows)
 
     def near(self, name: str) -> pa.Array | None:
         """Build a column of the updates from the events that caused them, if these hold the very same values.
@@ -202,20 +274,19 @@ class Resolution:
         """
         state, hashes = self.upsert, NONE
         # A few are gathered with the other columns, all in one kernel.
-        if self.emitted.diffs.size < SMALL or not (name in state.exact or self._unhashes(name)):
+        if self.diffs.size < SMALL or not (name in state.exact or self._unhashes(name)):
             return None
-        column = self.weighed.column(name)
+        column = self.rows.column(name)
         if name not in state.exact:
-            hashes = self.weighed.value
+            hashes = self.rows.value
         elif width(column.type) != 8 or column.null_count:
             return None
-        out = np.empty(self.emitted.diffs.size, np.uint64)
+        out = np.empty(self.diffs.size, np.uint64)
         start = column.buffers()[1].address + 8 * column.offset
-        outcome, mark = self.resolved.out.outcome, self.weighed.mark
-        parts = self.emitted.parts
+        outcome, mark = self.out.outcome, self.rows.mark
         given = [
             (outcome[a:b], mark[a:b], np.uint64(start + 8 * a), hashes[a:b], *state.secret.words, out[begin:end])
-            for a, b, begin, end in parts
+            for a, b, begin, end in self.parts
         ]
         state.threads.each(emit_values, given)
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
@@ -227,17 +298,16 @@ class Resolution:
     @cached_property
     def pool(self) -> RowPool:
         """What the updates' rows are gathered from."""
-        return self.upsert.arranged.pool(self.weighed.payload())
+        return self.upsert.arranged.pool(self.rows.payload())
 
     def updates(self, schema: pa.Schema) -> Updates:
         """Return the differences, in the order of their times; a column is gathered on its first read.  O(updates)."""
-        about, diffs, ranks, *_ = self.emitted
-        return Updates(View(self.pool, about, schema, self.near), ranks, diffs, self.keyed.times)
+        return Updates(View(self.pool, self.about, schema, self.near), self.ranks, self.diffs, self.keyed.times)
 
     @cached_property
     def changes(self) -> list[Change]:
         """What the state must take in, by ascending identities.  O(versions)."""
-        both = zip(self.resolved.spans, self.resolved.done, strict=True)
+        both = zip(self.spans, self.done, strict=True)
         return self.upsert.threads.each(self._change, [(*span, *done[1::2], done[4]) for span, done in both])
 
     def _build_stored_columns(self, out: Outcomes) -> list[Column]:
@@ -255,18 +325,18 @@ class Resolution:
 
     def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """Build the change of a span of keys."""
-        at = int(self.weighed.by.starts[begin])
-        out, whole = self.resolved.out, len(self.resolved.spans) == 1 and versions == self.resolved.out.high.size
-        out = out if whole else out.span(at, at + versions, begin, end)
+        at = int(self.rows.by.starts[begin])
+        whole = len(self.spans) == 1 and versions == self.out.high.size
+        out = self.out if whole else self.out.span(at, at + versions, begin, end)
         order, shape = self.upsert.order, self.pool.shape
         columns = self._build_stored_columns(out)
         for field in order.hidden:
-            columns.append(self.weighed.hidden(field.name).take(pa.array(out.event)))
+            columns.append(self.rows.hidden(field.name).take(pa.array(out.event)))
         rows = Rows.of(columns, shape, versions)
-        words = self.weighed.words[out.event] if order.words else np.empty((versions, 0), np.int64)
+        words = self.rows.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
         time = same(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
-        if versions < self.resolved.out.high.size // 2 // len(self.resolved.spans):
+        if versions < self.out.high.size // 2 // len(self.spans):
             # Else the room of those that are not there would be kept with them.
             high, low, live = high.copy(), low.copy(), live.copy()
             time = time if self.keyed.settled else time.copy()

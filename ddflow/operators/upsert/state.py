@@ -18,7 +18,7 @@ from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.emit import mark_rows
 from ddflow.kernels.resolve import NOBODY
 from ddflow.operators.base import Hashes, Readable
-from ddflow.operators.upsert.events import Events, Keyed
+from ddflow.operators.upsert.events import Events, KeyedEvents
 from ddflow.operators.upsert.expiry import Expiring
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.inputs.bind import BoundUpserts
@@ -88,7 +88,7 @@ class UpsertState(Readable):
         """See `Readable.hash_rows`."""
         return *self.keys.of(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
 
-    def sort_by_key(self, events: Events, times: Ints, since: int) -> Keyed:
+    def sort_by_key(self, events: Events, times: Ints, since: int) -> KeyedEvents:
         """Sort events by key, and look up what their keys hold.  O(n) expected.
 
         ``times``: the step's distinct times, ascending.  ``since``: what it will be after the step.
@@ -108,7 +108,7 @@ class UpsertState(Readable):
         mark: Narrow = arena.empty(events.times.size, np.int32)
         mark_rows(plainly(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
-        keyed = Keyed(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
+        keyed = KeyedEvents(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
         return keyed if self.expiring is None else self.expiring.look(keyed)
 
 

@@ -22,7 +22,7 @@ from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
 from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups, walk_row
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells, walk_cells_plain
-from ddflow.operators.upsert.events import Keyed
+from ddflow.operators.upsert.events import KeyedEvents
 from ddflow.operators.upsert.folds import Cells, fold, rank_words
 from ddflow.operators.upsert.folds import present as present_of
 from ddflow.operators.upsert.orders import MergeOrders
@@ -38,7 +38,7 @@ LATER = {"first": last(), "first_non_null": last_non_null()}
 class Walking:
     """What the fold of one step's events begins with."""
 
-    def __init__(self, state: UpsertState, keyed: Keyed) -> None:
+    def __init__(self, state: UpsertState, keyed: KeyedEvents) -> None:
         """Walk the events; nothing is folded yet."""
         self.upsert, self.keyed = state, keyed
         self.events, self.times, self.prior, self.gone = keyed.events, keyed.times, keyed.prior, keyed.gone
