@@ -159,7 +159,7 @@ def newest(contender: str, folder: str) -> int:
 
 def _ddflow(folder: str) -> int:
     """Of a state whose outputs are elsewhere."""
-    from ddflow.engine.garbage import blobs_of
+    from ddflow.engine.garbage import list_blobs
     from ddflow.storage.inventory_text import inside
     from ddflow.storage.manifest import newest as newest_manifest
     from ddflow.storage.opening import open_store
@@ -167,7 +167,7 @@ def _ddflow(folder: str) -> int:
     store = open_store(folder, create=False, readonly=True)
     try:
         manifest = newest_manifest(store)
-        named = blobs_of(store, manifest) if manifest is not None else ()
+        named = list_blobs(store, manifest) if manifest is not None else ()
         return sum({blob.name: blob.length for blob in named if inside(blob)}.values())
     finally:
         store.close()

@@ -361,7 +361,7 @@ def _run_epoch(
         try:
             job.drain()
         finally:
-            report(job.name, EpochStats.of(committed, None, flow.time_type), options.metrics, job.sinks.lags())
+            report(job.name, EpochStats.of(committed, None, flow.time_type), options.metrics, job.sinks.measure_lags())
         return Ran(job, session, committed)
 
 

@@ -160,7 +160,7 @@ class Job:
 
     def file_reader(self, epoch: int, name: str, schema: pa.Schema) -> ReadFiles:
         """Make the reader of an epoch's files of an output."""
-        past, folder = self.coordinator.log.past(epoch), self.coordinator.manifest.folder
+        past, folder = self.coordinator.log.find_past_schemas(epoch), self.coordinator.manifest.folder
         there = None if past is None else past.outputs.get(name)
         return ReadFiles(self.store, self.options.trust, folder, name, epoch, schema, there)
 
@@ -225,7 +225,7 @@ class Job:
     def replay(self, session: Any, packed: DataFrame | None, epoch: Epoch) -> Committed:
         """Return the result of a committed epoch after comparing its rows. Raises `ReplayMismatch` for others."""
         chunks: list[Any] = []
-        past = self.coordinator.log.past(epoch.epoch)
+        past = self.coordinator.log.find_past_schemas(epoch.epoch)
         if packed is not None and past is not None:
             packed = map_arrow(packed, Redigest(self._past_digests(past)))
         if packed is not None:

@@ -171,7 +171,7 @@ class Feeder:
         try:
             self.pump(session)
         finally:
-            report(job.name, batch, self.options.metrics, job.sinks.lags())
+            report(job.name, batch, self.options.metrics, job.sinks.measure_lags())
         if self.then is not None:
             self.then(Ran(job, session, committed), committed.epoch)
 

@@ -21,7 +21,7 @@ from chance import SOAK, seeded
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret
-from ddflow.engine.garbage import blobs_of
+from ddflow.engine.garbage import list_blobs
 from ddflow.errors import CorruptState
 from ddflow.storage import backlog, inventory_text
 from ddflow.storage.epochs import Delivered
@@ -244,7 +244,7 @@ def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: s
     draw, share = seeded(__name__, kind), 1 if SOAK else 5
     manifest = newest(real)
     assert manifest is not None
-    for blob in blobs_of(real, manifest):
+    for blob in list_blobs(real, manifest):
         data = bytearray((state / "blobs" / blob.name).read_bytes())
         for at in range(draw.randrange(share), 2 * len(data), share):
             if at < len(data):

@@ -48,7 +48,7 @@ from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_
 from ddflow.dataflow.inflow import add
 from ddflow.dataflow.result import Verdicts
 from ddflow.engine.lineage.log_parts import MARKS
-from ddflow.engine.replace import Allowed, check_counted
+from ddflow.engine.replace import AbsenceLimit, check_times_numbered
 from ddflow.errors import OutputExists, PlanChanged, SpecError, StateRefused
 from ddflow.errors.base import replace_texts
 from ddflow.plan.evolve import set_time_type
@@ -193,10 +193,10 @@ class FileFeed:
         engine, ask = self.engine, self.ask
         reader = pa.RecordBatchReader.from_batches(self.files.columns(file), read_rows(self.files, file, self.tick))
         part = replace(part, rows=reader) if isinstance(part, MARKS) else reader
-        with locate_errors(self.files, FilePosition(file)), engine.calls.reading([file]):
+        with locate_errors(self.files, FilePosition(file)), engine.calls.attribute_to_files([file]):
             at = as_value(time, engine.flow.time_type) if ask.at is None else _parse_time(ask.at)
             with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
-                step = take_part(engine, INPUT, part, at, self.number, Allowed(ask.max_absent, ask.allow_empty))
+                step = take_part(engine, INPUT, part, at, self.number, AbsenceLimit(ask.max_absent, ask.allow_empty))
         self._commit()
         return step
 
@@ -220,7 +220,7 @@ class FileFeed:
             yield closed
 
     def _push_rows(self, file: str, row: int, rows: dict[str, Any]) -> dd.Step:
-        with locate_errors(self.files, FilePosition(file, row)), self.engine.calls.reading([file]):
+        with locate_errors(self.files, FilePosition(file, row)), self.engine.calls.attribute_to_files([file]):
             return self.engine.push(rows, epoch=self.number)
 
     def _closed_after(self, ready: Ready) -> int | None:
@@ -249,14 +249,14 @@ class FileFeed:
             remedy = "say of this type what its time is: --at TIME; or begin another state"
             raise SpecError(f"take in {file}", found, remedy)
         if at is None:
-            check_counted(self.engine.calls, f"take in {file}", ASK)
+            check_times_numbered(self.engine.calls, f"take in {file}", ASK)
 
     def _warn_of_same_rows(self, file: str, step: dd.Step) -> bool:
         """Warn if a file changed something and an earlier epoch had its rows; return whether it did."""
         engine, state = self.engine, self.ask.state
         assert engine.durable is not None and state is not None
         changed = step.verdicts.applied or step.verdicts.absent
-        same = engine.durable.same_rows() if changed else None
+        same = engine.durable.find_epoch_of_same_rows() if changed else None
         if same is not None:
             back = f"ddflow rollback {shlex.quote(public(state))} --to-epoch {engine.epoch - 1}"
             say(

@@ -29,7 +29,7 @@ from ddflow.connectors.files import FilesSource
 from ddflow.connectors.formats import Format
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.row_columns import schema_of
-from ddflow.engine.replace import most_absent
+from ddflow.engine.replace import count_most_absent
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
 from ddflow.terminal import count_of
@@ -129,7 +129,7 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
     check_bad(ask.format, ask.on_bad, ask.bad_output)
     check_apart({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
     if ask.max_absent is not None:
-        most_absent(ask.max_absent, 0)
+        count_most_absent(ask.max_absent, 0)
     if ask.counts and not ask.whole and (given := ask.list_given(OF_FULL_FILES)):
         raise typer.BadParameter(f"{given[0]} is of full files: give --full too")
     if ask.counts and ask.whole and (given := ask.list_given(OF_EVENTS)):

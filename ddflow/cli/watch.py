@@ -19,7 +19,7 @@ from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
-    from ddflow.engine.read.live_view import LiveLook
+    from ddflow.engine.read.live_view import LiveFrame
 
 SHARE: Final = 10
 """It waits for so many times the time that it took."""
@@ -56,7 +56,7 @@ def watch(
     live, pause = LiveRows(output, by, rows), seconds(every, "--every")
     options: dict[str, Any] = {"trust": trust}
 
-    def look() -> "tuple[LiveLook, int, str]":
+    def look() -> "tuple[LiveFrame, int, str]":
         with Snapshot.open(state, **options) as snapshot:
             kind, epoch = snapshot.flow.time_type, snapshot.epoch
             when = f"epoch {epoch:,}" if kind == INT64 else f"{format_time(snapshot.last, kind)}, epoch {epoch:,}"
@@ -85,7 +85,7 @@ def watch(
             sleep(max(pause, SHARE * (monotonic() - began)))
 
 
-def _draw_table(head: str, look: "LiveLook") -> Any:
+def _draw_table(head: str, look: "LiveFrame") -> Any:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -157,10 +157,10 @@ def split_words(
 
 def _find_collections(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[str, Any]]":
     """Return the inputs and outputs of a plan.  Raises `NotReadable` for a side output, which a state does not hold."""
-    from ddflow.engine.read.reads import told_only
+    from ddflow.engine.read.reads import make_side_output_error
 
     if name in (sides := plan.side_outputs()):
-        raise told_only(f"why of {name!r}", name, sides[name][0])
+        raise make_side_output_error(f"why of {name!r}", name, sides[name][0])
     return plan.inputs, plan.outputs
 
 

@@ -7,7 +7,7 @@ together after a span of time; its thread waits for a call in progress, and an e
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
-...     inflows = engine.calls.admit(Asked("step", 7), {"people": pa.table({"id": [1]})})
+...     inflows = engine.calls.admit(CallRequest("step", 7), {"people": pa.table({"id": [1]})})
 ...     inflows["people"].rows
 1
 """
@@ -28,8 +28,8 @@ from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.dataflow.dataflow import NO_LOOKS, Dataflow
 from ddflow.dataflow.inflow import Inflow
 from ddflow.dataflow.result import Step
-from ddflow.engine.commits import Asked, Commits, Digest
-from ddflow.engine.stats import Arranged
+from ddflow.engine.commits import CallRequest, Commits, RowsDigest
+from ddflow.engine.stats import ArrangementFigures
 from ddflow.errors import Command, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
 from ddflow.storage.address import public
@@ -56,14 +56,14 @@ class CommitTimer:
         self._timer: threading.Timer | None = None
         self._began, self._ended = 0.0, False
 
-    def due(self, commit: Callable[[], int]) -> bool:
+    def needs_commit(self, commit: Callable[[], int]) -> bool:
         """Whether a call that was made must be committed now; where not, ``commit`` is called when its span ends."""
         if not self.span:
             return self.span is not None
         now = monotonic()
         if self._timer is None:
             self._began = now
-            self._timer = threading.Timer(self.span, self._fire, (commit,))
+            self._timer = threading.Timer(self.span, self._commit_on_timer, (commit,))
             self._timer.name, self._timer.daemon = "ddflow-commit", True
             self._timer.start()
         return now - self._began >= self.span
@@ -77,7 +77,7 @@ class CommitTimer:
             self.epoch, self._ended = epoch, self._ended or ended
             self._changed.notify_all()
 
-    def _fire(self, commit: Callable[[], int]) -> None:
+    def _commit_on_timer(self, commit: Callable[[], int]) -> None:
         with self._guard.own() as is_open:
             if self._timer is threading.current_thread():
                 if is_open:
@@ -105,7 +105,7 @@ class CommitTimer:
         raise EngineClosed(f"wait for epoch {epoch}", WHY[self._guard.state], "open the state again, and give it again")
 
 
-class Calls:
+class EngineCalls:
     """``durable``: where calls become epochs, None for a state in memory.  ``metrics``: takes the figures of each."""
 
     def __init__(
@@ -126,9 +126,9 @@ class Calls:
         """Whether columns that rows lack are nothing to warn of: sources may lack some."""
         self._warned: set[tuple[str, str]] = set()
         self.hashes: dict[str, RowHashes] = {}
-        self.rehash()
+        self.choose_row_hashes()
 
-    def rehash(self) -> None:
+    def choose_row_hashes(self) -> None:
         """Choose how rows of the inputs are hashed for digests: by the columns that they have."""
         secret, admissions = self.dataflow.secret, self.dataflow.admissions
         self.hashes = {name: RowHashes(each.bound.event_schema, secret) for name, each in admissions.items()}
@@ -150,7 +150,11 @@ class Calls:
         raise WrongMode(what, f"the flow is in {mode} mode: {why}", instead)
 
     def perform(
-        self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], compute: Callable[[dict[str, Inflow]], Step]
+        self,
+        asked: CallRequest,
+        epoch: int | None,
+        inputs: Mapping[str, Any],
+        compute: Callable[[dict[str, Inflow]], Step],
     ) -> Step:
         """Perform a call: answer it again if it is committed, else admit its rows, compute and record it.
 
@@ -164,12 +168,12 @@ class Calls:
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
                 # Where events may delete, those that do need only their key.
                 lacking = admission.lacking if admission.bound.spec.delete is None else ()
-                self.warn_of_lacking(name, lacking, f"rows for {name!r}: they lack", "in all of them")
+                self.warn_of_missing_columns(name, lacking, f"rows for {name!r}: they lack", "in all of them")
             if admission.unseen.looks:
-                warn_of_unseen(name, admission)
+                warn_of_unseen_columns(name, admission)
         return self.record_call(asked, compute(inflows), inflows)
 
-    def find_replay(self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
+    def find_replay(self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any]) -> Step | None:
         """Return the step of an epoch that is committed already; None for a new one. O(rows) for their digest.
 
         Raises `TimeWentBack` for a new epoch whose time is before the frontier, and `SpecError` for a new one with a
@@ -207,7 +211,7 @@ class Calls:
         return None
 
     def admit(
-        self, asked: Asked, inputs: Mapping[str, Any], looks: Mapping[str, Sequence[Look]] = NO_LOOKS
+        self, asked: CallRequest, inputs: Mapping[str, Any], looks: Mapping[str, Sequence[Look]] = NO_LOOKS
     ) -> dict[str, Inflow]:
         """Admit the rows of each input, and keep their digests and their files for the next epoch. O(rows).
 
@@ -217,7 +221,7 @@ class Calls:
         time = None if dataflow.holds_back else asked.time
         if durable is None or asked.kind == "advance_to":
             return dataflow.admit(inputs, time, looks)
-        digests = {name: Digest(dataflow.secret, self.hashes[name]) for name in inputs}
+        digests = {name: RowsDigest(dataflow.secret, self.hashes[name]) for name in inputs}
         seen = {name: (*looks.get(name, ()), digest.update) for name, digest in digests.items()}
         inflows = dataflow.admit(inputs, time, seen)
         paths = self.files or [os.fspath(each) for each in inputs.values() if is_path(each)]
@@ -227,7 +231,7 @@ class Calls:
             durable.origin = list_files([public(each).encode(errors="replace").decode() for each in paths])
         return inflows
 
-    def warn_of_lacking(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
+    def warn_of_missing_columns(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
         """Warn of columns that rows lack, once of each: a stream of small steps lacks them in each."""
         if fresh := [each for each in lacking if (name, each) not in self._warned]:
             self._warned |= {(name, each) for each in fresh}
@@ -235,7 +239,7 @@ class Calls:
             warnings.warn(f"{found}; later ones that lack the same are not named", stacklevel=4)
 
     @contextmanager
-    def reading(self, files: Iterable[str]) -> Iterator[None]:
+    def attribute_to_files(self, files: Iterable[str]) -> Iterator[None]:
         """Attribute the rows of calls in this block to these files."""
         self.files = list(dict.fromkeys(files))
         try:
@@ -287,7 +291,7 @@ class Calls:
             untold, guard.untold = guard.untold, None
             raise untold
 
-    def record_call(self, asked: Asked, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
+    def record_call(self, asked: CallRequest, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
         """Record a call whose rows were ``taken``, by input, and commit it if a commit is due."""
         epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
         self.dataflow.fed = fed_by(self.dataflow.fed, taken, way, epoch)
@@ -296,7 +300,7 @@ class Calls:
                 self.durable.record_call(asked, step)
                 self.dataflow.guard.state = "open"
                 step.waits = self.timer.wait, epoch
-                if self.timer.due(self.flush):
+                if self.timer.needs_commit(self.flush):
                     self.flush()
         if dataflow.before < dataflow.last:
             if dataflow.claimed < CLOSED or dataflow.recent.nbytes:
@@ -306,10 +310,10 @@ class Calls:
             self._publish_figures(asked, step, {name: each.rows for name, each in taken.items()}, began)
         return step
 
-    def _publish_figures(self, asked: Asked, step: Step, rows: Mapping[str, int], began: float) -> None:
+    def _publish_figures(self, asked: CallRequest, step: Step, rows: Mapping[str, int], began: float) -> None:
         """Hand over the figures of a call whose recording ``began`` then.  O(arrangements)."""
         now, verdicts = perf_counter(), step.verdicts
-        held = {name: Arranged.of(each) for name, each in self.dataflow.graph.arrangements.items()}
+        held = {name: ArrangementFigures.of(each) for name, each in self.dataflow.graph.arrangements.items()}
         publish(
             self.listeners,
             CallMetrics(
@@ -330,7 +334,7 @@ class Calls:
         )
 
 
-def warn_of_unseen(name: str, admission: Admission) -> None:
+def warn_of_unseen_columns(name: str, admission: Admission) -> None:
     """Warn of the table and of declared columns that no message of an input has had, once of each."""
     for found in admission.unseen.take_warnings():
         warnings.warn(f"messages for {name!r}: {found}", stacklevel=4)

@@ -165,7 +165,7 @@ def fill_dataflow(
     assert partitions == 1 or not indexed, "what is joined is not searched"
     graph, inventories = dataflow.graph, Inventories(stored, partitions)
     for name, upsert in graph.inputs.items():
-        if not (found := inventories.input(name)):
+        if not (found := inventories.find_input(name)):
             continue
         places, given = [what for what, _ in found], [each for _, each in found]
         admission = dataflow.admissions[name]
@@ -182,10 +182,10 @@ def fill_dataflow(
         home = batch_store if sieved and not indexed else None
         waiting, schema = dataflow.batchers[name], upsert.bound.event_schema
         dataflow.batchers[name] = _restore_pending(found, schema, batch_store, not indexed, home, waiting)
-    dataflow.totals = inventories.totals()
+    dataflow.totals = inventories.sum_totals()
     ids = node_ids(dataflow.flow)
     for node, running in graph.keeping.items():
-        if parts := inventories.operator(ids[node]) if running.arrangements else []:
+        if parts := inventories.find_operator(ids[node]) if running.arrangements else []:
             _fill_operator(dataflow, node, parts, batch_store, indexed, sieved)
         elif running.arrangements and dataflow.last > NEVER:
             graph.refill(node, dataflow.last, dataflow.frontier, dataflow.since)
@@ -194,7 +194,7 @@ def fill_dataflow(
         raise CorruptState(stored[0].what, f"{arrived:,} events came in, and others are resolved or pending", MEND)
 
 
-def lend(
+def fill_lent_collections(
     dataflow: Dataflow, nodes: Iterable[Collection], stored: StoredInventory, batch_store: BatchStore, indexed: bool
 ) -> None:
     """Fill collections whose state is in another stage from that stage's inventory, for look-ups.
@@ -203,9 +203,9 @@ def lend(
     """
     inventories, ids, names = Inventories([stored], 1), node_ids(dataflow.flow), dataflow.graph.names
     for node in nodes:
-        if node in names and (found := inventories.input(names[node])):
+        if node in names and (found := inventories.find_input(names[node])):
             _fill_input(dataflow, dataflow.graph.opened[node], found, batch_store, indexed, True)
-        elif parts := inventories.operator(ids[node]):
+        elif parts := inventories.find_operator(ids[node]):
             _fill_operator(dataflow, node, parts, batch_store, indexed, True)
         else:
             raise CorruptState(stored.what, f"it lacks the {node.verb} that a later stage looks into", MEND)
@@ -264,14 +264,14 @@ class Inventories:
     def __init__(self, stored: Sequence[StoredInventory], partitions: int) -> None:
         self.stored, self.partitions = stored, partitions
 
-    def input(self, name: str) -> list[tuple[str, InputRecord]]:
+    def find_input(self, name: str) -> list[tuple[str, InputRecord]]:
         """Return each partition's record of an input with its place, in order; [] if none has it. O(inventories).
 
         Raises `CorruptState` unless it is on one stage, in all of its partitions.
         """
         return self._find_records("inputs", name, [each.of.inputs for each in self.stored])
 
-    def operator(self, name: str) -> list[tuple[str, OperatorRecord]]:
+    def find_operator(self, name: str) -> list[tuple[str, OperatorRecord]]:
         """Return each partition's record of an operator, by the id of its node, like `input`."""
         return self._find_records("operators", name, [each.of.operators for each in self.stored])
 
@@ -287,7 +287,7 @@ class Inventories:
             )
         return [(self.stored[n].name_place(kind, name), within[n][name]) for n in places]
 
-    def totals(self) -> dict[str, int]:
+    def sum_totals(self) -> dict[str, int]:
         """Events by verdict, and `GONE`, of all partitions.  O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:

@@ -34,7 +34,7 @@ from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.epoch_log import EpochLog, LogOptions
-from ddflow.engine.outputs import put
+from ddflow.engine.outputs import put_output
 from ddflow.errors import ReplayMismatch, SchemaMismatch, StateRefused
 from ddflow.plan.evolve import evolve_plan
 from ddflow.plan.options import EngineOptions
@@ -50,15 +50,15 @@ MOST = 1 << 26
 """Bytes that are looked at together."""
 
 
-class Digest:
+class RowsDigest:
     """Of the rows of one input, as they come.  ``hashes``: of their columns, where those are the same for all.
 
     >>> secret, schema = Secret(1, 2), pa.schema({"k": pa.int64()})
-    >>> one, two = Digest(secret), Digest(secret)
+    >>> one, two = RowsDigest(secret), RowsDigest(secret)
     >>> one.update(pa.record_batch({"k": [1, 2]}, schema))
     >>> for k in (1, 2):
     ...     two.update(pa.record_batch({"k": [k]}, schema))
-    >>> combine_digests("step", 7, {"a": one}) == combine_digests("step", 7, {"a": two, "b": Digest(secret)})
+    >>> combine_digests("step", 7, {"a": one}) == combine_digests("step", 7, {"a": two, "b": RowsDigest(secret)})
     True
     """
 
@@ -77,7 +77,7 @@ class Digest:
         return self._state.digest()
 
 
-def combine_digests(kind: str, time: int, digests: Mapping[str, Digest]) -> str:
+def combine_digests(kind: str, time: int, digests: Mapping[str, RowsDigest]) -> str:
     """32 hex digits for a call."""
     out = xxhash.xxh3_128(f"{kind} {time}".encode())
     for name, each in sorted(digests.items()):
@@ -87,7 +87,7 @@ def combine_digests(kind: str, time: int, digests: Mapping[str, Digest]) -> str:
     return out.hexdigest()
 
 
-def digest_of(
+def compute_digest(
     kind: str,
     time: int,
     inputs: Mapping[str, Any],
@@ -99,7 +99,7 @@ def digest_of(
     ``admissions``: of the columns that the call was given with; rows may be in wider ones by now, and have new columns
     that are null. O(rows). Raises `NotArrow`, `SchemaMismatch`.
     """
-    digests = {name: Digest(secret) for name in inputs}
+    digests = {name: RowsDigest(secret) for name in inputs}
     for name, given in inputs.items():
         admission = admissions[name]
         schema = admission.bound.schema
@@ -111,7 +111,7 @@ def digest_of(
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallRequest:
     """A call with its arguments. ``time``: of the step, or the requested frontier."""
 
     kind: Kind
@@ -140,7 +140,7 @@ class Commits:
         self.batch_store, self.sheets = BatchStore(log.manifest_log.store), Sheets(log.manifest_log.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
-        self.came: tuple[Asked | None, Mapping[str, Digest]] = (None, {})
+        self.came: tuple[CallRequest | None, Mapping[str, RowsDigest]] = (None, {})
         """The last call that brought rows, and their digests."""
         self.origin = ""
         """The files that its rows were read from."""
@@ -157,7 +157,7 @@ class Commits:
             flow,
             options.state,
             partitions=1,
-            fits=_one_partition,
+            fits=_check_one_partition,
             options=LogOptions(options.outputs, options.trust, options.grace, secret=options.secret),
             catches_up=True,
         )
@@ -211,7 +211,7 @@ class Commits:
         return graph.owed(self.log.change.outputs, dataflow.last)
 
     def find_replay(
-        self, asked: Asked, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow
+        self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow
     ) -> Step | None:
         """Return the step of an epoch that is committed already; None for a new one.
 
@@ -232,20 +232,20 @@ class Commits:
             return None
         if self.calls:
             raise self.log.make_skip_error(f"{asked} of epoch {epoch}")
-        at = self._find_place(epoch)
+        at = self._find_replay_position(epoch)
         step = self._repeat_call(receipt.calls[at], epoch, asked, inputs, dataflow)
         # After the last of its calls comes the first: whoever is not sure gives an epoch any number of times.
         self._told = (epoch, (at + 1) % len(receipt.calls))
         return step
 
-    def time_of(self, epoch: int) -> int | None:
+    def find_call_time(self, epoch: int) -> int | None:
         """Return the time of a committed epoch's call that comes next in a replay; None for a new epoch."""
         for receipt in self.log.manifest_log.manifest.receipts:
             if receipt.epoch == epoch and receipt.calls:
-                return receipt.calls[self._find_place(epoch)].time
+                return receipt.calls[self._find_replay_position(epoch)].time
         return None
 
-    def same_rows(self) -> int | None:
+    def find_epoch_of_same_rows(self) -> int | None:
         """Find an earlier epoch that was one call with the same rows as the last epoch. O(epochs kept)."""
         asked, digests = self.came
         if asked is None:
@@ -256,12 +256,14 @@ class Commits:
                 return receipt.epoch
         return None
 
-    def _find_place(self, epoch: int) -> int:
+    def _find_replay_position(self, epoch: int) -> int:
         """Return the position of the call that comes next in the replay of an epoch."""
         return self._told[1] if self._told[0] == epoch else 0
 
-    def _repeat_call(self, call: Call, epoch: int, asked: Asked, inputs: Mapping[str, Any], dataflow: Dataflow) -> Step:
-        past, digest = self.log.past(epoch), ""
+    def _repeat_call(
+        self, call: Call, epoch: int, asked: CallRequest, inputs: Mapping[str, Any], dataflow: Dataflow
+    ) -> Step:
+        past, digest = self.log.find_past_schemas(epoch), ""
         admissions = dataflow.admissions
         if past is not None:
             plan, _ = evolve_plan(dataflow.flow, past.inputs, only=())
@@ -269,15 +271,15 @@ class Commits:
             for name, each in admissions.items():
                 each.table = dataflow.admissions[name].table
         try:
-            digest = digest_of(asked.digest_kind, asked.time, inputs, admissions, dataflow.secret)
+            digest = compute_digest(asked.digest_kind, asked.time, inputs, admissions, dataflow.secret)
         except SchemaMismatch:
             if past is None:
                 raise
         if (call.kind, call.time, call.digest) != (asked.kind, asked.time, digest):
             raise ReplayMismatch(
                 f"{asked}",
-                f"it was committed as {Asked(call.kind, call.time, time_type=asked.time_type)} of rows with digest "
-                f"{call.digest}, these have {digest or 'other columns'}",
+                f"it was committed as {CallRequest(call.kind, call.time, time_type=asked.time_type)} of rows with "
+                f"digest {call.digest}, these have {digest or 'other columns'}",
                 "give the same rows again, or other rows as the next epoch, at a time above the last"
                 + ("; of several inputs at one time: replace({name: rows, ...}, time=...)" * (asked.kind == "replace")),
             )
@@ -300,7 +302,7 @@ class Commits:
         if (self.log.sinks, self.log.sources) != (manifest.sinks, manifest.sources):
             with dataflow.guard.use("run"), dataflow.guard.commit:
                 if dataflow.owed:
-                    self.log.attach("sinks have acknowledged")
+                    self.log.publish_attachments("sinks have acknowledged")
                 else:
                     self.publish_version(dataflow, manifest.receipts, "sinks have acknowledged")
                 self.log.manifest_log.sweep()
@@ -311,13 +313,13 @@ class Commits:
         with dataflow.guard.use("retain"), dataflow.guard.commit:
             self.publish_version(dataflow, self.log.manifest_log.manifest.receipts, "history is kept from here on")
 
-    def record_call(self, asked: Asked, step: Step) -> None:
+    def record_call(self, asked: CallRequest, step: Step) -> None:
         """Write what a call put out to files, for the commit to come.  O(updates).  Raises as `commit` does."""
         digests, origin = (self.came[1], self.origin) if self.came[0] is asked else ({}, "")
         digest = combine_digests(asked.digest_kind, asked.time, digests)
         counts = {name: n for name, n in {**step.verdicts.counts, "absent": step.verdicts.absent}.items() if n}
         sink, store = self.log.outputs.sink, self.batch_store
-        outputs = {name: put(sink, store, name, table) for name, table in step.items() if table.num_rows}
+        outputs = {name: put_output(sink, store, name, table) for name, table in step.items() if table.num_rows}
         self.calls.append(Call(asked.kind, asked.time, digest, step.frontier, counts, outputs, {}, origin))
 
     def commit(self, dataflow: Dataflow) -> int:
@@ -332,7 +334,7 @@ class Commits:
                 each.spine.settle(each.slots, each.index, each.since, each.latest <= each.since)
         epoch = Epoch(self.epoch + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
-        self.publish_version(dataflow, self.log.receipts(epoch), note)
+        self.publish_version(dataflow, self.log.add_receipt(epoch), note)
         self.calls = []
         self.log.finish()
         return self.epoch
@@ -362,7 +364,7 @@ class Commits:
         )
 
 
-def _one_partition(manifest: Manifest, where: str) -> None:
+def _check_one_partition(manifest: Manifest, where: str) -> None:
     """Raise `StateRefused` for a state of several partitions."""
     if manifest.partitions > 1:
         raise StateRefused(

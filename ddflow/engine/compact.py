@@ -34,7 +34,7 @@ from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import ComputedStep
 from ddflow.dataflow.pending_runs import PendingRun as Waiting
-from ddflow.engine.calls import Calls
+from ddflow.engine.calls import EngineCalls
 from ddflow.engine.commits import Commits
 from ddflow.engine.garbage import gc
 from ddflow.errors import SpecError
@@ -48,7 +48,7 @@ from ddflow.trace.merge import RunMerge, Target
 from ddflow.trace.spill import spill_batch
 
 
-def compact(calls: Calls, forget: bool, look: Look = lambda rows: None) -> None:
+def compact(calls: EngineCalls, forget: bool, look: Look = lambda rows: None) -> None:
     """Merge all state into one run each, and publish it: see `Engine.compact`.
 
     ``look``: for progress, called with the number of rows written since its last call.
@@ -62,14 +62,14 @@ def compact(calls: Calls, forget: bool, look: Look = lambda rows: None) -> None:
             dataflow.since = since
         hidden = {name: each.hidden for name, each in dataflow.graph.inputs.items()}
         for name, arranged in dataflow.graph.arrangements.items():
-            merge(arranged, dataflow.budget.home, hidden.get(name, ()), look)
+            merge_runs(arranged, dataflow.budget.home, hidden.get(name, ()), look)
         for batcher in dataflow.batchers.values() if forget else ():
-            rewrite(batcher, dataflow.budget.home, look)
+            rewrite_pending(batcher, dataflow.budget.home, look)
         if durable is not None:
             _publish_compacted(dataflow, durable, forget)
 
 
-def _check_compactable(calls: Calls, forget: bool) -> None:
+def _check_compactable(calls: EngineCalls, forget: bool) -> None:
     """Raise `SpecError` if the state cannot be compacted now."""
     dataflow = calls.dataflow
     least = dataflow.holds.least()
@@ -92,7 +92,7 @@ def _check_compactable(calls: Calls, forget: bool) -> None:
         )
 
 
-def merge(
+def merge_runs(
     arranged: Arrangement, home: BatchStore | None, hidden: Iterable[str] = (), look: Look = lambda rows: None
 ) -> None:
     """Make one run of all versions that reads at or after ``since`` need.  O(versions).
@@ -142,7 +142,7 @@ def clear_payload(batch: Batch, hidden: Iterable[str]) -> Batch:
     return replace(batch, rows=Rows(pa.RecordBatch.from_arrays(columns, schema=table.schema)))
 
 
-def rewrite(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows: None) -> None:
+def rewrite_pending(batcher: Batcher, home: BatchStore | None, look: Look = lambda rows: None) -> None:
     """Copy the pending events out of runs that have released others. O(their bytes)."""
     for run in [each for each in batcher.runs.by_least if each.begin]:
         if run.file is None or home is None:

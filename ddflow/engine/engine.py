@@ -14,7 +14,6 @@ Limits: one thread writes at a time. An interrupt while changes are applied in m
 [{'city': 'Bern', 'count': 2, '_time': 1, '_diff': 1}] applied 2
 """
 
-from abc import ABC
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
@@ -29,13 +28,13 @@ from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.inflow import by_input
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import check_listed
-from ddflow.engine.calls import Calls
-from ddflow.engine.commits import Asked, Commits
+from ddflow.engine.calls import EngineCalls
+from ddflow.engine.commits import CallRequest, Commits
 from ddflow.engine.compact import compact
 from ddflow.engine.evolve import evolve_engine
-from ddflow.engine.read.live_view import Watching
+from ddflow.engine.read.live_view import LiveRows, Watch
 from ddflow.engine.read.reads import Reading
-from ddflow.engine.replace import Allowed, replace_rows, step_time
+from ddflow.engine.replace import AbsenceLimit, choose_step_time, replace_rows
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.report import RunDone
@@ -50,162 +49,7 @@ from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, as_int64
 
 
-class Attaching(ABC):
-    """``calls``: of the engine.
-
-    >>> import ddflow as dd
-    >>> flow = dd.Flow()
-    >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
-    >>> with flow.open() as engine:
-    ...     engine.run({"peple": dd.sources.files("people/*.csv")})
-    Traceback (most recent call last):
-        ...
-    ddflow.errors.SpecError: the source 'peple': there is no input 'peple'; ...
-    """
-
-    calls: Calls
-
-    def run(
-        self,
-        sources: Mapping[str, Source] | None = None,
-        sinks: Mapping[str, TableSink] | None = None,
-        *,
-        interval: str = "1s",
-        rows: int | None = None,
-        until: Any = None,
-        lateness: Any = None,
-        idle: str | None = None,
-        sink_backlog: str | int = "1GB",
-        give_up_after: str | None = "10min",
-        room: str | int = "64MB",
-        evolve: Literal["add", "stop"] = "add",
-        max_absent: int | str | None = None,
-        on_epoch: Callable[[Step], object] | None = None,
-    ) -> RunDone:
-        """Follow sources, commit what comes with their positions, and give each epoch to the sinks.
-
-        Parameters
-        ----------
-        sources : mapping of str to Source
-            By input, such as ``dd.sources.files("landing/*.csv", follow=True)``.
-        sinks : mapping of str to TableSink
-            By output, such as ``dd.sinks.duckdb("shop.duckdb", "by_city")``.  They need a durable state.
-        interval : str
-            How long rows are gathered for an epoch.
-        rows, room : int, and str or int
-            An epoch ends earlier after so many rows, or about so many bytes.
-        until : str or datetime, optional
-            A span, or a time, to end at. By default when all sources end, or after an epoch at `stop` or a signal.
-        lateness : int or str, optional
-            Hold-back mode: how late events may come after the greatest time seen, unless an input's spec sets it.
-        idle : str, optional
-            Hold-back mode: a source that is silent for so long does not hold the frontier.
-        sink_backlog : str or int
-            Bytes of updates that may wait for a sink (or 10,000 epochs); then no more input is taken.
-        give_up_after : str, optional
-            How long ddflow retries a source or a sink that fails; None: for ever.
-        evolve : {"add", "stop"}
-            Add a new column of a source after an epoch, or end the run.
-        max_absent : int or str, optional
-            The most keys that full contents of a source may delete, 100 or ``"50%"``, as of `replace`.
-        on_epoch : callable, optional
-            Called with the `Step` of each epoch, on this thread, after its commit. An error in it ends the run.
-
-        Returns
-        -------
-        RunDone
-            Its counts, and the reason for its end.
-
-        Raises
-        ------
-        SpecError
-            For an unknown name, an invalid option, an output without the key that a mode needs.
-        SinkRefused, SinkAhead
-            For a target that this state cannot write, or that has an epoch of another history.
-        SourceFailed, SinkFailed
-            For a failure that lasted ``give_up_after``; the state is complete.
-        SourceChanged, SchemaMismatch, DdflowError
-            For a source that has changed; for a column that is new or wider; the errors of `step` and `evolve`.
-
-        Notes
-        -----
-        A state keeps updates for a sink until you `detach` it. You may open it without the columns that a run added.
-        """
-        waits = lateness, idle, sink_backlog, give_up_after
-        options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
-        engine: Any = self
-        return RunLoop(engine, sources or {}, sinks or {}, options, shows=True, on_epoch=on_epoch).run()
-
-    def stop(self) -> None:
-        """End the run in hand behind its epoch, which it commits; without one, the next run returns at once.
-
-        Any thread may, and a signal's handler: it does not wait.  `close` waits.
-        """
-        self.calls.stopping = True
-        self.calls.end_run()
-
-    def sync(
-        self,
-        sinks: Mapping[str, TableSink],
-        *,
-        adopt: bool = False,
-        dry: bool = False,
-        look: Look = lambda rows: None,
-    ) -> dict[str, Synced]:
-        """Write the difference between the outputs and their targets to the targets, as of the last epoch.
-
-        Parameters
-        ----------
-        sinks : mapping of str to TableSink
-            By output.
-        adopt : bool
-            Whether to take over a table without a record, or with the record of another state.
-        dry : bool
-            Only report the difference.
-        look : callable
-            For progress, called with the number of rows read of outputs and tables, and written, since its last call.
-
-        Returns
-        -------
-        dict of str to Synced
-            By output, how many rows of the table were deleted, changed and added.
-
-        Raises
-        ------
-        SinkRefused
-            For a table of another state, without ``adopt``, or of another shape; no row of any target is changed.
-        SinkFailed, SpecError
-            As `run`; the error lists the targets that were changed before one failed.
-
-        Notes
-        -----
-        O(rows of the outputs and the tables).  It holds all rows that differ.
-        """
-        self.calls.commit_waiting("sync")
-        return sync_targets(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
-
-    def detach(self, *names: str) -> None:
-        """Forget sinks, whose updates the state keeps, and sources with their positions.
-
-        Parameters
-        ----------
-        *names : str
-            Of outputs and of inputs, with their names in `run`; ``sink:NAME`` or ``source:NAME`` if both have the name.
-
-        Raises
-        ------
-        SpecError
-            For a name that is not attached, or that a sink and a source have.
-
-        Notes
-        -----
-        Tables stay as they are. A source attached later is read from its beginning. O(what changed).
-        """
-        self.calls.commit_waiting("detach")
-        detach(EngineEpochs(self.calls, "detach"), names)
-
-
-def runnable(flow: Plan, options: EngineOptions) -> Plan:
+def freeze_plan(flow: Plan, options: EngineOptions) -> Plan:
     """Freeze the plan. Raises `SpecError` if it has no input or no output, or cannot list its verdicts."""
     if not flow.inputs or not flow.outputs:
         raise SpecError(
@@ -219,7 +63,7 @@ def runnable(flow: Plan, options: EngineOptions) -> Plan:
     return flow.frozen()
 
 
-def new_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
+def make_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
     """Make an empty dataflow. ``durable``: the commits of its state; None for state in memory."""
     lists, threads, memory = options.verdicts == "rows", Threads.of(options.threads), parse_size(options.memory)
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
@@ -239,7 +83,7 @@ def recover(durable: Commits, dataflow: Dataflow) -> None:
     LOG.info("opened %s at epoch %d in %.1f ms", where, durable.epoch, took)
 
 
-class Engine(Reading, Attaching, Watching, Closing):
+class Engine(Reading, Closing):
     """Runs a flow.  `Flow.open` makes it and has its options; `Reading` has what you can read of it.
 
     Use it in a ``with``.  One thread at a time may write, another gets `ConcurrentUse`; any thread may read.  After
@@ -247,18 +91,18 @@ class Engine(Reading, Attaching, Watching, Closing):
     """
 
     def __init__(self, flow: Plan, options: EngineOptions) -> None:
-        flow = runnable(flow, options)
+        flow = freeze_plan(flow, options)
         self.durable = Commits.open(flow, options) if options.state is not None else None
         try:
             flow = share_join_sides(flow) if self.durable is None else self.durable.log.flow
-            super().__init__(new_dataflow(flow, options, self.durable))
+            super().__init__(make_dataflow(flow, options, self.durable))
             if self.durable is not None:
                 recover(self.durable, self.dataflow)
         except BaseException:
             if self.durable is not None:
                 self.durable.close()
             raise
-        self.calls = Calls(self.dataflow, self.durable, options.metrics, options.commit_every)
+        self.calls = EngineCalls(self.dataflow, self.durable, options.metrics, options.commit_every)
 
     def close(self) -> None:
         """Free all state in memory.  A second call does nothing.
@@ -313,8 +157,8 @@ class Engine(Reading, Attaching, Watching, Closing):
         with dataflow.guard.use("step"):
             calls.check_mode("step", holds_back=False)
             inputs = by_input(inputs, dataflow.admissions)
-            at = step_time(calls, "step", time, epoch)
-            asked = Asked("step", at, time_type=dataflow.time_type)
+            at = choose_step_time(calls, "step", time, epoch)
+            asked = CallRequest("step", at, time_type=dataflow.time_type)
             return calls.perform(asked, epoch, inputs, partial(dataflow.step, time=at))
 
     def push(self, inputs: Any, *, epoch: int | None = None) -> Step:
@@ -345,7 +189,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         with dataflow.guard.use("push"):
             calls.check_mode("push", holds_back=True)
             inputs = by_input(inputs, dataflow.admissions)
-            return calls.perform(Asked("push", 0), epoch, inputs, dataflow.push)
+            return calls.perform(CallRequest("push", 0), epoch, inputs, dataflow.push)
 
     def advance_to(self, frontier: Time, *, epoch: int | None = None) -> Step:
         """Hold-back mode: close the times below ``frontier``.
@@ -377,7 +221,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         with dataflow.guard.use("advance_to"):
             calls.check_mode("advance_to", holds_back=True)
             to = as_int64(f"advance to {frontier!r}", frontier, CLOSED, dataflow.time_type)
-            asked = Asked("advance_to", to, time_type=dataflow.time_type)
+            asked = CallRequest("advance_to", to, time_type=dataflow.time_type)
             return calls.perform(asked, epoch, {}, partial(dataflow.advance, to=to))
 
     def flush(self) -> int:
@@ -448,7 +292,7 @@ class Engine(Reading, Attaching, Watching, Closing):
         O(n + k), for n rows and k held keys.
         """
         return replace_rows(
-            self.calls, "replace", name, table, time, scope, order, epoch, Allowed(max_absent, allow_empty)
+            self.calls, "replace", name, table, time, scope, order, epoch, AbsenceLimit(max_absent, allow_empty)
         )
 
     def restate(
@@ -490,7 +334,9 @@ class Engine(Reading, Attaching, Watching, Closing):
         -----
         O(n + k), for n events and k held keys.
         """
-        return replace_rows(self.calls, "restate", name, events, time, None, order, epoch, Allowed(empty=allow_empty))
+        return replace_rows(
+            self.calls, "restate", name, events, time, None, order, epoch, AbsenceLimit(empty=allow_empty)
+        )
 
     def evolve(self, columns: Any) -> None:
         """Take in new columns and wider types of inputs, between two calls; the next commit publishes them.
@@ -534,6 +380,180 @@ class Engine(Reading, Attaching, Watching, Closing):
         O(state).
         """
         compact(self.calls, forget)
+
+    def run(
+        self,
+        sources: Mapping[str, Source] | None = None,
+        sinks: Mapping[str, TableSink] | None = None,
+        *,
+        interval: str = "1s",
+        rows: int | None = None,
+        until: Any = None,
+        lateness: Any = None,
+        idle: str | None = None,
+        sink_backlog: str | int = "1GB",
+        give_up_after: str | None = "10min",
+        room: str | int = "64MB",
+        evolve: Literal["add", "stop"] = "add",
+        max_absent: int | str | None = None,
+        on_epoch: Callable[[Step], object] | None = None,
+    ) -> RunDone:
+        """Follow sources, commit what comes with their positions, and give each epoch to the sinks.
+
+        Parameters
+        ----------
+        sources : mapping of str to Source
+            By input, such as ``dd.sources.files("landing/*.csv", follow=True)``.
+        sinks : mapping of str to TableSink
+            By output, such as ``dd.sinks.duckdb("shop.duckdb", "by_city")``.  They need a durable state.
+        interval : str
+            How long rows are gathered for an epoch.
+        rows, room : int, and str or int
+            An epoch ends earlier after so many rows, or about so many bytes.
+        until : str or datetime, optional
+            A span, or a time, to end at. By default when all sources end, or after an epoch at `stop` or a signal.
+        lateness : int or str, optional
+            Hold-back mode: how late events may come after the greatest time seen, unless an input's spec sets it.
+        idle : str, optional
+            Hold-back mode: a source that is silent for so long does not hold the frontier.
+        sink_backlog : str or int
+            Bytes of updates that may wait for a sink (or 10,000 epochs); then no more input is taken.
+        give_up_after : str, optional
+            How long ddflow retries a source or a sink that fails; None: for ever.
+        evolve : {"add", "stop"}
+            Add a new column of a source after an epoch, or end the run.
+        max_absent : int or str, optional
+            The most keys that full contents of a source may delete, 100 or ``"50%"``, as of `replace`.
+        on_epoch : callable, optional
+            Called with the `Step` of each epoch, on this thread, after its commit. An error in it ends the run.
+
+        Returns
+        -------
+        RunDone
+            Its counts, and the reason for its end.
+
+        Raises
+        ------
+        SpecError
+            For an unknown name, an invalid option, an output without the key that a mode needs.
+        SinkRefused, SinkAhead
+            For a target that this state cannot write, or that has an epoch of another history.
+        SourceFailed, SinkFailed
+            For a failure that lasted ``give_up_after``; the state is complete.
+        SourceChanged, SchemaMismatch, DdflowError
+            For a source that has changed; for a column that is new or wider; the errors of `step` and `evolve`.
+
+        Notes
+        -----
+        A state keeps updates for a sink until you `detach` it. You may open it without the columns that a run added.
+        """
+        waits = lateness, idle, sink_backlog, give_up_after
+        options = RunOptions(interval, rows, until, *waits, room, evolve, max_absent)
+        return RunLoop(self, sources or {}, sinks or {}, options, shows=True, on_epoch=on_epoch).run()
+
+    def stop(self) -> None:
+        """End the run in hand behind its epoch, which it commits; without one, the next run returns at once.
+
+        Any thread may, and a signal's handler: it does not wait.  `close` waits.
+        """
+        self.calls.stopping = True
+        self.calls.end_run()
+
+    def sync(
+        self,
+        sinks: Mapping[str, TableSink],
+        *,
+        adopt: bool = False,
+        dry: bool = False,
+        look: Look = lambda rows: None,
+    ) -> dict[str, Synced]:
+        """Write the difference between the outputs and their targets to the targets, as of the last epoch.
+
+        Parameters
+        ----------
+        sinks : mapping of str to TableSink
+            By output.
+        adopt : bool
+            Whether to take over a table without a record, or with the record of another state.
+        dry : bool
+            Only report the difference.
+        look : callable
+            For progress, called with the number of rows read of outputs and tables, and written, since its last call.
+
+        Returns
+        -------
+        dict of str to Synced
+            By output, how many rows of the table were deleted, changed and added.
+
+        Raises
+        ------
+        SinkRefused
+            For a table of another state, without ``adopt``, or of another shape; no row of any target is changed.
+        SinkFailed, SpecError
+            As `run`; the error lists the targets that were changed before one failed.
+
+        Notes
+        -----
+        O(rows of the outputs and the tables).  It holds all rows that differ.
+        """
+        self.calls.commit_waiting("sync")
+        return sync_targets(EngineEpochs(self.calls, "sync"), sinks, adopt, dry, look)
+
+    def detach(self, *names: str) -> None:
+        """Forget sinks, whose updates the state keeps, and sources with their positions.
+
+        Parameters
+        ----------
+        *names : str
+            Of outputs and of inputs, with their names in `run`; ``sink:NAME`` or ``source:NAME`` if both have the name.
+
+        Raises
+        ------
+        SpecError
+            For a name that is not attached, or that a sink and a source have.
+
+        Notes
+        -----
+        Tables stay as they are. A source attached later is read from its beginning. O(what changed).
+        """
+        self.calls.commit_waiting("detach")
+        detach(EngineEpochs(self.calls, "detach"), names)
+
+    def watch(self, name: str, *, rows: int = 10, by: str | None = None, every: float = 0.2) -> Watch:
+        """Show an output in a notebook, as a table that follows each call, also those of `run`.
+
+        Parameters
+        ----------
+        name : str
+            An output or an input.
+        rows : int
+            How many rows are shown.
+        by : str, optional
+            The column that orders them, such as ``"revenue desc"``; by default the first one.
+        every : float
+            Seconds between two drawings at least; drawing takes a tenth of the time at most.
+
+        Returns
+        -------
+        Watch
+            The table. `Watch.close` ends it, and the engine's `close` too.
+
+        Raises
+        ------
+        NotReadable
+            For an unknown name, and for differences that are not kept.
+        SpecError
+            For an unknown column.
+
+        Notes
+        -----
+        O(rows of the output) a drawing.
+        """
+        self.node(name)
+        watch = Watch(self.calls.dataflow, LiveRows(name, by, rows), every)
+        self.calls.listeners.append(watch)
+        self.calls.before_close.append(watch.close)
+        return watch
 
     def _check(self) -> None:
         """Assert the invariants of everything below."""

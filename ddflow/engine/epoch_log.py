@@ -10,7 +10,7 @@ rows a call had and who may give them again is known to those two (``commits``, 
 >>> flow = dd.Flow()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> log = EpochLog.open(flow.frozen(), MemoryStore(), partitions=1, fits=lambda manifest, where: None)
->>> log.publish_version(log.receipts(Epoch(1, (), None)), (), set(), "an example", last=7)
+>>> log.publish_version(log.add_receipt(Epoch(1, (), None)), (), set(), "an example", last=7)
 >>> log.epoch, log.find_committed(2, "epoch 2"), log.manifest_log.manifest.last
 (1, None, 7)
 >>> log.find_committed(3, "epoch 3")
@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Secret
 from ddflow.columns.widening import Inexact, fill_columns
 from ddflow.connectors.parquet.sink import Fragment
-from ddflow.engine.garbage import gc, names_of
+from ddflow.engine.garbage import collect_file_names, gc
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import (
     Command,
@@ -186,7 +186,7 @@ class EpochLog:
         Raises `StorageFailed`.
         """
         self.manifest_log.names = files | names_inside(self.manifest_log.manifest.outputs())
-        self.outputs.show(self.manifest_log.manifest.receipts)
+        self.outputs.finish_fragments(self.manifest_log.manifest.receipts)
         return self.manifest_log.names
 
     def close(self) -> None:
@@ -217,11 +217,11 @@ class EpochLog:
             f"give epoch {self.epoch + 1}",
         )
 
-    def receipts(self, epoch: Epoch) -> tuple[Epoch, ...]:
+    def add_receipt(self, epoch: Epoch) -> tuple[Epoch, ...]:
         """Add an epoch to the receipts of the newest manifest; `publish` drops those that no one needs. O(receipts)."""
         return (*self.manifest_log.manifest.receipts, epoch)
 
-    def past(self, epoch: int) -> PastSchemas | None:
+    def find_past_schemas(self, epoch: int) -> PastSchemas | None:
         """Return the columns that an epoch was committed with; None if the plan still has them. O(past columns)."""
         manifest, where = self.manifest_log.manifest, f"the manifest of {self.manifest_log.store.where}"
         known = keep_past_columns(manifest.past, self._previous_plan, manifest.epoch, manifest.oldest)
@@ -287,13 +287,13 @@ class EpochLog:
         new = replace(new, past=keep_past_columns(before.past, self._previous_plan, before.epoch, new.oldest))
         self.manifest_log.settle()
         if not self._tidy:
-            self._look_after()
+            self._collect_garbage_once()
         self.outputs.sync()
         self.manifest_log.commit(new, inventories, files | names_inside(new.outputs()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
-    def attach(self, note: str) -> None:
+    def publish_attachments(self, note: str) -> None:
         """Publish the sources and sinks, and nothing else; only sinks of existing outputs. Like `publish`."""
         log, sinks = self.manifest_log, {n: each for n, each in self.sinks.items() if n not in self.change.outputs}
         log.settle()
@@ -317,7 +317,7 @@ class EpochLog:
         ``apart``: as in `ManifestLog.sweep`.  Raises `OutcomeUnknown`: it is committed.
         """
         try:
-            self.outputs.show(self.manifest_log.manifest.receipts[-1:])
+            self.outputs.finish_fragments(self.manifest_log.manifest.receipts[-1:])
         except (StorageFull, StorageFailed) as error:  # which would say that it did not happen
             raise OutcomeUnknown(
                 f"commit epoch {self.epoch}",
@@ -326,7 +326,7 @@ class EpochLog:
             ) from error
         self.manifest_log.sweep(apart)
 
-    def _look_after(self) -> None:
+    def _collect_garbage_once(self) -> None:
         """Collect garbage once, and take over the versions of earlier writers. O(those); never fails.
 
         If a file is unaccounted for, nothing is deleted; ``ddflow gc`` says why.
@@ -336,7 +336,7 @@ class EpochLog:
         try:
             if len(store.numbers()) * len(self.manifest_log.manifest.inventories) <= TIDY:
                 gc(store, grace=self.manifest_log.grace)
-                self.manifest_log.remember(names_of)
+                self.manifest_log.remember(collect_file_names)
         except DdflowError:
             self.manifest_log.grace = math.inf
 

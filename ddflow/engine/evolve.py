@@ -31,7 +31,7 @@ from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.pending_runs import PendingRun
 from ddflow.dataflow.side_outputs import SideOutputs, check_listed
-from ddflow.engine.calls import Calls
+from ddflow.engine.calls import EngineCalls
 from ddflow.operators.base import Readable
 from ddflow.plan.compatibility import PlanChange, compare_plans
 from ddflow.plan.evolve import Nodes, evolve_to_types, refuse_misspelled_columns
@@ -43,7 +43,7 @@ from ddflow.trace.cast import regrown, rekey, rekeys
 ASKED = "engine.evolve"
 
 
-def evolve_engine(calls: Calls, given: Any, found: bool = False) -> None:
+def evolve_engine(calls: EngineCalls, given: Any, found: bool = False) -> None:
     """Implement `Engine.evolve`.
 
     ``found``: whether the columns came from a source, so that their names are not a user's.
@@ -63,14 +63,14 @@ def evolve_engine(calls: Calls, given: Any, found: bool = False) -> None:
         if durable is not None:
             durable.log.check_columns(plan)
         dataflow.guard.state = "interrupted"
-        go_on(dataflow, plan, nodes, change)
-        calls.rehash()
+        convert_dataflow(dataflow, plan, nodes, change)
+        calls.choose_row_hashes()
         if durable is not None:
             durable.log.take_columns(plan, change.columns)
         dataflow.guard.state = "open"
 
 
-def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
+def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> None:
     """Convert the rows of a dataflow to the columns of the evolved plan. O(rows) of what changes."""
     old, graph = dataflow.graph, Graph(plan, dataflow.secret, dataflow.graph.winners, dataflow.threads)
     for name, upsert in graph.inputs.items():
@@ -79,7 +79,7 @@ def go_on(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanChange) -> N
             hashed = bool(set(added) & set(upsert.tracked or ()))
             if not rekeys(was.identified, upsert.identified):
                 regrown(was.arranged, upsert.arranged.schema, upsert.hash_rows, hashed)
-            _wait(dataflow, name, upsert.bound.event_schema)
+            _convert_pending(dataflow, name, upsert.bound.event_schema)
         _move_arrangements(was, upsert, dataflow)
         upsert.unfed = not dataflow.admissions[name].arrived
         if was.expiring is not None:
@@ -118,7 +118,7 @@ def _move_arrangements(was: Readable, running: Readable, dataflow: Dataflow) -> 
         running.arrangements = was.arrangements
 
 
-def _wait(dataflow: Dataflow, name: str, schema: pa.Schema) -> None:
+def _convert_pending(dataflow: Dataflow, name: str, schema: pa.Schema) -> None:
     """Bring waiting events into the columns of a schema."""
     out = Batcher()
     for run in dataflow.batchers[name].runs.by_least:

@@ -1,8 +1,8 @@
 """Full contents of an input, as they come in: what they name, what they may not, and who is absent from them.
 
-Invariant: `Contents.absent` gives exactly the keys that are live, whose row lies within the scope, and that no row
-names; each once. Contents may be larger than memory, and so may the state, so of the rows only identities are kept (8
-bytes for a key of one number, else 16), and what is held is walked range by range in the same order; a row is only
+Invariant: `FullContents.find_absent` gives exactly the keys that are live, whose row lies within the scope, and that no
+row names; each once. Contents may be larger than memory, and so may the state, so of the rows only identities are kept
+(8 bytes for a key of one number, else 16), and what is held is walked range by range in the same order; a row is only
 gathered where its key is missing. Nothing is resolved here, and nothing changes.
 
 >>> import pyarrow as pa, ddflow as dd
@@ -10,9 +10,9 @@ gathered where its key is missing. Nothing is resolved here, and nothing changes
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64(), "city": pa.string()}, dd.Upsert(key="id")))
 >>> with flow.open() as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2, 3], "city": ["Bern", "Basel", "Bern"]})}, 1)
-...     contents = Contents(engine.dataflow.graph.inputs["people"], "a replace", "city = 'Bern'")
+...     contents = FullContents(engine.dataflow.graph.inputs["people"], "a replace", "city = 'Bern'")
 ...     contents.take_rows(pa.record_batch({"id": [1], "city": ["Bern"]}))
-...     [batch.to_pylist() for batch in contents.absent(contents.sort_identities())]
+...     [batch.to_pylist() for batch in contents.find_absent(contents.sort_identities())]
 [[{'id': 3, 'city': 'Bern'}]]
 """
 
@@ -47,9 +47,9 @@ PIECE = 1 << 16
 """How many absent keys are gathered together."""
 
 
-class Contents:
+class FullContents:
     """``upsert``: of the input.  ``asked``: how messages call it.  ``scope``: SQL over the row's columns.
-    ``order``: what the tombstones of absent keys take; see `given_order`.
+    ``order``: what the tombstones of absent keys take; see `parse_order`.
 
     Raises `SpecError` and `ExpressionError` for an order or a scope that does not fit the input.
     """
@@ -61,13 +61,13 @@ class Contents:
             raise SpecError(asked, "it has a machine, which makes of events what it holds", "step it with events")
         if scope is not None:
             self.scope = compile_expression(scope, self.bound.row_schema, boolean=True, what=f"the scope of {asked}")
-        self.ordered = order_columns(self.bound.spec)
-        self.order = None if order is None else given_order(order, self.ordered, self.bound.schema, asked)
+        self.ordered = list_order_columns(self.bound.spec)
+        self.order = None if order is None else parse_order(order, self.ordered, self.bound.schema, asked)
         self._fixed = order is not None
         self.spelled = None if self.order is None else encode_order(self.order)
         """The given order, encoded for a manifest."""
         self.named = 0
-        """Keys that are held and named, once `absent` has gone through all."""
+        """Keys that are held and named, once `find_absent` has gone through all."""
         self._ids: list[tuple[Words, Words]] = []
 
     def take_rows(self, events: pa.RecordBatch) -> None:
@@ -92,10 +92,10 @@ class Contents:
             events = events.filter(pa.array(self.bound.merging.mark_misordered(events) == 0))
         if self.ordered and not self._fixed and events.num_rows:
             best = events.select(self.ordered)
-            best = best.slice(greatest(best), 1)
+            best = best.slice(find_greatest_row(best), 1)
             if self.order is not None:
                 both = pa.concat_batches([self.order, best])
-                best = both.slice(greatest(both), 1)
+                best = both.slice(find_greatest_row(both), 1)
             self.order = pa.concat_batches([best])  # so that the rest of the rows is not kept
 
     def sort_identities(self) -> Sorted:
@@ -131,7 +131,7 @@ class Contents:
             "full contents name each key once: mend them; nothing was taken in",
         )
 
-    def absent(self, by: Sorted) -> Iterator[pa.RecordBatch]:
+    def find_absent(self, by: Sorted) -> Iterator[pa.RecordBatch]:
         """Make a row for each key to delete, in the columns of the input's events.
 
         ``by``: the result of `sort_identities`. The row's columns have the stored values, order and sequence are the
@@ -139,7 +139,7 @@ class Contents:
         """
         arranged, schema = self.upsert.arranged, self.bound.row_schema
         for high, low, references in living(arranged):
-            missing = ~among(by, high, low)
+            missing = ~mark_members(by, high, low)
             self.named += missing.size - int(np.count_nonzero(missing))
             if self.upsert.expiring is not None:
                 # What is forgotten is not held, and leaves no tombstone.
@@ -169,12 +169,12 @@ class Contents:
         return self.bound.add_event_columns(pa.RecordBatch.from_arrays(every, schema=self.bound.schema), [])
 
 
-def order_columns(spec: Spec | Differences) -> list[str]:
+def list_order_columns(spec: Spec | Differences) -> list[str]:
     """List the columns whose values decide which event wins."""
     return [*spec.order_by, *([spec.seq] if spec.seq else [])]
 
 
-def given_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> pa.RecordBatch:
+def parse_order(order: Any, names: list[str], schema: pa.Schema, asked: str) -> pa.RecordBatch:
     """Convert the order that a caller gives to one row of the columns ``names``.
 
     A caller gives values by column, or the value of the only column. O(1). Raises `SpecError`.
@@ -233,7 +233,7 @@ def decode_order(words: Sequence[Word], names: Sequence[str], schema: pa.Schema)
     return out
 
 
-def greatest(rows: pa.RecordBatch) -> int:
+def find_greatest_row(rows: pa.RecordBatch) -> int:
     """Find the row that is greatest by its columns, left to right, null smallest, NaN largest; one row at least.
 
     O(n), for text and decimals O(n log n).
@@ -258,7 +258,7 @@ def greatest(rows: pa.RecordBatch) -> int:
     return int(left[0])
 
 
-def among(by: Sorted, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def mark_members(by: Sorted, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """bool[n]: which of some identities are in ``by``.  O(n log rows), side by side in memory."""
     out = np.zeros(high.size, np.bool_)
     if not by.high.size:

@@ -45,7 +45,7 @@ TICK: Final = 2.0
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedGarbage:
     """The files that `gc` deleted; with ``dry_run``, the files that it would delete.
 
     Attributes
@@ -78,7 +78,7 @@ def gc(
     orphans: float = DAY,
     dry_run: bool = False,
     trust: Trust = "owner",
-) -> Collected:
+) -> CollectedGarbage:
     """Delete the expired versions of a state, and files that no version names.
 
     Parameters
@@ -96,7 +96,7 @@ def gc(
 
     Returns
     -------
-    Collected
+    CollectedGarbage
         What was deleted, or would be.
 
     Raises
@@ -115,13 +115,13 @@ def gc(
         entries = store.list()  # before the manifests are read, see the header
         manifest = newest(store)
         if manifest is None:
-            return Collected()
+            return CollectedGarbage()
         kept, expired = split_versions(store, manifest, grace, orphans)
         backlog = Backlog(store)
-        named = {each.number: _named_by(store, each, backlog, manifest) for each in kept}
+        named = {each.number: _collect_named_files(store, each, backlog, manifest) for each in kept}
         every = set[str]().union(*named.values())
         over = _find_expired_files(store, expired, backlog, manifest) if len(every) < len(entries) else set()
-        gone, waiting = _garbage(entries, named[manifest.number], every, over, orphans)
+        gone, waiting = _split_unnamed(entries, named[manifest.number], every, over, orphans)
         since = manifest.written / 1000
         outputs = [each for each in outputs if each.name not in every and each.written < since and each.age >= orphans]
         if not dry_run:
@@ -131,7 +131,7 @@ def gc(
                 store.delete(entry.name)
             if sink is not None:
                 sink.discard(outputs)
-        return Collected(
+        return CollectedGarbage(
             expired,
             sorted(named),
             len(gone),
@@ -170,33 +170,36 @@ def split_versions(store: Store, manifest: Manifest, grace: float, orphans: floa
     return kept, sorted([*numbers, *damaged])
 
 
-def names_of(store: Store, manifest: Manifest) -> set[str]:
+def collect_file_names(store: Store, manifest: Manifest) -> set[str]:
     """Collect the names of all files of a version, except its backlog. O(bytes of its inventories).
 
     Raises `CorruptState`.
     """
-    return {blob.name for blob in _list_own(store, manifest)}
+    return {blob.name for blob in _list_version_files(store, manifest)}
 
 
-def blobs_of(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
-    """List all files of a version: its partitions, their files, its outputs, its backlog. Like `names_of`.
+def list_blobs(store: Store, manifest: Manifest, backlog: Backlog | None = None) -> Iterator[Blob]:
+    """List all files of a version: its partitions, their files, its outputs, its backlog. Like `collect_file_names`.
 
     ``backlog``: a reader to share between several versions.
     """
-    yield from _list_own(store, manifest)
+    yield from _list_version_files(store, manifest)
     yield from (backlog or Backlog(store)).files(manifest.backlog)
 
 
-def _list_own(store: Store, manifest: Manifest) -> Iterator[Blob]:
+def _list_version_files(store: Store, manifest: Manifest) -> Iterator[Blob]:
     yield from manifest.inventories
     yield from manifest.outputs()
     for part in manifest.inventories:
         yield from StoredInventory.read(store, part).text.files
 
 
-def _named_by(store: Store, manifest: Manifest, backlog: Backlog, newest: Manifest) -> set[str]:
+def _collect_named_files(store: Store, manifest: Manifest, backlog: Backlog, newest: Manifest) -> set[str]:
     """Collect the files that a version names; of its backlog only files that the newest version does not name."""
-    return names_of(store, manifest) | backlog.only(manifest.backlog, () if manifest is newest else newest.backlog)[0]
+    return (
+        collect_file_names(store, manifest)
+        | backlog.only(manifest.backlog, () if manifest is newest else newest.backlog)[0]
+    )
 
 
 def _find_expired_files(store: Store, expired: list[int], backlog: Backlog, newest: Manifest) -> set[str]:
@@ -204,11 +207,11 @@ def _find_expired_files(store: Store, expired: list[int], backlog: Backlog, newe
     over = set[str]()
     for number in expired:
         with suppress(CorruptState):  # then its files are like those that nobody named
-            over |= _named_by(store, at(store, number), backlog, newest)
+            over |= _collect_named_files(store, at(store, number), backlog, newest)
     return over
 
 
-def _garbage(
+def _split_unnamed(
     entries: list[Entry], newest: set[str], named: set[str], over: set[str], orphans: float
 ) -> tuple[list[Entry], list[Entry]]:
     """Split the files without a name into those to delete and those to keep for now.

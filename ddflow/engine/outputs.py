@@ -93,10 +93,10 @@ class Outputs:
         if self.sink is not None:
             self.sink.claim(manifest.id, store.where, names)
 
-    def show(self, receipts: Iterable[Epoch]) -> None:
+    def finish_fragments(self, receipts: Iterable[Epoch]) -> None:
         """Let committed epochs be seen; durable after `sync`.  O(fragments).  Raises `StorageFailed`."""
         for receipt in receipts if self.sinks else ():
-            fragments = list(fragments_of(receipt))
+            fragments = list(list_fragments(receipt))
             for sink in self.sinks:
                 sink.finish(receipt.epoch, fragments)
 
@@ -113,7 +113,7 @@ class Outputs:
         sink = self.sink
         if sink is None or not self.has_moved:
             return tuple(receipts)
-        gone = [not all(sink.size(each.epoch, one) is not None for one in fragments_of(each)) for each in receipts]
+        gone = [not all(sink.size(each.epoch, one) is not None for one in list_fragments(each)) for each in receipts]
         return tuple(receipts[len(gone) - gone[::-1].index(True) :] if True in gone else receipts)
 
     def read(self, epoch: int, fragment: Fragment, schema: pa.Schema, batches: BatchStore) -> pa.Table:
@@ -124,7 +124,7 @@ class Outputs:
         return found.read(epoch, fragment, schema)
 
 
-def put(sink: OutputFolder | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
+def put_output(sink: OutputFolder | None, batches: BatchStore, name: str, table: pa.Table) -> Output:
     """Keep what an output gained.  ``sink``: None for the state itself.  O(rows).  Raises as `OutputFolder.put`."""
     blob = batches.put(table.to_batches(), table.schema) if sink is None else sink.put(name, table)
     return Output((blob,), table.num_rows)
@@ -145,7 +145,7 @@ def open_owned(store: Store, manifest: Manifest | None, deleting: bool) -> Outpu
     return sink if owner.state == manifest.id and (owner.at == store.where or not deleting) else None
 
 
-def fragments_of(receipt: Epoch) -> Iterable[Fragment]:
+def list_fragments(receipt: Epoch) -> Iterable[Fragment]:
     """List the fragments that an epoch wrote to a sink. O(fragments)."""
     for call in receipt.calls:
         for name, output in call.outputs.items():

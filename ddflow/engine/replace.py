@@ -30,10 +30,10 @@ from ddflow.connectors.error_location import at_path, is_path
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, full_by_input
 from ddflow.dataflow.result import Step
-from ddflow.engine.calls import Calls, warn_of_unseen
-from ddflow.engine.commits import Asked
-from ddflow.engine.evolve import go_on
-from ddflow.engine.full_contents import Contents
+from ddflow.engine.calls import EngineCalls, warn_of_unseen_columns
+from ddflow.engine.commits import CallRequest
+from ddflow.engine.evolve import convert_dataflow
+from ddflow.engine.full_contents import FullContents
 from ddflow.errors import (
     DdflowError,
     EmptyContents,
@@ -54,7 +54,7 @@ GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
 """The remedy for a step without a time."""
 
 
-def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> int:
+def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: int | None) -> int:
     """Return the time of a call in epoch mode: the given one, else that of a committed ``epoch``, else the next.
 
     The next is 1 if no time was closed yet. O(1), of the first step O(nodes). Raises `SchemaMismatch` for a value that
@@ -72,9 +72,9 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
     if time.__class__ is int and kind == INT64 and NEVER <= time < CLOSED:
         return time  # as nearly always
     if time is None:
-        known = None if epoch is None or calls.durable is None else calls.durable.time_of(epoch)
+        known = None if epoch is None or calls.durable is None else calls.durable.find_call_time(epoch)
         if known is None:
-            check_counted(calls, f"{what} without a time")
+            check_times_numbered(calls, f"{what} without a time")
         time = known if known is not None else 1 if last == NEVER else last + 1
         given: pa.DataType | None = INT64 if last == NEVER else kind
         asked = what
@@ -82,7 +82,7 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
         given, asked = type_of(time), f"{what} at time {format_given_time(time)}"
     if given is not None and last == NEVER and given != kind:
         _set_time_type(calls, given)
-    elif given is not None and not _alike(given, kind):
+    elif given is not None and not _is_same_time_type(given, kind):
         found = (
             f"that is of type {given}, and the times of the steps before are {kind}, the last {format_time(last, kind)}"
         )
@@ -90,7 +90,7 @@ def step_time(calls: Calls, what: str, time: Time | None, epoch: int | None) -> 
     return as_int64(asked, time, CLOSED - 1, calls.dataflow.time_type)
 
 
-def check_counted(calls: Calls, asked: str, remedy: str = GIVE) -> None:
+def check_times_numbered(calls: EngineCalls, asked: str, remedy: str = GIVE) -> None:
     """Raise `SchemaMismatch` if the next step's time is no number, so that a caller must give it. O(1).
 
     ``remedy``: a text in which ``{what}`` is day or moment, and ``{later}`` one above the last.
@@ -106,29 +106,29 @@ def check_counted(calls: Calls, asked: str, remedy: str = GIVE) -> None:
     raise SchemaMismatch(asked, found, remedy.format(what=what, later=later))
 
 
-def _alike(one: pa.DataType, other: pa.DataType) -> bool:
+def _is_same_time_type(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether times of both are of one type; moments of any two zones are."""
     zoned = [pat.is_timestamp(each) and each.tz is not None for each in (one, other)]
     return bool(one == other or all(zoned))
 
 
-def _set_time_type(calls: Calls, kind: pa.DataType) -> None:
+def _set_time_type(calls: EngineCalls, kind: pa.DataType) -> None:
     """Set the type of times, before the first time is closed."""
     dataflow = calls.dataflow
     plan, nodes = set_time_type(dataflow.flow, kind)
-    go_on(dataflow, plan, nodes, PlanChange())
-    calls.rehash()
+    convert_dataflow(dataflow, plan, nodes, PlanChange())
+    calls.choose_row_hashes()
     if calls.durable is not None:
         calls.durable.log.set_plan(plan)
 
 
-class Allowed(NamedTuple):
-    """``most``: how many keys may be absent, as `most_absent` takes it.  ``empty``: whether there may be no rows."""
+class AbsenceLimit(NamedTuple):
+    """``most``: how many keys may be absent, as of `count_most_absent`.  ``empty``: whether there may be no rows."""
 
     most: int | str | None = None
     empty: bool = False
 
-    def check_absent(self, absent: int, contents: Contents) -> None:
+    def check_absent(self, absent: int, contents: FullContents) -> None:
         """Raise `EmptyContents` or `TooManyAbsent` for keys that may not go."""
         if absent and not contents.rows and not self.empty:
             raise EmptyContents(
@@ -136,7 +136,9 @@ class Allowed(NamedTuple):
                 f"it has no rows, so every key would be deleted, {absent:,} in all",
                 Phrase("give ", Option("allow_empty", True), " if that is so; nothing was taken in"),
             )
-        if self.most is not None and absent > (allowed := most_absent(self.most, there := absent + contents.named)):
+        if self.most is not None and absent > (
+            allowed := count_most_absent(self.most, there := absent + contents.named)
+        ):
             raise TooManyAbsent(
                 contents.asked,
                 Phrase(
@@ -149,7 +151,7 @@ class Allowed(NamedTuple):
 
 
 def replace_rows(
-    calls: Calls,
+    calls: EngineCalls,
     kind: Literal["replace", "restate"],
     name: Any,
     rows: Any,
@@ -157,14 +159,14 @@ def replace_rows(
     scope: str | None,
     order: Any,
     epoch: int | None,
-    allowed: Allowed,
+    allowed: AbsenceLimit,
 ) -> Step:
     """Take in full contents or corrected rows: one step that deletes absent keys from the inputs that have rows.
 
     ``name``: the rows if ``rows`` is None, of one input or by input. ``time``: None for one above the last.
     """
     if allowed.most is not None:
-        most_absent(allowed.most, 0)
+        count_most_absent(allowed.most, 0)
     dataflow = calls.dataflow
     with dataflow.guard.use(kind):
         if dataflow.flow.holds_back:
@@ -177,7 +179,7 @@ def replace_rows(
                     " out of the spec",
                 ),
             )
-        at = step_time(calls, kind, time, epoch)
+        at = choose_step_time(calls, kind, time, epoch)
         inputs = full_by_input(kind, name, rows, dataflow.admissions)
         if len(inputs) > 1 and (scope is not None or order is not None):
             found = f"there are rows for {len(inputs)} inputs: {list(inputs)}"
@@ -188,10 +190,12 @@ def replace_rows(
             )
         upserts = {each: dataflow.graph.inputs[each].keyed_for(f"{kind} of {each!r}") for each in inputs}
         every = {
-            each: Contents(upsert, f"{kind} of {each!r} at time {format_time(at, dataflow.time_type)}", scope, order)
+            each: FullContents(
+                upsert, f"{kind} of {each!r} at time {format_time(at, dataflow.time_type)}", scope, order
+            )
             for each, upsert in upserts.items()
         }
-        asked = Asked(kind, at, _further(dataflow, every), time_type=dataflow.time_type)
+        asked = CallRequest(kind, at, _encode_arguments(dataflow, every), time_type=dataflow.time_type)
         if (again := calls.find_replay(asked, epoch, inputs)) is not None:
             return again
         inflows = calls.admit(asked, inputs, {name: [contents.take_rows] for name, contents in every.items()})
@@ -199,11 +203,11 @@ def replace_rows(
         try:
             for each, contents in every.items():
                 lacking = dataflow.admissions[each].lacking
-                calls.warn_of_lacking(each, lacking, f"{contents.asked}: it lacks", "in all its rows")
-                warn_of_unseen(each, dataflow.admissions[each])
+                calls.warn_of_missing_columns(each, lacking, f"{contents.asked}: it lacks", "in all its rows")
+                warn_of_unseen_columns(each, dataflow.admissions[each])
                 full = dataflow.admissions[each].arrived + inflows[each].rows
                 try:
-                    absent = _absent(dataflow, inflows[each], contents, at, full, kind == "replace")
+                    absent = _enqueue_deletions(dataflow, inflows[each], contents, at, full, kind == "replace")
                     allowed.check_absent(absent, contents)
                 except DdflowError as error:
                     if is_path(inputs[each]):
@@ -219,10 +223,10 @@ def replace_rows(
         return calls.record_call(asked, step, inflows, Way(FULL if kind == "replace" else RESTATED, scope, spelled))
 
 
-def most_absent(given: int | str, there: int) -> int:
+def count_most_absent(given: int | str, there: int) -> int:
     """Compute how many of the existing keys may be deleted. Raises `SpecError`.
 
-    >>> most_absent(12, 100), most_absent("12", 100), most_absent("2.5%", 100)
+    >>> count_most_absent(12, 100), count_most_absent("12", 100), count_most_absent("2.5%", 100)
     (12, 12, 2)
     """
     match = None if isinstance(given, bool) else re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)%", str(given).strip())
@@ -232,7 +236,7 @@ def most_absent(given: int | str, there: int) -> int:
     return int(match[1]) if match[1] else int(there * float(match[2]) / 100)
 
 
-def _further(dataflow: Dataflow, every: Mapping[str, Contents]) -> str:
+def _encode_arguments(dataflow: Dataflow, every: Mapping[str, FullContents]) -> str:
     """Encode a call's scopes and orders in text, so that its digest differs from other calls of the same rows."""
     words = []
     for name, contents in sorted(every.items()):
@@ -241,12 +245,14 @@ def _further(dataflow: Dataflow, every: Mapping[str, Contents]) -> str:
     return json.dumps(words)
 
 
-def _absent(dataflow: Dataflow, inflow: Inflow, contents: Contents, time: int, arrival: int, once: bool) -> int:
+def _enqueue_deletions(
+    dataflow: Dataflow, inflow: Inflow, contents: FullContents, time: int, arrival: int, once: bool
+) -> int:
     """Put a deletion for each absent key with the rows; how many.  ``once``: whether a key may have one row only."""
     by, total = contents.sort_identities(), 0
     if once:
         contents.refuse_duplicates(by, inflow.pieces, arrival - inflow.rows)
-    for events in contents.absent(by):
+    for events in contents.find_absent(by):
         n = events.num_rows
         times = np.full(n, time)
         inflow.enqueue(Events(events, times, times, arrival + total + np.arange(n)))

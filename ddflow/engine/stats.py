@@ -24,10 +24,10 @@ from ddflow.time import INT64, format_time
 from ddflow.trace.arrangement import Arrangement
 
 
-class Arranged(NamedTuple):
+class ArrangementFigures(NamedTuple):
     """The figures of one arrangement; rows of payload are counted as versions, sizes in bytes.
 
-    >>> people = Arranged(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
+    >>> people = ArrangementFigures(keys=950, tombstones=50, batches=2, runs=3, versions=1400, bytes_resident=95_000,
     ...                   bytes_mapped=0, bytes_index=40_000, written=2000, copied=1000, owed=300)
     >>> stats = Stats(frontier=8, since=7, arrangements={"people": people}, pending=4, bytes_pending=120,
     ...               verdicts={"applied": 1990, "noop": 10}, budget=200_000)
@@ -66,13 +66,13 @@ class Arranged(NamedTuple):
     """Versions that a merge in progress has still to copy."""
 
     @classmethod
-    def of(cls, arranged: Arrangement) -> Arranged:
+    def of(cls, arranged: Arrangement) -> ArrangementFigures:
         """Compute the figures of an arrangement, over all of its partitions. O(runs)."""
-        total = cls(*map(sum, zip(*map(cls._but_the_index, arranged.partitions), strict=True)))
+        total = cls(*map(sum, zip(*map(cls._measure_partition, arranged.partitions), strict=True)))
         return total._replace(bytes_resident=arranged.nbytes, bytes_index=arranged.nbytes - total.bytes_resident)
 
     @classmethod
-    def _but_the_index(cls, arranged: Arrangement) -> Arranged:
+    def _measure_partition(cls, arranged: Arrangement) -> ArrangementFigures:
         """Compute the figures of one partition; joined partitions share an index."""
         spine, on_disk, slots = arranged.spine, arranged.on_disk, arranged.slots
         return cls(
@@ -115,7 +115,7 @@ class Stats(Mapping[str, Any]):
     ----------
     frontier, since : int
         As of `Engine`.
-    arrangements : mapping of str to Arranged
+    arrangements : mapping of str to ArrangementFigures
         By name, the figures of each arrangement.
     pending : int
         Events that wait for their time.
@@ -138,7 +138,7 @@ class Stats(Mapping[str, Any]):
     Its keys are those names but ``bytes_pending_mapped`` and ``time_type``, and these totals over all arrangements:
 
     ``keys``, ``tombstones``, ``batches``, ``versions``, ``bytes_resident``
-        Sums; see `Arranged`.
+        Sums; see `ArrangementFigures`.
     ``bytes_mapped``
         Bytes on disk, pending events included.
     ``effort_owed``
@@ -158,7 +158,7 @@ class Stats(Mapping[str, Any]):
         *,
         frontier: int,
         since: int,
-        arrangements: Mapping[str, Arranged],
+        arrangements: Mapping[str, ArrangementFigures],
         pending: int,
         bytes_pending: int,
         verdicts: Mapping[str, int],
@@ -167,7 +167,11 @@ class Stats(Mapping[str, Any]):
         pinned: int = 0,
         time_type: pa.DataType = INT64,
     ) -> None:
-        total = Arranged(*map(sum, zip(*arrangements.values(), strict=True))) if arrangements else Arranged(*[0] * 11)
+        total = (
+            ArrangementFigures(*map(sum, zip(*arrangements.values(), strict=True)))
+            if arrangements
+            else ArrangementFigures(*[0] * 11)
+        )
         state = total.bytes_resident + total.bytes_mapped
         self._time_type = time_type
         self._figures: Mapping[str, Any] = MappingProxyType(
@@ -209,13 +213,13 @@ class Stats(Mapping[str, Any]):
         return out
 
     def __str__(self) -> str:
-        first, *rest = self._lines()
+        first, *rest = self._format_lines()
         return text_table(first, self._make_table(), rest)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        first, *rest = self._lines()
+        first, *rest = self._format_lines()
         return html_table(first, self._make_table(), rest)
 
     def _make_table(self) -> list[list[str]]:
@@ -227,9 +231,9 @@ class Stats(Mapping[str, Any]):
             rows.append(("total", total))
         wanted = [name for name in COLUMNS if total[name] or name not in WHERE_THERE_ARE_SOME]
         head = ["arrangement", *(COLUMNS[name] for name in wanted)]
-        return [head, *([label, *(_figure(name, figures[name]) for name in wanted)] for label, figures in rows)]
+        return [head, *([label, *(_format_figure(name, figures[name]) for name in wanted)] for label, figures in rows)]
 
-    def _lines(self) -> list[str]:
+    def _format_lines(self) -> list[str]:
         """Build the lines above the table, then the lines below it."""
         per_key, owed, pending = self["bytes_per_key"], self["effort_owed"], self["pending"]
         state = [] if per_key is None else [f"{per_key:,.1f} bytes a key"]
@@ -248,11 +252,11 @@ class Stats(Mapping[str, Any]):
         return [f"frontier {frontier}, since {since}", ", ".join(state), f"{waiting}; {room}", verdicts]
 
 
-def _figure(name: str, number: int) -> str:
+def _format_figure(name: str, number: int) -> str:
     return shown_size(number) if name.startswith("bytes") else f"{number:,}"
 
 
-def plan_figures(graph: Graph) -> dict[Collection, list[str]]:
+def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
     """By collection, what is to be said of it.  O(nodes, and runs of arrangements).
 
     >>> import pyarrow as pa, ddflow as dd
@@ -261,7 +265,7 @@ def plan_figures(graph: Graph) -> dict[Collection, list[str]]:
     >>> _ = flow.output("by_city", orders.count("city"))
     >>> with flow.open() as engine:
     ...     _ = engine.step({"orders": pa.table({"id": [1, 2], "city": ["Bern", "Bern"]})}, time=1)
-    ...     notes = plan_figures(engine.dataflow.graph)
+    ...     notes = describe_nodes(engine.dataflow.graph)
     >>> [note[0].partition(",")[0] for node, note in notes.items() if node.keeps or not node.inputs]
     ['2 rows', '1 row']
     """
@@ -275,7 +279,7 @@ def plan_figures(graph: Graph) -> dict[Collection, list[str]]:
     out: dict[Collection, list[str]] = {}
     for node in graph.nodes:
         notes = out[node] = list[str]()
-        every = [Arranged.of(each) for each in graph.opened[node].arrangements]
+        every = [ArrangementFigures.of(each) for each in graph.opened[node].arrangements]
         if every:
             size = sum(each.bytes_resident + each.bytes_mapped for each in every)
             notes.append(f"{count_of(sum(each.keys for each in every), 'row')}, {shown_size(size)}")
@@ -284,14 +288,14 @@ def plan_figures(graph: Graph) -> dict[Collection, list[str]]:
             if len(outputs.get(node, [])) > 1:
                 notes.append(f"shared by {', '.join(outputs[node])}")
         if node in graph.spent:
-            notes.append(shown_time(graph.spent[node]))
+            notes.append(format_duration(graph.spent[node]))
     return out
 
 
-def shown_time(nanoseconds: int) -> str:
+def format_duration(nanoseconds: int) -> str:
     """Format a time in a unit that suits it.
 
-    >>> shown_time(1_234), shown_time(25_000_000), shown_time(12_345_678_901)
+    >>> format_duration(1_234), format_duration(25_000_000), format_duration(12_345_678_901)
     ('1.2 us', '25.0 ms', '12.3 s')
     """
     for unit, size in (("s", 10**9), ("ms", 10**6)):
@@ -300,7 +304,7 @@ def shown_time(nanoseconds: int) -> str:
     return f"{nanoseconds / 1000:.1f} us"
 
 
-class Looking(Explaining):
+class Inspectable(Explaining):
     """Views of an engine or a snapshot on itself.
 
     >>> import ddflow as dd
@@ -337,7 +341,7 @@ class Looking(Explaining):
 
     def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
         with self.dataflow.guard.look("explain"):
-            return render_plan(self.flow, name, format, plan_figures(self.dataflow.graph))
+            return render_plan(self.flow, name, format, describe_nodes(self.dataflow.graph))
 
     def stats(self) -> Stats:
         """Return the current figures: keys, batches, bytes by place, merges owed, verdicts.
@@ -356,7 +360,7 @@ class Looking(Explaining):
             return Stats(
                 frontier=self.frontier,
                 since=self.since,
-                arrangements={name: Arranged.of(arranged) for name, arranged in held.items()},
+                arrangements={name: ArrangementFigures.of(arranged) for name, arranged in held.items()},
                 pending=self.dataflow.pending,
                 bytes_pending=sum(b.nbytes for b in self.dataflow.batchers.values()),
                 verdicts=self.verdicts.counts,
@@ -372,5 +376,5 @@ class Looking(Explaining):
         if self.dataflow.guard.state != "open":
             return render_html(self.flow)
         with self.dataflow.guard.look("show"):
-            figures = plan_figures(self.dataflow.graph)
+            figures = describe_nodes(self.dataflow.graph)
         return render_html(self.flow, figures) + self.stats()._repr_html_()

@@ -62,7 +62,7 @@ def prometheus(
 
         return PrometheusExporter(flow, registry)
 
-    exporter = _with_extra("export metrics to Prometheus", make)
+    exporter = _make_exporter("export metrics to Prometheus", make)
     if serve is not None:
         exporter.serve(str(serve))
     return exporter
@@ -94,10 +94,10 @@ def opentelemetry(flow: str, *, provider: "MeterProvider | None" = None) -> "Ope
 
         return OpenTelemetryExporter(flow, provider)
 
-    return _with_extra("export metrics to OpenTelemetry", make)
+    return _make_exporter("export metrics to OpenTelemetry", make)
 
 
-def _with_extra(asked: str, make: Callable[[], Made]) -> Made:
+def _make_exporter(asked: str, make: Callable[[], Made]) -> Made:
     try:
         return make()
     except ImportError as error:

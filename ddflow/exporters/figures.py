@@ -41,11 +41,11 @@ def add_elapsed(value: float, since: float) -> float:
     return value + monotonic() - since
 
 
-def _each(values: Mapping[str, float]) -> Iterator[Labelled]:
+def _label_values(values: Mapping[str, float]) -> Iterator[Labelled]:
     return (((name,), value) for name, value in values.items())
 
 
-def _one(value: float) -> list[Labelled]:
+def _label_nothing(value: float) -> list[Labelled]:
     return [((), value)]
 
 
@@ -55,9 +55,11 @@ def _ours(call: CallMetrics) -> bool:
 
 
 FIGURES: Final = (
-    Figure("rows", "counter", "", ("input",), "Rows taken in.", lambda call: _each(call.rows)),
-    Figure("events", "counter", "", ("verdict",), "Events resolved, by verdict.", lambda call: _each(call.verdicts)),
-    Figure("updates", "counter", "", ("output",), "Updates put out.", lambda call: _each(call.updates)),
+    Figure("rows", "counter", "", ("input",), "Rows taken in.", lambda call: _label_values(call.rows)),
+    Figure(
+        "events", "counter", "", ("verdict",), "Events resolved, by verdict.", lambda call: _label_values(call.verdicts)
+    ),
+    Figure("updates", "counter", "", ("output",), "Updates put out.", lambda call: _label_values(call.updates)),
     Figure(
         "call_seconds",
         "histogram",
@@ -72,13 +74,18 @@ FIGURES: Final = (
         "s",
         (),
         "Seconds of the commit within a call.",
-        lambda call: _one(call.commit) if call.commit else (),
+        lambda call: _label_nothing(call.commit) if call.commit else (),
     ),
-    Figure("epoch", "gauge", "", (), "The last committed epoch.", lambda call: _one(call.epoch)),
-    Figure("pending_events", "gauge", "", (), "Events whose time is open.", lambda call: _one(call.pending)),
-    Figure("keys", "gauge", "", ("arrangement",), "Live keys.", lambda call: _each(call.keys)),
+    Figure("epoch", "gauge", "", (), "The last committed epoch.", lambda call: _label_nothing(call.epoch)),
+    Figure("pending_events", "gauge", "", (), "Events whose time is open.", lambda call: _label_nothing(call.pending)),
+    Figure("keys", "gauge", "", ("arrangement",), "Live keys.", lambda call: _label_values(call.keys)),
     Figure(
-        "state_bytes", "gauge", "By", ("arrangement",), "Bytes of index and batches.", lambda call: _each(call.bytes)
+        "state_bytes",
+        "gauge",
+        "By",
+        ("arrangement",),
+        "Bytes of index and batches.",
+        lambda call: _label_values(call.bytes),
     ),
     Figure(
         "merge_debt_versions",
@@ -86,7 +93,7 @@ FIGURES: Final = (
         "",
         ("arrangement",),
         "Versions that merges in progress have yet to copy.",
-        lambda call: _each(call.owed),
+        lambda call: _label_values(call.owed),
     ),
     Figure(
         "source_lag",

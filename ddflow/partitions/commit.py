@@ -388,7 +388,9 @@ class EpochDriver:
             now, asked = self.manifest.feed, self._asked
             if now is not None and asked is not None and began_anew(now, asked, epoch):
                 raise restart_error(self.log.manifest_log.store.where, now, asked, self.options.checkpoint)
-            more = ", and the plan has other columns since" if self.log.past(epoch.epoch) is not None else ""
+            more = (
+                ", and the plan has other columns since" if self.log.find_past_schemas(epoch.epoch) is not None else ""
+            )
             raise ReplayMismatch(
                 f"give epoch {epoch.epoch} of {self.log.manifest_log.store.where} again",
                 f"it was committed of rows with digest {call.digest}, these have {found}{more}",
@@ -502,7 +504,7 @@ class EpochDriver:
         whole = replace(whole, outputs=join_outputs(self._owed, whole.outputs))
         call = self._make_call(start, whole)
         manifest = self.manifest
-        kept = self.log.receipts(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
+        kept = self.log.add_receipt(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
         if begins_anew(manifest.feed, feed):  # then batch numbers of another query mean nothing
             kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
         self.log.publish_version(

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.widening import Inexact
 from ddflow.connectors.sources import drop_inputs as without_source
-from ddflow.engine.garbage import blobs_of
+from ddflow.engine.garbage import list_blobs
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import Evolve, Phrase, PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
@@ -231,13 +231,13 @@ class Drop:
             dropped={**manifest.dropped, **dict.fromkeys(sorted(self.names), manifest.epoch)},
         )
         before, after = (
-            {blob.name: blob.length for blob in blobs_of(self.store, each) if inside(blob)}
+            {blob.name: blob.length for blob in list_blobs(self.store, each) if inside(blob)}
             for each in (self.manifest, new)
         )
         self.freed = sum(length for name, length in before.items() if name not in after)
         # A folder shows the files of an epoch by its receipt, which names those of the outputs for the last time.
         outputs = Outputs.open(None, self.store, self.manifest, {}, self.trust)
-        outputs.show(self.manifest.receipts)
+        outputs.finish_fragments(self.manifest.receipts)
         outputs.sync()
         return new
 

@@ -25,7 +25,7 @@ from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, is_bad
 from ddflow.dataflow.spill import make_room
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import Inventory, StoredInventory
-from ddflow.engine.outputs import put
+from ddflow.engine.outputs import put_output
 from ddflow.operators.updates import Updates, compute_netted, few, ints
 from ddflow.partitions.epoch_start import EpochStart, Growth, own_memory
 from ddflow.partitions.messages import Said, same_table
@@ -138,7 +138,7 @@ class StagePart:
             self.lent[stage] = "?"  # until all is taken up
             stored = StoredInventory.read(self.store, start.inventories[stage][self.number])
             indexed = self.dataflow.budget.memory is None
-            recovery.lend(self.dataflow, nodes, stored, self.batch_store, indexed=indexed)
+            recovery.fill_lent_collections(self.dataflow, nodes, stored, self.batch_store, indexed=indexed)
             self.lent[stage] = at
         self.opened += (perf_counter_ns() - began) // 1000
 
@@ -268,7 +268,7 @@ class StagePart:
             self.sink = None
         elif self.sink is None or self.sink.target != start.folder:  # one for all epochs, since it numbers its files
             self.sink = open_outputs(start.folder, self.store, start.version.trust)
-        out = {name: put(self.sink, self.batch_store, name, table) for name, table in here.items()}
+        out = {name: put_output(self.sink, self.batch_store, name, table) for name, table in here.items()}
         if self.sink is not None and out:
             self.sink.sync()
         return out

@@ -240,9 +240,9 @@ def holds_all(inventories: Inventories, operators: Operators) -> None:
                 inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}"
             )
     for name in inputs:
-        inventories.input(name)
+        inventories.find_input(name)
     for name in kept if operators.kept is not None else ():
-        inventories.operator(name)
+        inventories.find_operator(name)
 
 
 def find_feed_faults(manifest: Manifest) -> Iterator[str]:

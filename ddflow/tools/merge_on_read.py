@@ -25,15 +25,15 @@ from ddflow.connectors.to_arrow import arrow
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
-from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, parts_of, to_batches
-from ddflow.engine.replace import Allowed
+from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, iterate_parts, to_batches
+from ddflow.engine.replace import AbsenceLimit
 from ddflow.errors import NotArrow
 from ddflow.operators.inputs import RunningInput
 from ddflow.plan.inputs.input import Binding, Spec, bind_input
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.time import CLOSED, Time
 
-ANY = Allowed(empty=True)
+ANY = AbsenceLimit(empty=True)
 LOG = "log"
 """The input, as messages call it."""
 
@@ -112,7 +112,7 @@ def fold_log(
 
     ``format``: of messages that were decoded to rows of a history.
     """
-    parts, first = _split_log(log) if schema is None else (parts_of(log, repr(LOG)), schema)
+    parts, first = _split_log(log) if schema is None else (iterate_parts(log, repr(LOG)), schema)
     if first is None:
         raise NotArrow(f"rows for {LOG!r}", "there is no part that tells of columns", "give schema=", input=LOG)
     declared = to_schema(first, f"the schema of {LOG!r}")
@@ -131,7 +131,7 @@ def fold_log(
 
 
 def take_part(
-    engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: Allowed = ANY
+    engine: Engine, name: str, part: Any, time: Time, epoch: int | None = None, allowed: AbsenceLimit = ANY
 ) -> Step:
     """Make one call of an engine: take a part of a log, by its mark, in for the input ``name``.
 
@@ -163,7 +163,7 @@ def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterato
 
 def _split_log(log: Any) -> tuple[Iterator[Any], Any]:
     """Return the parts of a log, and the source of the first part's schema; None if there is none."""
-    parts = parts_of(log, repr(LOG))
+    parts = iterate_parts(log, repr(LOG))
     for part in parts:
         if isinstance(part, MARKS):
             part = replace(part, rows=arrow(part.rows, repr(LOG), pa.schema([])))

@@ -21,8 +21,8 @@ import pyarrow as pa
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.engine.engine import Engine
 from ddflow.engine.flow import Flow
-from ddflow.engine.lineage.log_parts import MARKS, as_fed, in_types
-from ddflow.engine.read.reads import told_only
+from ddflow.engine.lineage.log_parts import MARKS, convert_part, mark_log_parts
+from ddflow.engine.read.reads import make_side_output_error
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
 from ddflow.operators.updates import Updates, consolidate, ints
@@ -49,9 +49,8 @@ class FedLog:
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
         """Mark the parts of a log of a new plan's input like the calls that fed the old state.
 
-        See `ddflow.engine.lineage.log_parts.as_fed`. An input that the old state does not have keeps the marks of its
-        log. If both
-        plans have only one input, a new name does not matter.
+        See `ddflow.engine.lineage.log_parts.mark_log_parts`. An input that the old state does not have keeps the marks
+        of its log. If both plans have only one input, a new name does not matter.
         """
         inputs = self.old.flow.inputs
         if name not in self.flow.inputs:
@@ -61,7 +60,7 @@ class FedLog:
             name = next(iter(inputs))
         if name not in inputs:
             return iter(parts)
-        return as_fed(parts, self.old.dataflow.fed.get(name, Fed()), inputs[name].bound, to)
+        return mark_log_parts(parts, self.old.dataflow.fed.get(name, Fed()), inputs[name].bound, to)
 
 
 Feed = Callable[[Engine, int, FedLog], None]
@@ -262,7 +261,7 @@ def _mark_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: FedLog) -> I
     for inputs in calls:
         given = {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
         known = flow.inputs
-        yield {name: in_types(part, known[name].bound) if name in known else part for name, part in given.items()}
+        yield {name: convert_part(part, known[name].bound) if name in known else part for name, part in given.items()}
 
 
 def _split_calls(inputs: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -297,7 +296,7 @@ def _close(engine: Engine, old: Snapshot) -> None:
 def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) -> dict[str, bool]:
     """Select the outputs to compare, and mark those that both states have with the same columns."""
     if output is not None and output in (sides := flow.side_outputs()):
-        raise told_only(f"compare the output {output!r}", output, sides[output][0])
+        raise make_side_output_error(f"compare the output {output!r}", output, sides[output][0])
     if output is not None and output not in flow.outputs:
         raise NotReadable(f"the output {output!r} of the new plan", "there is none", did_you_mean(output, flow.outputs))
     out = {}

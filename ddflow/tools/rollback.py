@@ -17,7 +17,7 @@ from msgspec.json import Decoder
 from msgspec.structs import replace
 
 from ddflow.connectors.parquet.sink import OutputFolder
-from ddflow.engine.garbage import blobs_of
+from ddflow.engine.garbage import list_blobs
 from ddflow.engine.outputs import open_owned
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown, SnapshotExpired, StateRefused
 from ddflow.metrics import Look
@@ -155,7 +155,7 @@ def _describe_version(store: Store, number: int, lengths: dict[str, int]) -> Old
     try:
         manifest = at(store, number)
         wrong = [
-            blob.name for blob in blobs_of(store, manifest) if lengths.get(blob.name) != blob.length and inside(blob)
+            blob.name for blob in list_blobs(store, manifest) if lengths.get(blob.name) != blob.length and inside(blob)
         ]
     except CorruptState as error:
         return OldVersion(number, manifest, f"{error.asked}: {error.found}")
@@ -176,7 +176,7 @@ def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: L
         if wanted is not None and (manifest.epoch > wanted or (epoch is not None and manifest.epoch < epoch)):
             continue
         try:
-            for blob in blobs_of(store, manifest):
+            for blob in list_blobs(store, manifest):
                 if inside(blob):
                     store.map(blob)
                     look(blob.length)
@@ -201,7 +201,7 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
     """Publish a copy of an old manifest that names copies of its files. O(bytes)."""
     made: dict[str, Blob] = {}
     try:
-        for blob in [*blobs_of(store, old)]:
+        for blob in [*list_blobs(store, old)]:
             if blob.name not in made and blob.name.endswith(".arrow"):
                 made[blob.name] = _copy_blob(store, blob)
                 look(blob.length)

@@ -21,7 +21,7 @@ from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, validity, val
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.engine.lineage.log_parts import MARKS, as_fed, parts_of, to_batches
+from ddflow.engine.lineage.log_parts import MARKS, iterate_parts, mark_log_parts, to_batches
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import CorruptState, NotReadable, Option, Phrase
 from ddflow.metrics import Look
@@ -391,7 +391,7 @@ class _Comparison:
         self._count_pending()
         bound = self.bound
         fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
-        given = self._convert_parts(as_fed(parts_of(log, repr(bound.name)), fed, bound))
+        given = self._convert_parts(mark_log_parts(iterate_parts(log, repr(bound.name)), fed, bound))
         how: Any = {"memory": memory, "spill": spill, "format": None if bound.unique else bound.format}
         with fold_log(given, bound.spec, bound.schema, secret=self.secret, **how) as expected:
             for one, other in align_pieces(self.upsert.arranged, expected.arranged, bound, self.secret):

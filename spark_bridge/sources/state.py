@@ -43,7 +43,7 @@ from pyspark.sql.types import StructType
 
 from ddflow.columns.names import did_you_mean
 from ddflow.engine.read.history import check_readable
-from ddflow.engine.read.reads import told_only
+from ddflow.engine.read.reads import make_side_output_error
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.driver_epochs import find_partitioning, partitions_with, read_updates
@@ -193,7 +193,7 @@ class DdflowSource(DataSource):
             kind = plan.time_type
             as_of, after, to = (self._parse_time(option, kind) for option in ("asOf", "changesFrom", "changesTo"))
             if name not in plan.outputs and name not in plan.inputs:
-                raise told_only(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
+                raise make_side_output_error(f"read {name!r} of {store.where}", name, plan.side_outputs()[name][0])
             as_of = to if after is not None else as_of
             for time in (time for time in (after, as_of) if time is not None):
                 asked = f"read {name!r} of {store.where} at {format_time(time, kind)}"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.engine.garbage import blobs_of, gc
+from ddflow.engine.garbage import gc, list_blobs
 from ddflow.partitions.evolve import evolve
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
@@ -70,7 +70,7 @@ def files(state: Path) -> set[str]:
 def named(state: Path) -> set[str]:
     """What all versions that are there name."""
     store = LocalStore(state, readonly=True)
-    return {blob.name for number in store.numbers() for blob in blobs_of(store, at(store, number))}
+    return {blob.name for number in store.numbers() for blob in list_blobs(store, at(store, number))}
 
 
 def held(target: Path) -> list[Any]:

@@ -17,7 +17,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.connectors.parquet.folder import folder_name
-from ddflow.engine.garbage import DAY, Collected, gc, names_of
+from ddflow.engine.garbage import DAY, CollectedGarbage, collect_file_names, gc
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at, newest
@@ -46,7 +46,7 @@ def whole(store: Any) -> None:
     """Every version that is there can be read."""
     for number in store.numbers():
         manifest = at(store, number)
-        assert names_of(store, manifest) <= {entry.name for entry in store.list()}
+        assert collect_file_names(store, manifest) <= {entry.name for entry in store.list()}
         with dd.Snapshot.open(store.writer(), epoch=manifest.epoch) as snapshot:
             snapshot.read("people")
 
@@ -67,12 +67,12 @@ def test_versions_go_when_their_successor_is_old_enough_and_the_two_newest_stay(
     told = gc(other, grace=0, dry_run=True)
     assert (told.manifests, told.kept) == ([0, 1, 2, 3], [4, 5]) and other.numbers() == [0, 1, 2, 3, 4, 5]
     before = {entry.name: entry.length for entry in other.list()}
-    named = set[str]().union(*(names_of(other, at(other, number)) for number in (4, 5)))
+    named = set[str]().union(*(collect_file_names(other, at(other, number)) for number in (4, 5)))
     done = gc(other, grace=0)
     assert done == told and other.numbers() == [4, 5]
     assert {entry.name for entry in other.list()} == named and done.files == len(before) - len(named) > 0
     assert done.bytes == sum(size for name, size in before.items() if name not in named)
-    assert gc(other, grace=0) == Collected(kept=[4, 5])
+    assert gc(other, grace=0) == CollectedGarbage(kept=[4, 5])
     whole(other)
 
 
@@ -202,7 +202,7 @@ def test_a_damaged_manifest_that_was_passed_over_goes_in_its_time() -> None:
 def test_where_there_is_nothing_there_is_nothing_to_collect(tmp_path: Path) -> None:
     with pytest.raises(StateRefused):
         gc(tmp_path / "nothing")
-    assert gc(MemoryStore()) == Collected()
+    assert gc(MemoryStore()) == CollectedGarbage()
     assert not (tmp_path / "nothing").exists()
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.engine.garbage import names_of
+from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import EpochSkipped, Fenced, NotReadable, SpecError
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at
@@ -120,7 +120,7 @@ def test_no_byte_of_a_row_that_is_gone_is_in_any_file(tmp_path: Path, spec: str,
             with pytest.raises(EpochSkipped):  # what it put out was forgotten, too
                 engine.step(calls[-1], engine.last, epoch=epoch)
     store = LocalStore(state, readonly=True)
-    named = set[str]().union(*(names_of(store, at(store, number)) for number in store.numbers()))
+    named = set[str]().union(*(collect_file_names(store, at(store, number)) for number in store.numbers()))
     assert {entry.name for entry in store.list()} == named and len(store.numbers()) == 2
     with flow.open(state, memory=memory) as engine:
         engine._check()

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.engine.garbage import gc, names_of
+from ddflow.engine.garbage import collect_file_names, gc
 from ddflow.errors import CorruptState
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.fields import encode_record
@@ -89,7 +89,7 @@ def settled(files: int) -> tuple[tuple[float, float, int], int]:
         found = commits(engine, store, 64)
         manifest = newest(store)
         assert manifest is not None
-        assert names_of(store, manifest) == engine.durable.log.manifest_log.names  # type: ignore[union-attr]
+        assert collect_file_names(store, manifest) == engine.durable.log.manifest_log.names  # type: ignore[union-attr]
         return found, len(read(store, manifest.inventories[0]).data)
 
 
@@ -142,7 +142,7 @@ def test_a_collection_keeps_the_sheets_that_versions_name_and_no_other(tiny: Non
     in_sheets(store)
     assert len(sheets_of(store)) > 1
     there = {entry.name for entry in store.list()}
-    named = set[str]().union(*(names_of(store, at(store, number)) for number in store.numbers()))
+    named = set[str]().union(*(collect_file_names(store, at(store, number)) for number in store.numbers()))
     assert there == named and {each.name for each in sheets_of(store)} <= named
     lost = store.writer().put("json", lambda sink: sink.write(b"nobody names it"))
     gc(store.writer(), grace=0.0, orphans=0.0)

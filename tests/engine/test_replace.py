@@ -21,7 +21,7 @@ from strategies import VALUES, events, row_of, scenarios, shapes
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.engine.full_contents import greatest
+from ddflow.engine.full_contents import find_greatest_row
 from ddflow.storage.memory import MemoryStore
 
 TIGHT = [None, {"share": 0, "rows": 3}, {"share": 700, "rows": 2**40}]
@@ -206,9 +206,9 @@ ORDERS: list[tuple[list[Any], pa.DataType, int]] = [
 @pytest.mark.parametrize(("values", "kind", "row"), ORDERS)
 def test_the_greatest_of_some_rows(values: list[Any], kind: pa.DataType, row: int) -> None:
     column = pa.array(values, kind)
-    assert greatest(pa.record_batch({"a": column})) == row
+    assert find_greatest_row(pa.record_batch({"a": column})) == row
     # The second column decides where the first does not.
-    assert greatest(pa.record_batch({"a": pa.nulls(len(values), pa.int64()), "b": column})) == row
+    assert find_greatest_row(pa.record_batch({"a": pa.nulls(len(values), pa.int64()), "b": column})) == row
 
 
 @pytest.mark.parametrize("why", REFUSED)

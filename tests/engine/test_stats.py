@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import ddflow as dd
-from ddflow.engine.stats import COLUMNS, Arranged, Stats
+from ddflow.engine.stats import COLUMNS, ArrangementFigures, Stats
 from ddflow.storage.memory import MemoryStore
 from ddflow.time import CLOSED, NEVER
 
-PEOPLE = Arranged(
+PEOPLE = ArrangementFigures(
     keys=950_000,
     tombstones=0,
     batches=3,
@@ -28,7 +28,7 @@ PEOPLE = Arranged(
     copied=1_000_000,
     owed=0,
 )
-CITIES = Arranged(
+CITIES = ArrangementFigures(
     keys=50_000,
     tombstones=7,
     batches=1,
@@ -44,7 +44,7 @@ CITIES = Arranged(
 VERDICTS = {"applied": 2_400_000, "superseded": 0, "noop": 100}
 
 
-def stats(*figures: Arranged, names: list[str] | None = None, **given: Any) -> Stats:
+def stats(*figures: ArrangementFigures, names: list[str] | None = None, **given: Any) -> Stats:
     named = dict(zip(names or ["people", "cities"], figures, strict=False))
     usual = {"frontier": 9, "since": 8, "pending": 0, "bytes_pending": 0, "verdicts": VERDICTS, "budget": None}
     return Stats(arrangements=named, **usual | given)
@@ -64,7 +64,7 @@ def test_totals_are_those_of_the_arrangements_together() -> None:
 
 
 def test_an_engine_that_has_seen_nothing_has_figures_too() -> None:
-    nothing = stats(Arranged(*[0] * 11), frontier=NEVER, since=NEVER, verdicts={})
+    nothing = stats(ArrangementFigures(*[0] * 11), frontier=NEVER, since=NEVER, verdicts={})
     assert nothing["bytes_per_key"] is None
     assert nothing["write_amplification"] == 1.0
     assert "frontier the beginning, since the beginning" in str(nothing)

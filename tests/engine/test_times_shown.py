@@ -13,7 +13,7 @@ import pytest
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.engine.commits import Asked
+from ddflow.engine.commits import CallRequest
 from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.report import RunReport
 from ddflow.time import CLOSED, NEVER, as_int64, format_time, from_text
@@ -108,12 +108,12 @@ def test_errors_say_days(engine: dd.Engine) -> None:
 def test_an_epoch_given_again_otherwise_says_both_days(engine: dd.Engine) -> None:
     found = "advance_to at 2024-01-07: it was committed as advance_to at 2024-01-06"
     refused(lambda: engine.advance_to(day(7), epoch=10), errors.ReplayMismatch, found)
-    assert Asked("advance_to", 5) == Asked("advance_to", 5, time_type=pa.date32())
+    assert CallRequest("advance_to", 5) == CallRequest("advance_to", 5, time_type=pa.date32())
 
 
 def test_the_line_of_a_run_says_up_to_which_day_it_is(engine: dd.Engine) -> None:
     report = RunReport(engine.calls, [], Deliveries({}), False)
-    report.tell(("visits", 0))
+    report.show_status(("visits", 0))
     assert report._format_line().endswith("frontier 2024-01-06, held by visits")
 
 

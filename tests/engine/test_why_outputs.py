@@ -19,7 +19,7 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.log import parse_values
 from ddflow.dataflow.graph import trace_names
-from ddflow.engine.lineage.rows import above
+from ddflow.engine.lineage.rows import list_ancestors
 from ddflow.errors import NotReadable, SchemaMismatch, TimeWentBack
 
 
@@ -239,7 +239,7 @@ def test_values_that_are_told_are_looked_for_in_the_inputs() -> None:
             ("lines", "id", ["id"], []),
             ("lines", "customer", ["customer"], ["customer"]),
         ):
-            nodes = above(engine.dataflow, engine.flow.outputs[output])
+            nodes = list_ancestors(engine.dataflow, engine.flow.outputs[output])
             told = {
                 graph.names[each]: list(names)
                 for each, names in trace_names(nodes, {column: column}).items()

@@ -15,7 +15,7 @@ import ddflow as dd
 from ddflow.cli import app
 from ddflow.connectors.sources import describe_place, describe_position
 from ddflow.engine.lineage.story import Story
-from ddflow.engine.run.source_reader import FedBy, find_feed
+from ddflow.engine.run.source_reader import SourceFeed, find_source_feed
 from ddflow.engine.snapshot import Snapshot
 from ddflow.storage.epochs import Attached
 
@@ -69,7 +69,7 @@ def test_a_position_in_its_own_words(kind: str) -> None:
 def test_a_place_in_the_log_of_postgres_is_shown_as_postgres_writes_it() -> None:
     assert (describe_place("postgres", 0x16B3748), describe_place("kafka", 7)) == ("0/16B3748", 7)
     row = {"what": "held", "_time": 3, "verdict": None, "seq": None, "id": 7, "winner__position": 0x16B3748}
-    of = FedBy("shop", "postgres", "postgresql://db:5432/shop#shop", slot_at("0/16B3750"))
+    of = SourceFeed("shop", "postgres", "postgresql://db:5432/shop#shop", slot_at("0/16B3750"))
     story = Story("orders", {"id": 7}, pa.Table.from_pylist([row]), {"id": 7}, ("id",), 0, "", source=of)
     assert str(story).splitlines()[1:] == [
         "  from 3: (id=7), by order (_position='0/16B3748')",
@@ -81,7 +81,8 @@ def test_a_source_is_known_by_its_name_and_by_the_inputs_that_it_gave_rows() -> 
     shop = Attached("kafka", "kafka://b:1/shop", offsets(p0=1), {"orders": ("secret",), "people": ()})
     files = Attached("files", "/in/*.csv", {"done": {}, "at": None, "before": 0}, {})
     found = {
-        name: find_feed({"shop": shop, "cities": files}, name) for name in ("orders", "people", "cities", "others")
+        name: find_source_feed({"shop": shop, "cities": files}, name)
+        for name in ("orders", "people", "cities", "others")
     }
     assert [each and each.source for each in found.values()] == ["shop", "shop", "cities", None]
 

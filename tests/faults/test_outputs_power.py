@@ -267,7 +267,7 @@ def shown_first(patch: pytest.MonkeyPatch) -> None:
     real = EpochLog.publish_version
 
     def publish(log: EpochLog, receipts: Any, *given: Any, **state: Any) -> None:
-        log.outputs.show(receipts)
+        log.outputs.finish_fragments(receipts)
         real(log, receipts, *given, **state)
 
     patch.setattr(EpochLog, "publish_version", publish)
@@ -291,11 +291,11 @@ def not_shown_when_opened(patch: pytest.MonkeyPatch) -> None:
 
 def without_show(call: Callable[..., Any]) -> Callable[..., Any]:
     def quiet(self: Any, *given: Any) -> Any:
-        show, self.outputs.show = self.outputs.show, lambda receipts: None
+        finish, self.outputs.finish_fragments = self.outputs.finish_fragments, lambda receipts: None
         try:
             return call(self, *given)
         finally:
-            self.outputs.show = show
+            self.outputs.finish_fragments = finish
 
     return quiet
 

@@ -25,7 +25,7 @@ from test_evolve import FOREVER, flow_without, plain, rows, same, told
 
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.engine.garbage import blobs_of
+from ddflow.engine.garbage import list_blobs
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
 from ddflow.errors import Fenced, PlanChanged, SinkRefused, SpecError, StateRefused
@@ -151,7 +151,7 @@ def test_what_only_it_needed_is_freed_and_the_same_output_is_new_again(tmp_path:
     old = newest_of(LocalStore(state, readonly=True))
     done = dd.evolve(state, drop_outputs=["by_city"])
     store = LocalStore(state, readonly=True)
-    before, now = (set(blobs_of(store, each)) for each in (old, newest_of(store)))
+    before, now = (set(list_blobs(store, each)) for each in (old, newest_of(store)))
     assert done.freed == sum(blob.length for blob in before - now) > 0
     assert all("by_city" not in call.outputs for each in newest_of(store).receipts for call in each.calls)
     with people("people", "towns").open(state, grace=0) as engine:
@@ -230,7 +230,7 @@ def test_a_state_that_waits_for_its_first_epoch_and_a_writer_that_is_there() -> 
         with pytest.raises(Fenced):
             dd.evolve(late, drop_outputs="towns")
         assert engine.epoch == 2 and blobs < {entry.name for entry in store.list()}
-    named = {blob.name for n in store.numbers() for blob in blobs_of(store, at(store, n))}
+    named = {blob.name for n in store.numbers() for blob in list_blobs(store, at(store, n))}
     assert {entry.name for entry in store.list()} == named
 
 

@@ -27,7 +27,7 @@ from test_evolve import FOREVER, plain, rows, same, told
 
 import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.engine.garbage import blobs_of
+from ddflow.engine.garbage import list_blobs
 from ddflow.errors import PlanChanged, ReplayMismatch, SpecError
 from ddflow.partitions.evolve import _leave_out_sources
 from ddflow.partitions.rescale import rescale
@@ -149,7 +149,7 @@ def test_nothing_is_left_of_it_and_the_same_input_is_new_again(tmp_path: Path) -
     old = newest_of(LocalStore(state, readonly=True))
     done = dd.evolve(state, drop_outputs=["towns"], drop_inputs=["cities"])
     store = LocalStore(state, readonly=True)
-    was, now = (set(blobs_of(store, each)) for each in (old, newest_of(store)))
+    was, now = (set(list_blobs(store, each)) for each in (old, newest_of(store)))
     assert done.freed == sum(blob.length for blob in was - now) > 0
     assert "cities" not in newest_of(store).encode().decode().replace('"note":"dropped cities, towns"', "")
     with alone().open(state, grace=0) as engine:

@@ -21,7 +21,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import OutputFolder
 from ddflow.dataflow.batcher import PendingRecord
 from ddflow.engine.checkpoint import InputRecord, Inventory
-from ddflow.engine.garbage import names_of
+from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import (
     CorruptState,
     EpochSkipped,
@@ -257,7 +257,9 @@ def test_no_part_gives_up_what_it_never_had() -> None:
     with raises(CorruptState):
         coordinator.finish(start, [own, tasks.receipt(0, 1, gone=(first.added[0].name,))])
     coordinator.finish(start, [own, tasks.receipt(0, 1)])
-    assert coordinator.log.manifest_log.names == names_of(store, coordinator.manifest) | {second.added[0].name}
+    assert coordinator.log.manifest_log.names == collect_file_names(store, coordinator.manifest) | {
+        second.added[0].name
+    }
 
 
 @pytest.mark.parametrize("place", ["memory", "local", "parquet"])
@@ -315,16 +317,16 @@ def names_are_right() -> int:
         )
         hands.epoch({"orders": table})
         manifest, manifest_log = hands.coordinator.manifest, hands.coordinator.log.manifest_log
-        assert manifest_log.names == names_of(store, manifest)
+        assert manifest_log.names == collect_file_names(store, manifest)
         seen += sum(len(read(store, part).sheets) for part in manifest.inventories)
         assert dd.fsck(store.writer()).ok
-        kept = set().union(*(names_of(store, at(store, number)) for number in store.numbers()))
+        kept = set().union(*(collect_file_names(store, at(store, number)) for number in store.numbers()))
         assert kept <= set(store.shared.blobs) and len(store.numbers()) <= 3
         if n % 10 == 9:
             hands.close()
             hands = Hands(flow, store.writer(), None, chance, grace=0, keep=3)
             assert hands.coordinator.partitions == 3
-            assert hands.coordinator.log.manifest_log.names == names_of(store, manifest)
+            assert hands.coordinator.log.manifest_log.names == collect_file_names(store, manifest)
     assert [each.epoch for each in manifest.receipts] == [28, 29, 30]
     return seen
 
@@ -560,7 +562,9 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
         engine.step({"orders": rows}, time=9)
     hands = Hands(flow, store.writer(), 1, random.Random(3))
     coordinator = hands.coordinator
-    assert coordinator.live.whole and coordinator.log.manifest_log.names == names_of(store, coordinator.manifest)
+    assert coordinator.live.whole and coordinator.log.manifest_log.names == collect_file_names(
+        store, coordinator.manifest
+    )
     start = coordinator.begin()
     assert start.inventories == (coordinator.manifest.inventories,) * 2 and start.time == 10
     tasks = Tasks(coordinator, start)
@@ -572,7 +576,7 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     committed, outputs = hands.epoch({"orders": rows.set_column(1, "city", [["Wil"] * 3])})
     assert committed.epoch == 3 and sorted(outputs["by_city"].column("_diff").to_pylist()) == [-1, -1, 1]
     assert not coordinator.live.whole and len(coordinator.manifest.inventories) == 2
-    assert coordinator.log.manifest_log.names == names_of(store, coordinator.manifest)
+    assert coordinator.log.manifest_log.names == collect_file_names(store, coordinator.manifest)
     hands.close()
     with flow.open(store.writer()) as engine:
         assert engine.epoch == 3 and engine.read("by_city").to_pylist() == [{"city": "Wil", "count": 3, "_diff": 1}]
@@ -610,7 +614,7 @@ def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatc
     left = {entry.name for entry in LocalStore(tmp_path / "state").list()}
     kept = [at(log.store, number) for number in log.store.numbers()]
     assert len(kept) == 2
-    assert left == set().union(*(names_of(log.store, each) for each in kept))
+    assert left == set().union(*(collect_file_names(log.store, each) for each in kept))
 
 
 def test_outputs_stay_as_long_as_their_epoch_is_kept() -> None:

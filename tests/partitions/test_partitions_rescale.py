@@ -41,7 +41,7 @@ from tight import tiny
 import ddflow as dd
 from ddflow.dataflow import batcher as pending
 from ddflow.engine.checkpoint import Inventory, StoredInventory
-from ddflow.engine.garbage import names_of
+from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import CorruptState, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.partitions import rewrite_task as tasks
 from ddflow.partitions.receipt import TaskShares
@@ -468,7 +468,7 @@ def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pyt
             dd.gc(state, grace=0, orphans=0)
             store = LocalStore(state, readonly=True)
             now = newest(store)
-            assert now is not None and names_of(store, now) <= {entry.name for entry in store.list()}
+            assert now is not None and collect_file_names(store, now) <= {entry.name for entry in store.list()}
         at += 1 if kind == "half" else 2
     assert found[1] > 5 and found[2] >= 1
 

@@ -16,7 +16,7 @@ from kinds import PLAIN
 from parts_by_hand import Hands
 
 import ddflow as dd
-from ddflow.engine.garbage import blobs_of
+from ddflow.engine.garbage import list_blobs
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.rescale import rescale
 from ddflow.partitions.step import StagePart
@@ -128,7 +128,7 @@ class Story:
         manifest = newest(store)
         assert manifest is not None
         rows = {name for blob in manifest.inventories for name in names_in(store.map(blob))}
-        for blob in blobs_of(store, manifest):
+        for blob in list_blobs(store, manifest):
             if blob.name in rows:
                 out[FRAME in store.map(blob).to_pybytes()] += blob.length
         store.close()

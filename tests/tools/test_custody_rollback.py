@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.connectors.parquet.folder import folder_name
-from ddflow.engine.garbage import names_of
+from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.manifest import at, newest
@@ -57,7 +57,7 @@ def damage(store: MemoryStore, name: str) -> None:
 def newest_file(store: MemoryStore, number: int) -> str:
     """A file of rows that this version names and the one before does not."""
     manifest = at(store, number)
-    new = names_of(store, manifest) - names_of(store, at(store, number - 1))
+    new = collect_file_names(store, manifest) - collect_file_names(store, at(store, number - 1))
     return min(new - {blob.name for blob in (*manifest.inventories, *manifest.outputs())})
 
 

@@ -41,10 +41,10 @@ from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import name_verdicts
-from ddflow.engine.full_contents import Contents
-from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, as_fed, parts_of, to_batches
+from ddflow.engine.full_contents import FullContents
+from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, iterate_parts, mark_log_parts, to_batches
 from ddflow.engine.lineage.story import ABSENT, HELD, PART, Story
-from ddflow.engine.run.source_reader import find_feed
+from ddflow.engine.run.source_reader import find_source_feed
 from ddflow.errors import NotReadable
 from ddflow.operators.updates import ints, time_column
 from ddflow.operators.upsert.events import Events, join_events
@@ -70,29 +70,29 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
             did_you_mean(input, [*dataflow.graph.inputs, *dataflow.flow.outputs]),
         )
     upsert = dataflow.graph.inputs[input].keyed_for(f"why {key!r} of {input!r}", NotReadable)
-    row, fed = key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
-    telling = _Telling(upsert.bound, row)
-    now = telling.tell_versions(upsert, dataflow.since)
-    telling.pending(dataflow.batchers[input], upsert.secret)
+    row, fed = make_key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
+    story = _StoryBuilder(upsert.bound, row)
+    now = story.add_versions(upsert, dataflow.since)
+    story.add_pending(dataflow.batchers[input], upsert.secret)
     replayed = ""
     if log is not None:
-        telling.replay(as_fed(parts_of(log, repr(input)), fed, upsert.bound), dataflow.frontier)
-        replayed = telling.replayed
+        story.replay(mark_log_parts(iterate_parts(log, repr(input)), fed, upsert.bound), dataflow.frontier)
+        replayed = story.replayed
     return Story(
         input,
         shown_row(row, 0),
-        telling.make_table(),
+        story.make_table(),
         now,
         tuple(upsert.bound.row_schema.names),
-        telling.settled,
+        story.settled,
         replayed,
         "" if fed.plain else str(fed),
-        tuple(telling.scopes),
-        find_feed(dataflow.sources, input),
+        tuple(story.scopes),
+        find_source_feed(dataflow.sources, input),
     )
 
 
-def key_row(bound: BoundUpserts, key: Any) -> pa.RecordBatch:
+def make_key_row(bound: BoundUpserts, key: Any) -> pa.RecordBatch:
     """Convert a key to a row of its columns. Raises `NotReadable` for a value that is no key."""
     names, asked = bound.key_schema.names, f"the key {key!r} of {bound.name!r}"
     if isinstance(key, Mapping):
@@ -105,13 +105,13 @@ def key_row(bound: BoundUpserts, key: Any) -> pa.RecordBatch:
     columns = []
     for field in bound.key_schema:
         value = given[field.name]
-        columns.append(value_of(field, value, asked))
+        columns.append(convert_value(field, value, asked))
         if value is None and not field.nullable:
             raise NotReadable(asked, f"{field.name!r} is null", "no key of this input is null")
     return pa.RecordBatch.from_arrays(columns, schema=bound.key_schema)
 
 
-def value_of(field: pa.Field, value: Any, asked: str) -> pa.Array:
+def convert_value(field: pa.Field, value: Any, asked: str) -> pa.Array:
     """Convert a value to the type of a column. Raises `NotReadable` for a value of another type."""
     try:
         if isinstance(value, pa.Scalar):
@@ -126,7 +126,7 @@ def value_of(field: pa.Field, value: Any, asked: str) -> pa.Array:
         raise NotReadable(asked, f"{value!r} is no {field.type}{why}", "give a value of that type") from None
 
 
-class _Telling:
+class _StoryBuilder:
     """A table in the making.  ``row``: of the key's columns."""
 
     def __init__(self, bound: BoundUpserts, row: pa.RecordBatch) -> None:
@@ -157,7 +157,7 @@ class _Telling:
         """Build the table of the story."""
         return pa.concat_tables([self.schema.empty_table(), *self.made])
 
-    def _tell(
+    def _add_rows(
         self,
         what: list[str] | str,
         times: Ints,
@@ -179,7 +179,7 @@ class _Telling:
         columns += [pa.nulls(n, f.type) for f in self.winners] if winners is None else winners
         self.made.append(pa.Table.from_arrays(columns, schema=self.schema))
 
-    def tell_versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
+    def add_versions(self, upsert: RunningUpsert, since: int) -> dict[str, Any] | None:
         """Tell what the key held, older before newer; what it holds now."""
         (high, low), now = identities(self.row, upsert.secret, 1), None
         for arranged, part in (
@@ -198,19 +198,21 @@ class _Telling:
             order = upsert.order
             kept = order.keeps and bool(order.fields)
             winners = order.values(batch.order[at], rows if order.hidden else None) if kept else None
-            self._tell([HELD[bool(each)] for each in live], batch.time[at], shown, winners)
+            self._add_rows([HELD[bool(each)] for each in live], batch.time[at], shown, winners)
             self.settled += int((batch.time[at] <= since).sum())
             there = shown.select([n for n in shown.schema.names if n in self.bound.row_schema.names])
             now = shown_row(there, at.size - 1) if live[-1] else None
         return now
 
-    def pending(self, batcher: Batcher, secret: Secret) -> None:
+    def add_pending(self, batcher: Batcher, secret: Secret) -> None:
         """Tell what waits for its time."""
         for run in batcher.runs.by_least:
             waiting = run.waiting
             at = self._find_rows(waiting.rows, secret)
             if at.size:
-                self._tell("pending", waiting.times[at], waiting.rows.take(pa.array(at)), None, seq=waiting.arrival[at])
+                self._add_rows(
+                    "pending", waiting.times[at], waiting.rows.take(pa.array(at)), None, seq=waiting.arrival[at]
+                )
 
     def _find_rows(self, events: pa.RecordBatch, secret: Secret) -> Ints:
         """Find the rows that have this key."""
@@ -232,7 +234,7 @@ class _Telling:
         seen = 0
         for number, part in enumerate(log, 1):
             mine, places = [], []
-            whole = self._contents(upsert, part, number) if isinstance(part, MARKS) else None
+            whole = self._make_contents(upsert, part, number) if isinstance(part, MARKS) else None
             for batch in to_batches(part if whole is None else part.rows, self.bound):
                 if whole is not None:
                     Admission(bound).admit(batch, NEVER, number, 0, [whole.take_rows])
@@ -249,7 +251,7 @@ class _Telling:
                 each._replace(arrival=place[each.arrival - admission.arrived]) for each in parts if each.times.size
             ]
             if whole is not None:
-                parts += self._absent(whole, number, seen)
+                parts += self._find_deletion(whole, number, seen)
             admission.arrived += rows
             if parts and spec.holds_back:
                 batcher.add(join_events(parts))
@@ -262,16 +264,16 @@ class _Telling:
                 self._resolve_events(upsert, before, np.unique(before.times))
             later = left.slice_events(early, left.times.size)
             verdict = pa.array(["pending"] * later.times.size, pa.string())
-            self._tell("event", later.times, later.rows, None, verdict, later.arrival)
+            self._add_rows("event", later.times, later.rows, None, verdict, later.arrival)
 
-    def _contents(self, upsert: RunningUpsert, part: Full | Restated, number: int) -> Contents:
+    def _make_contents(self, upsert: RunningUpsert, part: Full | Restated, number: int) -> FullContents:
         scope = part.scope if isinstance(part, Full) else None
-        return Contents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
+        return FullContents(upsert, f"part {number} of the log of {self.bound.name!r}", scope, part.order)
 
-    def _absent(self, whole: Contents, number: int, arrival: int) -> list[Events]:
+    def _find_deletion(self, whole: FullContents, number: int, arrival: int) -> list[Events]:
         """Return the deletion of this key, if it is held and full contents do not name it."""
         out = []
-        for events in whole.absent(whole.sort_identities()):
+        for events in whole.find_absent(whole.sort_identities()):
             times = np.full(events.num_rows, number)
             out.append(Events(events, times, times, arrival + np.arange(events.num_rows)))
             self.scopes.append(whole.text)
@@ -287,7 +289,7 @@ class _Telling:
         winners = resolved.winner_orders(np.arange(events.times.size)) if self.winners else None
         given = pa.array(events.arrival < (CLOSED if contents is None else contents))
         what, verdict = pc.if_else(given, "event", ABSENT), pc.if_else(given, name_verdicts(resolved.verdict), ABSENT)
-        self._tell(what.to_pylist(), events.times, events.rows, winners, verdict, events.arrival)
+        self._add_rows(what.to_pylist(), events.times, events.rows, winners, verdict, events.arrival)
         upsert.apply(resolved, int(times[-1]) + 1, int(times[-1]))
         upsert.contents = None
 

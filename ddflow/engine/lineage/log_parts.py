@@ -1,21 +1,21 @@
 """A log of one input, told apart: which of its parts are events, and which are full contents that replaced what was.
 
-Invariant: `as_fed` gives the parts in their order, those that are not events marked as `Full` or `Restated`, in the way
-in which the state says that it was fed; or it refuses the log.  How events were split into calls does not matter, so
-they may be cut anyhow; full contents are one part each.  A log may begin with full contents of all, because nothing
-before those is held any more; but where keys keep the order that they were deleted by, events that follow would be
-resolved by what came before, so then it is refused.  Parts are not looked into.
+Invariant: `mark_log_parts` gives the parts in their order, those that are not events marked as `Full` or `Restated`, in
+the way in which the state says that it was fed; or it refuses the log. How events were split into calls does not
+matter, so they may be cut anyhow; full contents are one part each. A log may begin with full contents of all, because
+nothing before those is held any more; but where keys keep the order that they were deleted by, events that follow would
+be resolved by what came before, so then it is refused. Parts are not looked into.
 
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> bound = bind_upserts("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
 >>> fed = Fed().after(1, EVENTS).after(2, Way(FULL)).after(3, EVENTS)
->>> list(as_fed(["a", "b", "c"], fed, bound))
+>>> list(mark_log_parts(["a", "b", "c"], fed, bound))
 ['a', Full(rows='b', scope=None, order=None), 'c']
->>> list(as_fed([Full("b"), "c", "d"], fed, bound))[0]
+>>> list(mark_log_parts([Full("b"), "c", "d"], fed, bound))[0]
 Full(rows='b', scope=None, order=None)
->>> list(as_fed(["b", "c"], fed, bound))
+>>> list(mark_log_parts(["b", "c"], fed, bound))
 Traceback (most recent call last):
     ...
 ddflow.errors.LogUnclear: the log of 'people': the state was fed events (epoch 1), full contents (epoch 2), events ...
@@ -33,7 +33,7 @@ from ddflow.columns.widening import Inexact, widen_column
 from ddflow.columns.wider import widening
 from ddflow.connectors.to_arrow import arrow, is_rows, to_table
 from ddflow.dataflow.admission import Admission, MessagesRead
-from ddflow.engine.full_contents import decode_order, encode_order, given_order, order_columns
+from ddflow.engine.full_contents import decode_order, encode_order, list_order_columns, parse_order
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
 from ddflow.plan.inputs.input import Binding
 from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
@@ -82,7 +82,7 @@ SAY: Final = (
 """The remedy for an ambiguous log."""
 
 
-def parts_of(log: Any, what: str) -> Iterator[Any]:
+def iterate_parts(log: Any, what: str) -> Iterator[Any]:
     """Iterate over the parts of a log, unchanged.
 
     ``log``: a part, or an iterable of parts; a part is rows of any kind, or rows in a mark. O(1) a part. Raises
@@ -100,46 +100,46 @@ def parts_of(log: Any, what: str) -> Iterator[Any]:
         )
 
 
-def as_fed(log: Iterable[Any], fed: Fed, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
+def mark_log_parts(log: Iterable[Any], fed: Fed, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
     """Mark the parts of a log of the input ``bound`` like the calls that fed the state: see the header.
 
     ``to``: the input that they are for, if it is another one. Lazy if the state was fed events only; otherwise all
     parts are held. O(parts + runs of calls). Raises `LogUnclear`.
     """
-    telling = _LogParts(fed, bound, to or bound)
+    marker = _LogMarker(fed, bound, to or bound)
     if fed.plain:
-        return telling.pass_events(log)
+        return marker.check_only_events(log)
     parts = list(log)
     if any(isinstance(part, MARKS) for part in parts):
-        return iter(telling.by_marks(parts))
-    return iter(telling.by_number(parts))
+        return iter(marker.match_marked_parts(parts))
+    return iter(marker.match_unmarked_parts(parts))
 
 
-def way_of(part: Any) -> Way:
+def describe_feeding(part: Any) -> Way:
     """How a part is marked, but for its order."""
     return Way(FULL, part.scope) if isinstance(part, Full) else Way(RESTATED) if isinstance(part, Restated) else EVENTS
 
 
-class _LogParts:
+class _LogMarker:
     """The parts of a log beside what the state says of its input."""
 
     def __init__(self, fed: Fed, bound: Binding, to: Binding) -> None:
         self.fed, self.bound, self.to = fed, bound, to
 
-    def pass_events(self, log: Iterable[Any]) -> Iterator[Any]:
+    def check_only_events(self, log: Iterable[Any]) -> Iterator[Any]:
         """Where there is nothing else."""
         for part in log:
             if isinstance(part, MARKS):
-                raise self._no(
+                raise self._make_log_error(
                     f"a part of the log is marked {type(part).__name__}",
                     "give it as events, without a mark (dd.Full, --full)",
                 )
             yield part
 
-    def by_number(self, parts: Sequence[Any]) -> list[Any]:
+    def match_unmarked_parts(self, parts: Sequence[Any]) -> list[Any]:
         """Each part is a call."""
         if self.fed.forgotten or len(parts) != self.fed.calls:
-            raise self._no(
+            raise self._make_log_error(
                 f"that is {self.fed.calls:,} calls; the log has {len(parts):,} parts, none of them marked", SAY
             )
         out: list[Any] = []
@@ -148,7 +148,7 @@ class _LogParts:
             out += some if run.way == EVENTS else [self._mark_part(part, run) for part in some]
         return out
 
-    def by_marks(self, parts: Sequence[Any]) -> list[Any]:
+    def match_marked_parts(self, parts: Sequence[Any]) -> list[Any]:
         """Events are cut anyhow, all else is marked; from the end to the beginning, which may be left out."""
         groups: list[Any] = []
         for marked, run_of in groupby(parts, lambda part: isinstance(part, MARKS)):
@@ -161,7 +161,7 @@ class _LogParts:
                     break
                 if isinstance(groups[-1], MARKS) == (run.way == EVENTS):
                     there = "events" if run.way != EVENTS else f"a part that is marked {type(groups[-1]).__name__}"
-                    raise self._no(f"the log has {there} where {run} were given", SAY)
+                    raise self._make_log_error(f"the log has {there} where {run} were given", SAY)
                 last = groups.pop()
                 out.append(last if run.way == EVENTS else [self._mark_part(last, run)])
         if groups:
@@ -171,7 +171,7 @@ class _LogParts:
         marks = sum(isinstance(part, MARKS) for part in told)
         begun = self.fed.runs and not self.fed.forgotten and self.fed.runs[0].way == EVENTS
         if marks < self.fed.wholes or (begun and isinstance(told[0], MARKS)):
-            self._later(told)
+            self._check_beginning(told)
         return told
 
     def _check_forgotten(self, groups: Sequence[Any]) -> None:
@@ -179,19 +179,21 @@ class _LogParts:
         marks = [type(each) for each in groups if isinstance(each, MARKS)]
         for kind, calls in ((Full, self.fed.full), (Restated, self.fed.restated)):
             if marks.count(kind) > calls:
-                raise self._no(
+                raise self._make_log_error(
                     f"the log has {marks.count(kind) - calls:,} parts more that are marked {kind.__name__}", SAY
                 )
         if len(marks) < len(groups) and not self.fed.events:
-            raise self._no("the log has events before that", SAY)
+            raise self._make_log_error("the log has events before that", SAY)
 
-    def _later(self, told: Sequence[Any]) -> None:
+    def _check_beginning(self, told: Sequence[Any]) -> None:
         """Refuse a log that begins after the state's first call, unless the earlier calls do not matter."""
         first = told[0]
-        if not isinstance(first, MARKS) or not way_of(first).whole:
-            raise self._no("the log begins later, and not with full contents of all", "give it from the beginning")
+        if not isinstance(first, MARKS) or not describe_feeding(first).whole:
+            raise self._make_log_error(
+                "the log begins later, and not with full contents of all", "give it from the beginning"
+            )
         if self.to.spec.keeps_order and not all(isinstance(part, MARKS) for part in told):
-            raise self._no(
+            raise self._make_log_error(
                 "the log begins later, and has events after its full contents, which are resolved by the "
                 "orders that keys were deleted by before",
                 "give it from the beginning",
@@ -201,10 +203,12 @@ class _LogParts:
         """Mark a part like its call; take from the state the facts that its mark leaves open."""
         way = run.way
         mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
-        if way.kind != way_of(mark).kind:
-            raise self._no(f"the log has a part that is marked {type(mark).__name__} where {run} were given", SAY)
+        if way.kind != describe_feeding(mark).kind:
+            raise self._make_log_error(
+                f"the log has a part that is marked {type(mark).__name__} where {run} were given", SAY
+            )
         if isinstance(mark, Full) and mark.scope is not None and mark.scope != way.scope:
-            raise self._no(
+            raise self._make_log_error(
                 f"a part of the log is marked with the scope {mark.scope!r} where {run} were given",
                 Phrase("leave ", Option("scope"), " out, or give the one that the state says"),
             )
@@ -214,9 +218,9 @@ class _LogParts:
             return replace(mark, order=self._find_order(run))
         asked = f"the log of {self.bound.name!r}"
         if self.to is self.bound:
-            given = given_order(mark.order, order_columns(self.bound.spec), self.bound.schema, asked)
+            given = parse_order(mark.order, list_order_columns(self.bound.spec), self.bound.schema, asked)
             if encode_order(given) != way.order:
-                raise self._no(
+                raise self._make_log_error(
                     f"a part of the log is marked with order={mark.order!r}, and {run} had "
                     f"{'another' if way.order else 'none'}",
                     "leave order= out",
@@ -227,16 +231,16 @@ class _LogParts:
         """Return the order that was given with a call, by column; None if there was none."""
         if run.way.order is None:
             return None
-        there, wanted = order_columns(self.bound.spec), order_columns(self.to.spec)
+        there, wanted = list_order_columns(self.bound.spec), list_order_columns(self.to.spec)
         order = decode_order(run.way.order, there, self.bound.schema)
         if set(wanted) - set(there):
-            raise self._no(
+            raise self._make_log_error(
                 f"an order= by {there} was given with {run}, and here order is by {wanted}",
                 "mark that part with an order of its own: dd.Full(rows, order=...)",
             )
         return {name: order[name] for name in wanted} or None
 
-    def _no(self, found: str, remedy: str) -> LogUnclear:
+    def _make_log_error(self, found: str, remedy: str) -> LogUnclear:
         return LogUnclear(f"the log of {self.bound.name!r}", f"the state was fed {self.fed}; {found}", remedy)
 
 
@@ -252,14 +256,14 @@ def to_batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[
     read = MessagesRead(table)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         rows = admission.decode_whole(rows, read)
-        given = fit_types(to_table(rows, what, bound.schema), bound.schema, what)
+        given = widen_narrow_columns(to_table(rows, what, bound.schema), bound.schema, what)
         fit = conform(given, bound.schema, what, bound.needed_columns)
         if bound.merging is not None:  # a column that is not there is not null
             fit = fit.select([name for name in fit.column_names if name in given.column_names])
         yield from fit.to_batches()
 
 
-def fit_types(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+def widen_narrow_columns(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     """Widen the columns of a table that are narrower than the schema's. O(rows) of those.
 
     Raises `SchemaMismatch` with the value if the wider type does not hold it.
@@ -278,7 +282,7 @@ def fit_types(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
     return table
 
 
-def in_types(part: Any, bound: Binding) -> Any:
+def convert_part(part: Any, bound: Binding) -> Any:
     """Convert the rows of a log's part, in its mark, like `batches`. Lazy. Raises the errors of `batches`."""
     marked = isinstance(part, MARKS)
     made = to_batches(part.rows if marked else part, bound)

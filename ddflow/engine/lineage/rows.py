@@ -31,11 +31,11 @@ from ddflow.columns.row_match import Alike
 from ddflow.connectors.to_arrow import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Keep, pick_alike, trace_names
-from ddflow.engine.lineage.key_history import value_of, why
-from ddflow.engine.lineage.log_parts import MARKS, parts_of
+from ddflow.engine.lineage.key_history import convert_value, why
+from ddflow.engine.lineage.log_parts import MARKS, iterate_parts
 from ddflow.engine.lineage.story import Origins, Story
 from ddflow.engine.read.history import subtract
-from ddflow.engine.run.source_reader import find_feed
+from ddflow.engine.run.source_reader import find_source_feed
 from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.operators.row_order import RowOrder
 from ddflow.operators.updates import Updates, consolidate
@@ -57,29 +57,29 @@ def find_origins(
     """
     asked = f"why of {name!r} with {list(row) if isinstance(row, Mapping) else repr(row)[:99]}"
     graph, node = dataflow.graph, dataflow.flow.outputs[name]
-    nodes, alike = above(dataflow, node), Alike(graph.secret)
+    nodes, alike = list_ancestors(dataflow, node), Alike(graph.secret)
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
     if lost := [each for each in inputs if not graph.inputs[each].bound.is_kept]:
         found = f"it is made of rows of the inputs {lost}, which are not kept"
         raise NotReadable(asked, found, Phrase("give ", Option("keep", True), " to flow.updates to have them kept"))
-    given = _values(node, row, asked)
+    given = _parse_wanted_values(node, row, asked)
     told = trace_names(nodes, dict(zip(given.schema.names, given.schema.names, strict=True)))
 
     keep = _make_filter(given, told, alike)
     made = graph.contents(nodes, as_of, keep)
-    held = _as_tables(made, graph.secret)
+    held = _consolidate_tables(made, graph.secret)
     wanted = _collect_origins(nodes, given, held, alike, asked)
     if after is not None:
         before = graph.contents(nodes, after, keep)
-        earlier = _collect_origins(nodes, given, _as_tables(before, graph.secret), alike, asked)
+        earlier = _collect_origins(nodes, given, _consolidate_tables(before, graph.secret), alike, asked)
         net = {each: subtract(made[each], before[each], graph.secret) for each in nodes}
-        held = _as_tables(net, graph.secret)
+        held = _consolidate_tables(net, graph.secret)
         both = {each: pa.concat_tables([wanted[each], earlier[each]]) for each in nodes}
         wanted = {each: alike.rows(held[each], both[each], each.schema.names) for each in nodes}
     rows_of = {of: _sort_rows(wanted[each], each, graph.secret) for of, each in inputs.items()}
     shown = _sort_rows(wanted[node], node, graph.secret)
-    stories = () if log is None else _tell_stories(dataflow, rows_of, log, asked)
-    sources = {each: fed for each in inputs if (fed := find_feed(dataflow.sources, each)) is not None}
+    stories = () if log is None else _make_stories(dataflow, rows_of, log, asked)
+    sources = {each: fed for each in inputs if (fed := find_source_feed(dataflow.sources, each)) is not None}
     near = {of: _sort_rows(held[each], each, graph.secret) for of, each in inputs.items() if told[each]}
     there = shown.num_rows if after is None else sum(rows.num_rows for rows in rows_of.values())
     kind = dataflow.flow.time_type
@@ -107,14 +107,16 @@ def _collect_origins(
     return wanted
 
 
-def _as_tables(made: Mapping[Collection, Updates], secret: Secret) -> dict[Collection, pa.Table]:
+def _consolidate_tables(made: Mapping[Collection, Updates], secret: Secret) -> dict[Collection, pa.Table]:
     """Return the rows of each collection and ``_diff``, consolidated."""
     return {each: consolidate(rows, secret).to_table(each.schema, None) for each, rows in made.items()}
 
 
-def rows_like(dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None) -> Updates:
+def find_matching_rows(
+    dataflow: Dataflow, node: Collection, given: Mapping[str, pa.Array], as_of: int | None
+) -> Updates:
     """Return the rows of a collection that have some values. O(rows of the collections that it is made of)."""
-    told = trace_names(above(dataflow, node), {name: name for name in given})
+    told = trace_names(list_ancestors(dataflow, node), {name: name for name in given})
     keep = _make_filter(pa.table(dict(given)), told, Alike(dataflow.secret))
     return dataflow.graph.contents([node], as_of, keep)[node]
 
@@ -130,13 +132,13 @@ def _sort_rows(rows: pa.Table, node: Collection, secret: Secret) -> pa.Table:
     return rows.take(pa.array(order.sort_rows(rows, np.zeros(rows.num_rows, np.int64)))) if rows.num_rows else rows
 
 
-def above(dataflow: Dataflow, node: Collection) -> list[Collection]:
+def list_ancestors(dataflow: Dataflow, node: Collection) -> list[Collection]:
     """List a collection and all collections that it is made of, each after its inputs."""
     found = walk_inputs([node])
     return [each for each in dataflow.flow.nodes if each in found]
 
 
-def _values(node: Collection, row: Any, asked: str) -> pa.Table:
+def _parse_wanted_values(node: Collection, row: Any, asked: str) -> pa.Table:
     """Convert the values that rows must have to a table of one row. Raises `NotReadable`."""
     if not isinstance(row, Mapping) or not row.keys() - set(RESERVED):
         raise NotReadable(asked, "an output has no key", f"give values by column, of {node.schema.names}")
@@ -149,11 +151,11 @@ def _values(node: Collection, row: Any, asked: str) -> pa.Table:
                 asked, f"there is no column {column!r}", did_you_mean(column, node.schema.names), column=column
             )
         fields.append(node.schema.field(column).with_nullable(True))
-        columns.append(value_of(fields[-1], value, asked))
+        columns.append(convert_value(fields[-1], value, asked))
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _tell_stories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
+def _make_stories(dataflow: Dataflow, rows: Mapping[str, pa.Table], log: Any, asked: str) -> tuple[Story, ...]:
     """Tell the stories of the keys of found rows, from logs. Raises `NotReadable`."""
     keyed = [name for name in rows if isinstance(dataflow.flow.inputs[name].spec, Upsert)]
     if not isinstance(log, Mapping):
@@ -178,7 +180,7 @@ def _make_rereadable(log: Any, what: str) -> Any:
     if isinstance(log, Iterable) and not is_rows(log) and not isinstance(log, Iterator | Sequence):
         return log
     parts = list[Any]()
-    for part in parts_of(log, what):
+    for part in iterate_parts(log, what):
         held = to_table(part.rows if isinstance(part, MARKS) else part, what, pa.schema([]))
         parts.append(replace(part, rows=held) if isinstance(part, MARKS) else held)
     return parts

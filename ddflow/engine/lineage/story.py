@@ -18,7 +18,7 @@ from ddflow.columns.names import DIFF, TIME
 from ddflow.columns.rows import shown_row
 from ddflow.connectors.formats.base import BAD
 from ddflow.connectors.formats.messages import POSITION, ROW
-from ddflow.engine.run.source_reader import FedBy
+from ddflow.engine.run.source_reader import SourceFeed
 from ddflow.terminal import as_text, count_of, html_text
 from ddflow.time import NEVER, format_time
 
@@ -62,7 +62,7 @@ class Story:
         How the input was fed, where that was not by events alone.
     scopes : tuple of str or None
         The scopes of the full contents that do not name the key, in their order.
-    source : FedBy or None
+    source : SourceFeed or None
         Which source feeds the input, and how far it was read; it prints as a line.
     """
 
@@ -75,7 +75,7 @@ class Story:
     replayed: str
     fed: str = ""
     scopes: tuple[str | None, ...] = ()
-    source: FedBy | None = None
+    source: SourceFeed | None = None
 
     def __repr__(self) -> str:
         return str(self)
@@ -103,11 +103,11 @@ class Story:
         rows = [shown_row(self.table, i) for i in range(self.table.num_rows)]
         for i, row in enumerate(rows):
             if row["what"] in HELD:
-                said = self._row(row) if row["what"] == "held" else "deleted"
+                said = self._format_row(row) if row["what"] == "held" else "deleted"
                 when = "  earlier, from" if i < self.settled - 1 else "  from"
                 settled = " or before" if i == self.settled - 1 else ""
-                lines.append(f"{when} {row[TIME]}{settled}: {said}{self._by(row, ', by order ')}")
-        lines += [f"  pending, for {row[TIME]}: {self._row(row)}" for row in rows if row["what"] == "pending"]
+                lines.append(f"{when} {row[TIME]}{settled}: {said}{self._format_order(row, ', by order ')}")
+        lines += [f"  pending, for {row[TIME]}: {self._format_row(row)}" for row in rows if row["what"] == "pending"]
         if self.source is not None:
             lines.append(f"its input is fed by {self.source}")
         if self.fed:
@@ -118,15 +118,17 @@ class Story:
         scopes = iter(self.scopes)
         for row in rows:
             if row["what"] == "event":
-                lost = self._by(row, "; the key held order ") if row["verdict"] in LOST else ""
-                lines.append(f"  {_describe_time(row)}: {row['verdict']} {self._row(row)}{lost}")
+                lost = self._format_order(row, "; the key held order ") if row["verdict"] in LOST else ""
+                lines.append(f"  {_describe_time(row)}: {row['verdict']} {self._format_row(row)}{lost}")
             elif row["what"] == ABSENT:
                 scope = next(scopes)
                 whole = "full contents" if scope is None else f"full contents of the scope {scope!r}"
-                lines.append(f"  {_describe_time(row)}: deleted: {whole} do not name it{self._by(row, ', by order ')}")
+                lines.append(
+                    f"  {_describe_time(row)}: deleted: {whole} do not name it{self._format_order(row, ', by order ')}"
+                )
         return "\n".join(lines)
 
-    def _row(self, row: Mapping[str, Any]) -> str:
+    def _format_row(self, row: Mapping[str, Any]) -> str:
         names = list(self.columns)
         if row["what"] != "held":
             names = [name for name in list(row)[4:] if name != PART and not name.startswith("winner_")]
@@ -134,7 +136,7 @@ class Story:
             names = [name for name in names if name not in (ROW, BAD)]
         return as_text({name: row[name] for name in names})
 
-    def _by(self, row: Mapping[str, Any], words: str) -> str:
+    def _format_order(self, row: Mapping[str, Any], words: str) -> str:
         order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
         if all(value is None for value in order.values()):
             return ""
@@ -164,7 +166,7 @@ class Origins:
         The keys of these rows, at most 100 of an input, where a log was given.
     time_type : pyarrow.DataType
         Of times, as text shows them.
-    sources : mapping of str to FedBy
+    sources : mapping of str to SourceFeed
         By input, which source feeds it, and how far it was read, of those that one feeds.
     near : mapping of str to pyarrow.Table
         Where no row is shown, or with ``between=`` no change of an input: by input that has the columns asked for, its
@@ -180,7 +182,7 @@ class Origins:
     rows: Mapping[str, pa.Table]
     stories: tuple[Story, ...] = ()
     time_type: pa.DataType = field(default_factory=pa.int64)
-    sources: Mapping[str, FedBy] = field(default_factory=dict)
+    sources: Mapping[str, SourceFeed] = field(default_factory=dict)
     near: Mapping[str, pa.Table] = field(default_factory=dict)
     after: int | None = None
 
@@ -211,7 +213,7 @@ class Origins:
         if self.as_of != NEVER:
             when = f"as of {format_time(self.as_of, self.time_type)}"
         if not self.shown.num_rows:
-            return "\n".join([f"no row of {self.output!r} has these values {when}", *self._nearly()])
+            return "\n".join([f"no row of {self.output!r} has these values {when}", *self._describe_near_rows()])
         lines = [f"{count_of(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_format_rows(self.shown)]
         made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
@@ -233,7 +235,7 @@ class Origins:
                     yield from _format_rows(table, signed=True)
         yield from (f"{name!r} is fed by {source}" for name, source in self.sources.items())
 
-    def _nearly(self) -> Iterator[str]:
+    def _describe_near_rows(self) -> Iterator[str]:
         """Describe input rows with these values if the output has none, and name the next command."""
         for name, table in self.near.items():
             yield f"{count_of(table.num_rows, 'row')} of input {name!r} {'has' if table.num_rows == 1 else 'have'} them"

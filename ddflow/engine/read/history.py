@@ -98,7 +98,7 @@ def subtract(after: Updates, before: Updates, secret: Secret) -> Updates:
 Truths = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-class Versions(NamedTuple):
+class VersionSpans(NamedTuple):
     """n live versions; a key's versions are adjacent and ascending."""
 
     references: Ints
@@ -119,7 +119,7 @@ def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]
     identities at a time. Raises `NotReadable` for a collection without a key, `SpecError` for a name that is a column
     already, `CorruptState` if a key has two versions of one time.
     """
-    arranged, counting = _arrangement(graph, node)
+    arranged, counting = _find_tracked(graph, node)
     taken = sorted({name for i, name in enumerate(names) if name in node.schema.names or name in names[:i]})
     if taken:
         raise SpecError(
@@ -139,16 +139,18 @@ def scd2(graph: Graph, node: Collection, since: int, names: tuple[str, str, str]
     return pa.concat_tables(tables)
 
 
-def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret) -> Iterator[Versions]:
+def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret: Secret) -> Iterator[VersionSpans]:
     """Return the live versions of a partition that a read since ``since`` can see, a range of identities at a time.
 
     ``counting``: the columns in which two neighbours must differ. O(versions). Raises `CorruptState`.
     """
     for parts in arranged.ranges():
-        yield _of_range(arranged, parts, counting, since, secret)
+        yield _find_range_versions(arranged, parts, counting, since, secret)
 
 
-def _of_range(arranged: Arrangement, parts: list[Part], counting: pa.Schema, since: int, secret: Secret) -> Versions:
+def _find_range_versions(
+    arranged: Arrangement, parts: list[Part], counting: pa.Schema, since: int, secret: Secret
+) -> VersionSpans:
     picked = by_sorting(arranged.slots, parts, since, droppable=False)
     last = picked.last
     live = np.flatnonzero(picked.live)
@@ -162,7 +164,7 @@ def _of_range(arranged: Arrangement, parts: list[Part], counting: pa.Schema, sin
     begin = np.flatnonzero(~goes_on)
     end = live[np.append(begin[1:], live.size)[: begin.size] - 1]
     following = np.append(picked.time[1:], 0)
-    return Versions(references[begin], picked.time[live[begin]], following[end], last[end])
+    return VersionSpans(references[begin], picked.time[live[begin]], following[end], last[end])
 
 
 def _make_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
@@ -170,7 +172,7 @@ def _make_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:
     return pc.if_else(pa.array(unknown), pa.scalar(None, kind), time_column(np.where(unknown, 0, times), kind))
 
 
-def _arrangement(graph: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
+def _find_tracked(graph: Graph, node: Collection) -> tuple[Arrangement, list[str]]:
     """Where the versions of a collection are, and the columns that count in "did it change"."""
     opened = graph.opened[node]
     if opened.tracked is not None:

@@ -15,7 +15,6 @@ Limits: a look costs O(rows of the output).
 
 import importlib
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from html import escape
 from time import monotonic
@@ -30,15 +29,13 @@ from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.columns.schema import one_chunk
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import texts
-from ddflow.engine.calls import Calls
 from ddflow.engine.read.history import check_readable
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.metrics import CallMetrics
-from ddflow.plan.collection import Collection
 from ddflow.time import NEVER, format_time
 
 
-class LiveLook(NamedTuple):
+class LiveFrame(NamedTuple):
     """``shown``: the first rows.  ``new``: which of them are.  ``total``: rows there are.  ``came``, ``went``: rows
     since the look before."""
 
@@ -78,7 +75,7 @@ class LiveRows:
             raise SpecError(f"watch {self.name!r} by {self.by!r}", "there is no such column", remedy)
         return column, "descending" if way.lower() == "desc" else "ascending"
 
-    def compare_rows(self, held: pa.Table) -> LiveLook:
+    def compare_rows(self, held: pa.Table) -> LiveFrame:
         """Compare a table of `Engine.read` with the last one and pick its first rows. O(rows)."""
         names = [name for name in held.schema.names if name != DIFF]
         rows = held.select(names).combine_chunks()
@@ -95,7 +92,7 @@ class LiveRows:
                 pass
         shown = rows.take(pa.array(first))
         total = int(np.abs(np.asarray(held.column(DIFF))).sum())
-        return LiveLook(shown, new[first].tolist(), total, int(new.sum()), went)
+        return LiveFrame(shown, new[first].tolist(), total, int(new.sum()), went)
 
 
 SHARE: Final = 10
@@ -121,7 +118,7 @@ class Watch:
         self._node = dataflow.flow.outputs.get(live.name) or dataflow.flow.inputs[live.name]
         live.find_order([field.name for field in self._node.schema])
         self._next, self._html, self._behind = 0.0, "", True
-        self._handle = _shown_in_notebook(self)
+        self._handle = _display_in_notebook(self)
 
     def __call__(self, call: CallMetrics) -> None:
         """Draw the rows after a call, unless they were drawn a moment ago."""
@@ -150,10 +147,10 @@ class Watch:
         with self._dataflow.at_rest("watch") as still:
             check_readable("watch", still.last, still.since, still.frontier)
             look = self._live.compare_rows(still.graph.read(self._node, None))
-            return html(self._live.name, look, f"at {format_time(still.last, still.time_type)}")
+            return render_frame(self._live.name, look, f"at {format_time(still.last, still.time_type)}")
 
 
-def html(name: str, look: LiveLook, when: str) -> str:
+def render_frame(name: str, look: LiveFrame, when: str) -> str:
     """Render a look for a notebook. Pure."""
     head = "".join(f"<th>{escape(each)}</th>" for each in look.shown.schema.names)
     rows = "".join(
@@ -166,55 +163,9 @@ def html(name: str, look: LiveLook, when: str) -> str:
     )
 
 
-def _shown_in_notebook(watch: Watch) -> Any:
+def _display_in_notebook(watch: Watch) -> Any:
     """Return a handle that redraws a cell's output; None outside a notebook."""
     if "ipykernel" not in sys.modules:
         return None
     shown: Any = importlib.import_module("IPython.display")
     return shown.display(watch, display_id=True)
-
-
-class Watching(ABC):
-    """``calls``: of the engine."""
-
-    calls: Calls
-
-    def watch(self, name: str, *, rows: int = 10, by: str | None = None, every: float = 0.2) -> Watch:
-        """Show an output in a notebook, as a table that follows each call, also those of `run`.
-
-        Parameters
-        ----------
-        name : str
-            An output or an input.
-        rows : int
-            How many rows are shown.
-        by : str, optional
-            The column that orders them, such as ``"revenue desc"``; by default the first one.
-        every : float
-            Seconds between two drawings at least; drawing takes a tenth of the time at most.
-
-        Returns
-        -------
-        Watch
-            The table. `Watch.close` ends it, and the engine's `close` too.
-
-        Raises
-        ------
-        NotReadable
-            For an unknown name, and for differences that are not kept.
-        SpecError
-            For an unknown column.
-
-        Notes
-        -----
-        O(rows of the output) a drawing.
-        """
-        self.node(name)
-        watch = Watch(self.calls.dataflow, LiveRows(name, by, rows), every)
-        self.calls.listeners.append(watch)
-        self.calls.before_close.append(watch.close)
-        return watch
-
-    @abstractmethod
-    def node(self, name: str) -> Collection:
-        """See `Reading.node`."""

@@ -29,11 +29,11 @@ from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.holds import went_back
 from ddflow.dataflow.result import Step, Verdicts
-from ddflow.engine.lineage.key_history import value_of, why
-from ddflow.engine.lineage.rows import find_origins, rows_like
+from ddflow.engine.lineage.key_history import convert_value, why
+from ddflow.engine.lineage.rows import find_matching_rows, find_origins
 from ddflow.engine.lineage.story import Origins, Story
 from ddflow.engine.read.history import check_readable, net_changes, scd2, subtract
-from ddflow.engine.stats import Looking
+from ddflow.engine.stats import Inspectable
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import consolidate, ints
 from ddflow.plan.collection import Collection
@@ -106,7 +106,7 @@ class Reader(Closing):
         -----
         The cost is that of ``engine.read``.
         """
-        self._must_be_open("read")
+        self._check_open("read")
         return self._engine.read(self.name, self.time if as_of is None else as_of)
 
     def get(self, /, **key: Any) -> dict[str, Any] | None:
@@ -131,7 +131,7 @@ class Reader(Closing):
         -----
         O(log n) for each run that is kept.
         """
-        self._must_be_open("get")
+        self._check_open("get")
         return self._engine.get_as_of(self.name, key, self.time)
 
     def advance_to(self, time: Time | None = None) -> None:
@@ -153,9 +153,9 @@ class Reader(Closing):
         -----
         O(log r), for r readers.
         """
-        self._must_be_open("advance")
+        self._check_open("advance")
         with self._engine.dataflow.guard.look("advance a reader"):
-            self._engine.dataflow.holds.advance(self._hold, self._to("advance", time))
+            self._engine.dataflow.holds.advance(self._hold, self._parse_target_time("advance", time))
 
     def changes_to(self, time: Time | None = None) -> pa.Table:
         """Return the net changes from the reader's time to a closed time, and move the reader to it.
@@ -182,9 +182,9 @@ class Reader(Closing):
         -----
         The cost is that of ``engine.changes``.
         """
-        self._must_be_open("changes")
+        self._check_open("changes")
         with self._engine.dataflow.guard.look("changes of a reader"):
-            to = self._to("changes", time)
+            to = self._parse_target_time("changes", time)
         out = self._engine.changes(self.name, self.time, to)
         self._engine.dataflow.holds.advance(self._hold, to)
         return out
@@ -218,10 +218,10 @@ class Reader(Closing):
         is no output. It gives the net changes since the reader's time as one step, stamped with the last time, without
         verdicts; in O(n), for n rows of the inputs.
         """
-        self._must_be_open("changes")
+        self._check_open("changes")
         return FollowedSteps(self, timeout)
 
-    def _next(self) -> tuple[int, Step] | None:
+    def _find_next_step(self) -> tuple[int, Step] | None:
         """Return the first step after the reader's time, with its last time; None if there is none yet."""
         dataflow, name = self._engine.dataflow, self.name
         found = dataflow.recent.after(self.time)
@@ -241,7 +241,7 @@ class Reader(Closing):
             table = net._replace(times=ints(last)).to_table(node.schema, still.time_type)
             return last, Step({name: table}, Verdicts.of({}, still.pending), still.frontier)
 
-    def _to(self, what: str, time: Time | None) -> int:
+    def _parse_target_time(self, what: str, time: Time | None) -> int:
         kind = self._engine.dataflow.time_type
         asked = f"{what} of a reader of {self.name!r} to {format_given_time(time, kind)}"
         to = None if time is None else as_int64(asked, time, CLOSED, kind)
@@ -255,24 +255,24 @@ class Reader(Closing):
         if self.closed or (dataflow.recent.ended and dataflow.last <= self.time):
             return True
         if dataflow.guard.state != "open":
-            with dataflow.guard.look(f"changes of a reader of {self.name!r} from {self._time_text} on"):
+            with dataflow.guard.look(f"changes of a reader of {self.name!r} from {self._formatted_time} on"):
                 """It was a step in hand."""
         return False
 
-    def _must_be_open(self, what: str) -> None:
+    def _check_open(self, what: str) -> None:
         if self.closed:
             raise NotReadable(
                 f"{what} of a reader of {self.name!r}",
-                f"it was closed at time {self._time_text}",
+                f"it was closed at time {self._formatted_time}",
                 f"open another one: engine.reader({self.name!r})",
             )
 
     @property
-    def _time_text(self) -> str:
+    def _formatted_time(self) -> str:
         return format_time(self.time, self._engine.dataflow.time_type)
 
     def __repr__(self) -> str:
-        return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {self._time_text})"
+        return f"Reader({self.name!r}, {'closed ' if self.closed else ''}at {self._formatted_time})"
 
 
 class FollowedSteps:
@@ -289,13 +289,13 @@ class FollowedSteps:
         return self
 
     def __next__(self) -> Step:
-        ends, came = self._ends(), Event()
+        ends, came = self._choose_deadline(), Event()
         with self._recent.waking(came.set):
             while True:
                 came.clear()
-                found, over = self._look_again()
+                found, over = self._poll_step()
                 if found is not None:
-                    return self._give(*found)
+                    return self._advance_with(*found)
                 pause = min(ends - monotonic(), PAUSE)
                 if over or pause <= 0:
                     raise StopIteration
@@ -303,7 +303,7 @@ class FollowedSteps:
 
     async def __anext__(self) -> Step:
         asyncio: Any = importlib.import_module("asyncio")
-        loop, ends, came = asyncio.get_running_loop(), self._ends(), asyncio.Event()
+        loop, ends, came = asyncio.get_running_loop(), self._choose_deadline(), asyncio.Event()
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop has ended
@@ -313,31 +313,31 @@ class FollowedSteps:
             while True:
                 came.clear()
                 # What is cancelled here is found again: the reader goes on when its step is given.
-                found, over = await asyncio.to_thread(self._look_again)
+                found, over = await asyncio.to_thread(self._poll_step)
                 if found is not None:
-                    return self._give(*found)
+                    return self._advance_with(*found)
                 pause = min(ends - monotonic(), PAUSE)
                 if over or pause <= 0:
                     raise StopAsyncIteration
                 with suppress(TimeoutError):
                     await asyncio.wait_for(came.wait(), pause)
 
-    def _ends(self) -> float:
+    def _choose_deadline(self) -> float:
         """Until when the next step is waited for."""
         return inf if self._timeout is None else monotonic() + self._timeout
 
-    def _look_again(self) -> tuple[tuple[int, Step] | None, bool]:
+    def _poll_step(self) -> tuple[tuple[int, Step] | None, bool]:
         """Return the next step if it is there, and else whether the steps have ended."""
-        found = None if self._reader.closed else self._reader._next()
+        found = None if self._reader.closed else self._reader._find_next_step()
         return found, found is None and self._reader._has_ended()
 
-    def _give(self, last: int, step: Step) -> Step:
+    def _advance_with(self, last: int, step: Step) -> Step:
         """Move the reader to the step's last time and return the step."""
         self._reader._engine.dataflow.holds.advance(self._reader._hold, last)
         return step
 
 
-class Reading(Looking):
+class Reading(Inspectable):
     """Reads of an engine or a snapshot: its outputs and inputs, at the times that can be read."""
 
     @property
@@ -447,8 +447,8 @@ class Reading(Looking):
         dataflow, asked = self.dataflow, f"get {name!r} by {list(key)}"
         node, time, found = self.node(name), None, None
         if not any(key.keys() == {*each} for each in node.unique_by()):
-            raise SpecError(asked, *_no_key(node, name))
-        given = {column: value_of(node.schema.field(column), value, asked) for column, value in key.items()}
+            raise SpecError(asked, *_describe_missing_key(node, name))
+        given = {column: convert_value(node.schema.field(column), value, asked) for column, value in key.items()}
         with dataflow.guard.look("get"):
             if as_of is not None:
                 time = self.closed(f"{asked} as of {self._format_time(as_of)}", as_of)
@@ -457,7 +457,7 @@ class Reading(Looking):
         if found is None:
             with dataflow.at_rest("get") as still:
                 time = None if as_of is None else self.closed(asked, as_of, still)
-                found = rows_like(still, node, given, time)
+                found = find_matching_rows(still, node, given, time)
         if found.diffs.size > 1 or (found.diffs.size and found.diffs[0] != 1):
             found = consolidate(found, dataflow.secret)
         rows = found.rows
@@ -628,7 +628,7 @@ class Reading(Looking):
                 remedy = f"leave {'between' if as_of is None else 'as_of'}= out, or name an output"
                 raise NotReadable(f"why {key!r} of the input {name!r}", found, remedy, input=name)
             if name not in self.flow.inputs and name in (sides := self.flow.side_outputs()):
-                raise told_only(f"why of {name!r}", name, sides[name][0])
+                raise make_side_output_error(f"why of {name!r}", name, sides[name][0])
             return why(still, name, key, log)
 
     def _why_between(self, still: Dataflow, name: str, key: Any, between: Any, *, beside: bool) -> Origins:
@@ -649,7 +649,7 @@ class Reading(Looking):
         """Find an output or an input by its name. Raises `NotReadable`."""
         node = self.flow.outputs.get(name) or self.flow.inputs.get(name)
         if node is None and name in (sides := self.flow.side_outputs()):
-            raise told_only(f"read {name!r}", name, sides[name][0])
+            raise make_side_output_error(f"read {name!r}", name, sides[name][0])
         if node is None:
             known = [*self.flow.outputs, *self.flow.inputs]
             remedy = f"{did_you_mean(name, dict.fromkeys(known))}; of one that the flow got since, open it again"
@@ -674,7 +674,7 @@ class Reading(Looking):
         return format_given_time(time, self.dataflow.time_type)
 
 
-def _no_key(node: Collection, name: str) -> tuple[str, str]:
+def _describe_missing_key(node: Collection, name: str) -> tuple[str, str]:
     """Return the finding and the remedy for a read by columns that are no key."""
     keys = [list(each) for each in node.unique_by()]
     remedy = f"engine.read({name!r}) gives all rows"
@@ -683,7 +683,7 @@ def _no_key(node: Collection, name: str) -> tuple[str, str]:
     return f"a row is known by {' or by '.join(map(str, keys))}", f"give exactly these; {remedy}"
 
 
-def told_only(asked: str, name: str, input: Input) -> NotReadable:
+def make_side_output_error(asked: str, name: str, input: Input) -> NotReadable:
     """Make the error for an output that ``stale=`` or ``on_bad=`` adds: it has events, and a state holds rows."""
     adds = "on_bad='drop'" if name.endswith(".bad") else f"stale={input.spec.stale!r}"
     return NotReadable(

@@ -4,7 +4,8 @@ The target says which epoch it has (`TargetRecord`), because an epoch is written
 this record. A failed target is opened again after a pause, and its record tells whether the failed epoch is in it. A
 table that is ahead, that needs epochs which are not kept, or that somebody else wrote is refused; only `sync` fixes it.
 
-Guarantees: a state acknowledges an epoch after the target has it. No epoch is lost: `Deliveries.full` stops the intake.
+Guarantees: a state acknowledges an epoch after the target has it. No epoch is lost, because `Deliveries.is_full` stops
+the intake.
 
 >>> import ddflow as dd, tempfile
 >>> from ddflow.engine.run.kept_epochs import EngineEpochs
@@ -14,8 +15,8 @@ Guarantees: a state acknowledges an epoch after the target has it. No epoch is l
 ...     sink = dd.sinks.sqlite(f"{place}/out.db", "people")
 ...     deliveries = Deliveries({"people": Delivery(EngineEpochs(engine.calls, "an example"), "people", sink)})
 ...     _ = engine.step({"people": {"id": [7]}})
-...     deliveries.full(), deliveries.pump(), deliveries.at, deliveries.each["people"].table.read().to_pylist()
-(False, True, {'people': 1}, [{'id': 7}])
+...     deliveries.is_full(), deliveries.pump(), deliveries.delivered_epochs
+(False, True, {'people': 1})
 """
 
 import warnings
@@ -32,7 +33,7 @@ from ddflow.connectors.api import OpenSink, SinkNotLetIn, TableChanges, TableSha
 from ddflow.connectors.modes import changes
 from ddflow.connectors.table_shape import OTHER_MODE, build_vanished
 from ddflow.engine.run.kept_epochs import KeptEpochs
-from ddflow.engine.run.options import EPOCHS, shape_of
+from ddflow.engine.run.options import EPOCHS, make_table_shape
 from ddflow.engine.run.retry import LASTS, Retry
 from ddflow.engine.run.signals import call_repeatedly
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
@@ -87,7 +88,7 @@ class Delivery:
 
     def _find_shape(self) -> tuple[tuple[str, ...] | None, TableShape]:
         """Return the key of the output, and the table that it needs."""
-        key, shape = shape_of(self.epochs.flow, self.name, self.sink)
+        key, shape = make_table_shape(self.epochs.flow, self.name, self.sink)
         known = self.find_known()
         return key, shape if known is None else shape._replace(had=frozenset(known.columns))
 
@@ -260,7 +261,7 @@ class Delivery:
         new = self._make_record(epoch)
         with (
             self.retry.watch(f"has been writing epoch {epoch}", self.table.cancel),
-            call_repeatedly(self.retry.remind, LASTS, LASTS) as begin,
+            call_repeatedly(self.retry.log_lasting_call, LASTS, LASTS) as begin,
         ):
             begin()
             self.table.write(made, new, self.before)
@@ -296,7 +297,7 @@ class Deliveries:
         self.each, self.most, self.patience = each, most, patience
 
     @property
-    def at(self) -> dict[str, int]:
+    def delivered_epochs(self) -> dict[str, int]:
         """By output, the last epoch that needs nothing more."""
         return {name: each.at for name, each in self.each.items()}
 
@@ -305,7 +306,7 @@ class Deliveries:
         """Whether an epoch waits for a sink."""
         return any(each.waiting for each in self.each.values())
 
-    def lags(self) -> dict[str, SinkLag]:
+    def measure_lags(self) -> dict[str, SinkLag]:
         """By output, what its sink has yet to take.  O(waiting epochs)."""
         return {
             name: SinkLag(each.waiting, each.waiting_bytes(), each.retry.failing is not None)
@@ -316,7 +317,7 @@ class Deliveries:
         """Give each what it lacks; whether none lacks anything.  O(updates).  Raises `SinkAhead`, `SinkRefused`."""
         return not [each for each in self.each.values() if not each.pump(monotonic())]
 
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether too much waits for one.  O(waiting epochs)."""
         waiting = [each for each in self.each.values() if each.waiting]
         return any(each.waiting >= EPOCHS or each.waiting_bytes() >= self.most for each in waiting)
@@ -338,7 +339,7 @@ class Deliveries:
 
     def make_room(self) -> None:
         """Pump while too much waits.  Raises as `pump` does, and what has failed for too long."""
-        while self.full():
+        while self.is_full():
             self._pump_again()
 
     def drain(self) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.connectors.modes import mode_schema
-from ddflow.engine.calls import Calls
+from ddflow.engine.calls import EngineCalls
 from ddflow.engine.commits import Commits
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.errors import SpecError
@@ -124,7 +124,7 @@ class KeptEpochs(ABC):
 
     def read_updates(self, receipt: Epoch, name: str) -> pa.Table:
         """Read the updates of an output in all calls of an epoch. O(bytes). Raises `CorruptState`."""
-        schema, past = self.output_schema(name), self.log.past(receipt.epoch)
+        schema, past = self.output_schema(name), self.log.find_past_schemas(receipt.epoch)
         there = None if past is None else past.outputs[name]
         given = [
             self.log.read_call_output(receipt.epoch, name, call.outputs[name], schema, there, self.batch_store)
@@ -149,8 +149,8 @@ class KeptEpochs(ABC):
 class EngineEpochs(KeptEpochs):
     """The kept epochs of an engine. ``asked``: their use, for messages. Raises `SpecError` for state in memory."""
 
-    def __init__(self, calls: Calls, asked: str) -> None:
-        self.calls, self.durable = calls, durable(calls, asked)
+    def __init__(self, calls: EngineCalls, asked: str) -> None:
+        self.calls, self.durable = calls, require_durable(calls, asked)
         super().__init__(self.durable.log, self.durable.batch_store)
 
     @property
@@ -172,7 +172,7 @@ class EngineEpochs(KeptEpochs):
         self.durable.publish_attached(self.calls.dataflow)
 
 
-def durable(calls: Calls, asked: str) -> Commits:
+def require_durable(calls: EngineCalls, asked: str) -> Commits:
     """Return the commits of an engine on durable state. Raises `SpecError` if the state is in memory."""
     if calls.durable is None:
         raise SpecError(asked, "this engine's state is in memory", "open the flow with a state: flow.open('state')")

@@ -3,7 +3,7 @@
 Guarantees: every mistake is an error that names the option, the source or the sink, and it is raised before anything
 is connected to, opened or created.
 
->>> RunOptions(interval="50ms", until="10min").every
+>>> RunOptions(interval="50ms", until="10min").interval_seconds
 0.05
 >>> RunOptions(interval="soon")
 Traceback (most recent call last):
@@ -34,7 +34,7 @@ from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.connectors.api import Source, TableShape, TableSink, check_declared
 from ddflow.connectors.modes import mode_schema
 from ddflow.dataflow.budget import parse_size
-from ddflow.engine.replace import most_absent
+from ddflow.engine.replace import count_most_absent
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.plan import Plan
 from ddflow.time import seconds
@@ -60,8 +60,15 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.max_absent is not None:
-            most_absent(self.max_absent, 0)
-        _ = self.every, self.ends(), self.left_out, self.patience, self.most, self.room_bytes
+            count_most_absent(self.max_absent, 0)
+        _ = (
+            self.interval_seconds,
+            self.find_seconds_left(),
+            self.idle_seconds,
+            self.retry_seconds,
+            self.backlog_bytes,
+            self.room_bytes,
+        )
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
             raise SpecError(Option("rows", self.rows), "that is no number of rows", "give a whole number, 1 or more")
         if self.evolve not in ("add", "stop"):
@@ -69,11 +76,11 @@ class RunOptions:
             raise SpecError(f"evolve={self.evolve!r}", "that is no way to take columns", remedy)
 
     @property
-    def every(self) -> float:
+    def interval_seconds(self) -> float:
         """Seconds of an epoch."""
         return seconds(str(self.interval), "interval=")
 
-    def ends(self) -> float | None:
+    def find_seconds_left(self) -> float | None:
         """Seconds from now to the end; None for no time."""
         if self.until is None:
             return None
@@ -82,17 +89,17 @@ class RunOptions:
         return seconds(str(self.until), "until=")
 
     @property
-    def left_out(self) -> float | None:
+    def idle_seconds(self) -> float | None:
         """Seconds after which a silent source is left out."""
         return None if self.idle is None else seconds(self.idle, "idle=")
 
     @property
-    def patience(self) -> float | None:
+    def retry_seconds(self) -> float | None:
         """Seconds of retries after a failure; None: no limit."""
         return None if self.give_up_after is None else seconds(self.give_up_after, "give_up_after=")
 
     @property
-    def most(self) -> int:
+    def backlog_bytes(self) -> int:
         """Bytes of updates that may wait for a sink."""
         return parse_size(self.sink_backlog, "sink_backlog=") or 0
 
@@ -113,11 +120,14 @@ class RunOptions:
 
 
 def check_run(plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions) -> None:
-    """Raise what is wrong with a run.  O(inputs and outputs).  Raises as `check_sources`, `shape_of` and `lateness`."""
+    """Raise what is wrong with a run.  O(inputs and outputs).
+
+    Raises as `check_sources`, `make_table_shape` and `find_lateness`.
+    """
     check_sources(plan, sources)
     for name, sink in sinks.items():
-        shape_of(plan, name, sink)
-    lateness(plan, how)
+        make_table_shape(plan, name, sink)
+    find_lateness(plan, how)
 
 
 def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
@@ -141,7 +151,7 @@ def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
         source.needs()
 
 
-def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | None, TableShape]:
+def make_table_shape(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | None, TableShape]:
     """Return the key that the plan proves for an output, and the table that its sink makes. O(columns).
 
     Raises `SpecError`, and `MissingExtra` for a library that the sink needs.
@@ -171,7 +181,7 @@ def shape_of(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str, ...] | 
     )
 
 
-def lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
+def find_lateness(plan: Plan, how: RunOptions) -> dict[str, int]:
     """By input, how far behind the greatest time seen times close; none in epoch mode.  O(inputs).
 
     Raises `SpecError`.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final, Literal, NamedTuple, cast
 
-from ddflow.engine.calls import Calls
+from ddflow.engine.calls import EngineCalls
 from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.source_reader import SourceReader
 from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, fields, publish
@@ -33,7 +33,7 @@ REMIND: Final = 60.0
 """Seconds between two lines of the log for a first copy."""
 
 
-class EpochDone(NamedTuple):
+class EpochSummary(NamedTuple):
     """An epoch of a run, in the log."""
 
     epoch: int
@@ -55,7 +55,7 @@ class EpochDone(NamedTuple):
 class RunReport:
     """The report of a run of an engine with some ``calls``. ``shows``: whether to show a line on the terminal."""
 
-    def __init__(self, calls: Calls, readers: Sequence[SourceReader], outlets: Deliveries, shows: bool) -> None:
+    def __init__(self, calls: EngineCalls, readers: Sequence[SourceReader], outlets: Deliveries, shows: bool) -> None:
         self.calls, self.readers, self.outlets = calls, readers, outlets
         self.line, self._began = Line(shows), monotonic()
         self._published, self._epoch, self._taken = self._began, -1, dict[str, int]()
@@ -71,12 +71,12 @@ class RunReport:
         """End the line."""
         self.line.close()
 
-    def tell(self, holder: tuple[str, int] | None) -> None:
+    def show_status(self, holder: tuple[str, int] | None) -> None:
         """Show and publish what is due.  ``holder``: as `RunLoop` has it."""
         due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY
         if due or any(each.last_lag is None and each.find_lag().amount is not None for each in self.readers):
             self.publish_lags()
-        elif self.outlets.at != self._taken:
+        elif self.outlets.delivered_epochs != self._taken:
             self._publish_sink_lags()
         if monotonic() - self._said >= REMIND:
             self._said = monotonic()
@@ -86,25 +86,25 @@ class RunReport:
         if self.line.due:
             self.line.show(self._format_line())
 
-    def doing(self, what: str, rows: int, began: float) -> None:
+    def show_progress(self, what: str, rows: int, began: float) -> None:
         """Show the current work of an epoch, if a report is due. ``rows``: done since it ``began``."""
         if self.line.due:
             rate = rows / max(monotonic() - began, 1e-3)
             self.line.show(self._format_line(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
 
-    def show_next(self, what: str) -> None:
+    def show_work(self, what: str) -> None:
         """Show what is done next, and takes long."""
         if self.line.shows:
             self.line.show(self._format_line(what))
 
-    def writing(self, name: str) -> Look:
+    def make_write_observer(self, name: str) -> Look:
         """Make a function that shows the rows written to an output's sink; 0 rows begin an epoch."""
         written, began = 0, 0.0
 
         def look(rows: int) -> None:
             nonlocal written, began
             written, began = (written + rows, began) if rows else (0, monotonic())
-            self.doing(f"writing {name}", written, began)
+            self.show_progress(f"writing {name}", written, began)
 
         return look
 
@@ -114,7 +114,7 @@ class RunReport:
             return
         lags = {each.name: each.find_lag() for each in self.readers}
         amounts, behind = ({name: getattr(lag, of) for name, lag in lags.items()} for of in ("amount", "seconds"))
-        done = EpochDone(self.calls.epoch, rows, updates, seconds, amounts, behind, self.outlets.at)
+        done = EpochSummary(self.calls.epoch, rows, updates, seconds, amounts, behind, self.outlets.delivered_epochs)
         parts = [f"{count_of(rows, 'row')} of {[each.name for each in moved]}", count_of(updates, "update")]
         parts += [f"{seconds * 1e3:,.0f} ms", *(f"{name} is {lag} behind" for name, lag in lags.items() if str(lag))]
         parts += [f"the sink of {name} has {at:,}" for name, at in done.sinks.items()]
@@ -128,13 +128,13 @@ class RunReport:
 
     def _publish_sink_lags(self) -> None:
         """Publish the lags of sinks with the last known lags of sources."""
-        now, self._epoch, self._taken = monotonic(), self.calls.epoch, self.outlets.at
+        now, self._epoch, self._taken = monotonic(), self.calls.epoch, self.outlets.delivered_epochs
         seconds, self._published = now - self._published, now
         if not self.calls.listeners:
             return
         dataflow = self.calls.dataflow
         call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending, {})
-        publish(self.calls.listeners, call._replace(sources=self._sources, sinks=self.outlets.lags()))
+        publish(self.calls.listeners, call._replace(sources=self._sources, sinks=self.outlets.measure_lags()))
 
     def _format_line(self, doing: str = "") -> str:
         """One line."""

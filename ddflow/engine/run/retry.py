@@ -83,7 +83,7 @@ class Retry:
         """Describe the failure and the time of the next attempt, for a line that may be cut; "" without a failure."""
         if self.failing is None or self._outage is None:
             return ""
-        return f"tried again in {_wait(self._outage, now)}: {' '.join(self.failing.found.split())}"
+        return f"tried again in {_format_wait(self._outage, now)}: {' '.join(self.failing.found.split())}"
 
     def note_failure(self, error: Failure, now: float, took: float = 0.0) -> None:
         """Note a failure of an attempt that began ``now``, and ``took`` so long; ignore a cancelled attempt.
@@ -104,7 +104,7 @@ class Retry:
             outage.pause = min(2 * outage.pause, PAUSES[1 if now - outage.since < SOON else 2])
         outage.again = now + took + max(outage.pause, min(took, PAUSES[2]))
         if now - outage.logged >= outage.silence:
-            fails, again = now - outage.since, _wait(outage, now + took)
+            fails, again = now - outage.since, _format_wait(outage, now + took)
             LOG.warning("%s still fails, after %.0f s, tried again in %s: %s", self.what, fails, again, line)
             outage.logged, outage.silence = now, min(2 * outage.silence, REMINDERS[1])
 
@@ -123,7 +123,7 @@ class Retry:
 
     @contextmanager
     def watch(self, does: str, cancel: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Let `cancel` end the call of the block, and `remind` log that it ``does`` so."""
+        """Let `cancel` end the call of the block, and `log_lasting_call` log that it ``does`` so."""
         before, self._call = self._call, LastingCall(does, cancel)
         token = BREAKS.set(self._breaks)
         try:
@@ -132,7 +132,7 @@ class Retry:
             BREAKS.reset(token)
             self._call = before
 
-    def remind(self) -> None:
+    def log_lasting_call(self) -> None:
         """Log a call that lasts, if a reminder is due. Call it from another thread."""
         if (call := self._call) is not None and (lasted := monotonic() - call.began) >= call.reminds:
             LOG.warning("%s %s for %.0f s", self.what, call.does, lasted)
@@ -152,5 +152,5 @@ class Retry:
                     each()
 
 
-def _wait(outage: Outage, now: float) -> str:
+def _format_wait(outage: Outage, now: float) -> str:
     return f"{ceil(max(outage.again - now, 0))} s"

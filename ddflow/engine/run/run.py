@@ -27,13 +27,13 @@ import pyarrow as pa
 from ddflow.connectors.api import Source, TableSink
 from ddflow.connectors.error_location import at_spots
 from ddflow.dataflow.result import Step
-from ddflow.engine.calls import Calls, CommitTimer
+from ddflow.engine.calls import CommitTimer, EngineCalls
 from ddflow.engine.evolve import evolve_engine
-from ddflow.engine.full_contents import order_columns
-from ddflow.engine.replace import check_counted
+from ddflow.engine.full_contents import list_order_columns
+from ddflow.engine.replace import check_times_numbered
 from ddflow.engine.run.delivery import NAP, Deliveries, Delivery, warn_of_detached
 from ddflow.engine.run.kept_epochs import EngineEpochs
-from ddflow.engine.run.options import RunOptions, check_sources, lateness
+from ddflow.engine.run.options import RunOptions, check_sources, find_lateness
 from ddflow.engine.run.report import RunDone, RunReport
 from ddflow.engine.run.retry import LASTS
 from ddflow.engine.run.signals import call_repeatedly, on_signal
@@ -50,10 +50,10 @@ MANY: Final = 1 << 17
 """Rows whose step takes so long that the line says it before."""
 
 
-class Stepping(Protocol):
+class SteppedEngine(Protocol):
     """The methods of an engine that a run calls."""
 
-    calls: Calls
+    calls: EngineCalls
     step: Callable[..., Step]
     push: Callable[..., Step]
     advance_to: Callable[..., Step]
@@ -65,7 +65,7 @@ class RunLoop:
 
     def __init__(
         self,
-        engine: Stepping,
+        engine: SteppedEngine,
         sources: Mapping[str, Source],
         sinks: Mapping[str, TableSink],
         how: RunOptions,
@@ -83,16 +83,16 @@ class RunLoop:
                 Option("time"),
                 ", or run a state whose steps are numbered",
             )
-            check_counted(self.calls, "run with sources, whose steps are numbered", remedy)
+            check_times_numbered(self.calls, "run with sources, whose steps are numbered", remedy)
         self.readers = [self._make_reader(name, source) for name, source in sources.items()]
-        self.late = lateness(plan, how)
+        self.late = find_lateness(plan, how)
         each = {name: Delivery(EngineEpochs(self.calls, f"the sink of {name!r}"), name, s) for name, s in sinks.items()}
-        self.outlets = Deliveries(each, how.most, how.patience)
+        self.outlets = Deliveries(each, how.backlog_bytes, how.retry_seconds)
         if self.log is not None:
             warn_of_detached(self.log.sinks, sinks, self.log.manifest_log.store.where)
         self.report = RunReport(self.calls, self.readers, self.outlets, shows)
         for name, delivery in each.items():
-            delivery.look = self.report.writing(name)
+            delivery.look = self.report.make_write_observer(name)
         self._stop: Literal["signal", "stop", "time"] | None = None
         self._on_epoch, self._steps = on_epoch, list[Step]()
         """What is called behind each commit, and the steps of the epoch at hand for it."""
@@ -111,15 +111,15 @@ class RunLoop:
 
     def run(self) -> RunDone:
         """Go on until the end, a stop, a signal or a time."""
-        began, ends = monotonic(), self.how.ends()
+        began, ends = monotonic(), self.how.find_seconds_left()
         self._began = began
         with ExitStack() as stack:
             stack.enter_context(self.dataflow.guard.claim_run())
-            stack.enter_context(self._commits())
+            stack.enter_context(self._defer_commits())
             cancels = zip((self._cancel_sources, self.outlets.cancel), GRACE, strict=True)
             cancel = [stack.enter_context(call_repeatedly(*each)) for each in cancels]
-            stack.enter_context(call_repeatedly(self._remind, LASTS / 6, LASTS / 6))()
-            stack.enter_context(self._stops(cancel))
+            stack.enter_context(call_repeatedly(self._log_lasting_calls, LASTS / 6, LASTS / 6))()
+            stack.enter_context(self._allow_stop(cancel))
             stack.enter_context(on_signal(lambda number: self._end_run("signal", cancel)))
             for close in (*(each.close for each in self.readers), self.outlets.close):
                 stack.callback(close)
@@ -128,15 +128,17 @@ class RunLoop:
             while True:
                 if ends is not None and monotonic() - began >= ends:
                     self._stop = self._stop or "time"
-                full = self.outlets.full()
+                full = self.outlets.is_full()
                 if not full:
-                    self._gather(began, ends)
+                    self._gather_rows(began, ends)
                     self._commit_epoch()
                     self._take_new_columns()
-                self.report.tell(self._holder())  # a sink may take long, and its epoch waits meanwhile
+                self.report.show_status(
+                    self._find_frontier_holder()
+                )  # a sink may take long, and its epoch waits meanwhile
                 # Before the commit a table would have columns that the state may yet lose.
                 drained = not self._evolved and self.outlets.pump()
-                self.report.tell(self._holder())
+                self.report.show_status(self._find_frontier_holder())
                 self._give_up()
                 over = all(each.state == "ended" and not each.has_moved for each in self.readers)
                 if self._stop is not None or (over and drained):
@@ -147,11 +149,11 @@ class RunLoop:
             self.report.publish_lags()
             self.done.behind = {each.name: each.find_lag().seconds for each in self.readers}
         self.done.stopped, self.done.seconds = self._stop or "end", monotonic() - began
-        self.done.sinks = self.outlets.at
+        self.done.sinks = self.outlets.delivered_epochs
         return self.done
 
     @contextmanager
-    def _commits(self) -> Iterator[None]:
+    def _defer_commits(self) -> Iterator[None]:
         """Let the run decide when calls become an epoch."""
         self.calls.commit_waiting("run")
         timer, guard = self.calls.timer, self.dataflow.guard
@@ -188,7 +190,7 @@ class RunLoop:
             raise
 
     @contextmanager
-    def _stops(self, cancel: Sequence[Callable[[], None]]) -> Iterator[None]:
+    def _allow_stop(self, cancel: Sequence[Callable[[], None]]) -> Iterator[None]:
         """Let `Engine.stop` end the run; one that was called before, too."""
         self.calls.end_run = lambda: self._end_run("stop", cancel)
         try:
@@ -211,15 +213,15 @@ class RunLoop:
         for each in self.readers:
             each.retry.cancel()
 
-    def _remind(self) -> None:
+    def _log_lasting_calls(self) -> None:
         """Let the log say which sources do not answer."""
         for each in self.readers:
-            each.retry.remind()
+            each.retry.log_lasting_call()
 
-    def _gather(self, began: float, ends: float | None) -> None:
+    def _gather_rows(self, began: float, ends: float | None) -> None:
         """Take what comes within an interval, up to so many rows and bytes, and on to where an epoch may end."""
         start, size, rows = monotonic(), 0, 0
-        until = start + self.how.every
+        until = start + self.how.interval_seconds
         while True:
             now = monotonic()
             full = size >= self.how.room_bytes or rows >= (self.how.rows or 1 << 62)
@@ -232,7 +234,7 @@ class RunLoop:
             came = False
             for each in polled:
                 if rows or each.state == "closed":
-                    self.report.doing(f"reading {each.name}", rows, start)
+                    self.report.show_progress(f"reading {each.name}", rows, start)
                 with self._locate_errors(each):
                     found = each.poll(max(self.how.room_bytes - size, 1 << 16))
                 if found is not None:
@@ -241,7 +243,7 @@ class RunLoop:
                     came = True
             if all(each.state in ("ended", "waiting") for each in self.readers):
                 return
-            self.report.tell(self._holder())
+            self.report.show_status(self._find_frontier_holder())
             if not came:
                 if ends is not None and now - began >= ends:
                     self._stop = self._stop or "time"
@@ -314,22 +316,22 @@ class RunLoop:
     def _take_rows(self, reader: SourceReader) -> None:
         """Take in the rows of a source. Errors about its rows name their place."""
         for given in reader.group_calls():
-            with at_spots(given.spots), self.calls.reading(spot.file for spot, _ in given.spots):
-                step = self._replace_rows(given) if given.whole else self._step(given)
+            with at_spots(given.spots), self.calls.attribute_to_files(spot.file for spot, _ in given.spots):
+                step = self._replace_rows(given) if given.whole else self._step_rows(given)
             self._count_step(step, [batch for batches in given.rows.values() for batch in batches])
 
     def _replace_rows(self, given: CallRows) -> Step:
         ((name, batches),) = given.rows.items()
         bound = self.dataflow.admissions[name].bound
         table = pa.Table.from_batches(batches, batches[0].schema if batches else bound.schema)
-        order = given.order if {*order_columns(bound.spec)} == {*(given.order or ())} else None
+        order = given.order if {*list_order_columns(bound.spec)} == {*(given.order or ())} else None
         return self.engine.replace(name, table, order=order, max_absent=self.how.max_absent, allow_empty=True)
 
-    def _step(self, given: CallRows) -> Step:
+    def _step_rows(self, given: CallRows) -> Step:
         call = self.engine.push if self.dataflow.holds_back else self.engine.step
         rows = sum(batch.num_rows for batches in given.rows.values() for batch in batches)
         if rows >= MANY:
-            self.report.show_next(f"taking in {rows:,} rows")
+            self.report.show_work(f"taking in {rows:,} rows")
         self.calls.quiet = True
         try:
             return call(given.rows)
@@ -346,18 +348,18 @@ class RunLoop:
 
     def _close_times(self) -> bool:
         """Hold-back mode: close the times that no source holds open."""
-        holder = self._holder()
+        holder = self._find_frontier_holder()
         if holder is None or holder[1] <= self.dataflow.frontier:
             return False
         self._count_step(self.engine.advance_to(holder[1]), [])
         return True
 
-    def _holder(self) -> tuple[str, int] | None:
+    def _find_frontier_holder(self) -> tuple[str, int] | None:
         """Return the input that holds the frontier, with its time; None in epoch mode.
 
         If all inputs are silent, return the one that is furthest ahead.
         """
-        left_out, now = self.how.left_out, monotonic()
+        left_out, now = self.how.idle_seconds, monotonic()
         heard = {name: each.last_rows for each in self.readers for name in each.schemas}
         at = dict[str, int]()
         for name, late in self.late.items():
@@ -371,7 +373,7 @@ class RunLoop:
     def _give_up(self) -> None:
         """Raise what has failed for too long."""
         for each in self.readers:
-            each.retry.give_up(monotonic(), self.how.patience)
+            each.retry.give_up(monotonic(), self.how.retry_seconds)
         self.outlets.give_up()
 
     def _publish_attached(self) -> None:

@@ -191,19 +191,19 @@ class SourceReader:
         """Note the columns of new rows that are left out, and the columns that are new."""
         for name, bound in self.bounds.items():
             if name in found.beside:
-                fresh = self._list_fresh(name, found.beside[name])
+                fresh = self._list_new_columns(name, found.beside[name])
                 self._note_new_columns(name, {column: found.beside[name][column] for column in fresh})
             if bound.format is not None:
                 for batch in found.rows.get(name, ()):
-                    self._look_within(name, bound.format, pa.Table.from_batches([batch]))
+                    self._find_message_columns(name, bound.format, pa.Table.from_batches([batch]))
 
-    def _look_within(self, name: str, format: Format, given: pa.Table) -> None:
+    def _find_message_columns(self, name: str, format: Format, given: pa.Table) -> None:
         """Note the columns inside messages of a format, like `_find_new_columns`."""
         messages, valueless = messages_of(format, given, repr(name)), self._valueless.setdefault(name, set())
         known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
         # At the first look all count, also those that are declared: rows came.
         shown = format.columns(messages, {*known, *valueless} if name in self.left_out else ())
-        asked = [*(self._list_fresh(name, shown) if shown else ()), *valueless]
+        asked = [*(self._list_new_columns(name, shown) if shown else ()), *valueless]
         kinds = format.kinds(messages, asked) if asked else {}
         if kinds:
             shown = format.columns(messages, known)
@@ -212,7 +212,7 @@ class SourceReader:
             )
         self._valueless[name] = {column for column in asked if column not in kinds}
 
-    def _list_fresh(self, name: str, there: Mapping[str, Any]) -> list[str]:
+    def _list_new_columns(self, name: str, there: Mapping[str, Any]) -> list[str]:
         """List the new ones of some columns; none at the first look."""
         beside = [column for column in there if column not in self.bounds[name].schema.names]
         left_out = self.left_out.setdefault(name, tuple(beside))
@@ -281,10 +281,10 @@ def describe_columns(columns: Mapping[str, Beside]) -> str:
     return ", ".join(f"the column {name!r} ({each.kind}), first in {each.where}" for name, each in columns.items())
 
 
-class FedBy(NamedTuple):
+class SourceFeed(NamedTuple):
     """``source``: as what it is attached.  ``kind``, ``target``, ``position``: as of `Attached`.
 
-    >>> print(FedBy("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}, "cluster": "", "topic_id": ""}))
+    >>> print(SourceFeed("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}, "cluster": "", "topic_id": ""}))
     the source 'shop': kafka kafka://b:1/shop, read up to offset 17 of partition 0
     """
 
@@ -307,11 +307,11 @@ class FedBy(NamedTuple):
         return {**self._asdict(), "read_up_to": describe_position(self.kind, self.position)}
 
 
-def find_feed(sources: Mapping[str, Attached], input: str) -> FedBy | None:
+def find_source_feed(sources: Mapping[str, Attached], input: str) -> SourceFeed | None:
     """Find the source that feeds an input; None if the state knows of none. O(sources)."""
     for name, of in sources.items():
         if name == input or input in of.left_out:
-            return FedBy(name, of.kind, of.target, of.position)
+            return SourceFeed(name, of.kind, of.target, of.position)
     return None
 
 
@@ -326,7 +326,7 @@ def find_record(
     """
     before, asked = sources.get(name), f"the source {name!r}"
     for each in () if source.shared else source.inputs(name):
-        by = find_feed({at: of for at, of in sources.items() if at != name and of.kind == source.kind}, each)
+        by = find_source_feed({at: of for at, of in sources.items() if at != name and of.kind == source.kind}, each)
         if by is not None and by.target != source.target:
             found = f"this state reads {each!r} as {by.source!r}, from {by.target}"
             raise SpecError(asked, found, f"leave it to {by.source!r}; or begin a new state")

@@ -67,7 +67,7 @@ def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | N
     return Synced(gone - changed, changed, ours.num_rows - changed, listed)
 
 
-class Mirror(Delivery):
+class TableSync(Delivery):
     """A delivery whose table is made equal to the output.  ``look`` is called for rows that were read as well."""
 
     def find_difference(self) -> tuple[TableChanges, Synced]:
@@ -142,7 +142,7 @@ def sync_targets(
 ) -> dict[str, Synced]:
     """Write the difference to the targets, after a check of all of them. Like `Engine.sync`."""
     with ExitStack() as stack:
-        each = {name: stack.enter_context(closing(Mirror(epochs, name, sink, look))) for name, sink in sinks.items()}
+        each = {name: stack.enter_context(closing(TableSync(epochs, name, sink, look))) for name, sink in sinks.items()}
         for delivery in each.values():
             delivery.claim(adopt)
         for delivery in each.values():
@@ -155,7 +155,7 @@ def sync_targets(
     return {name: difference for name, (_, difference) in found.items()}
 
 
-def _write_all(each: Mapping[str, tuple[Mirror, TableChanges]]) -> None:
+def _write_all(each: Mapping[str, tuple[TableSync, TableChanges]]) -> None:
     """Write differences.  An error says which were written before it."""
     given = list[str]()
     for name, (delivery, made) in each.items():
