@@ -75,7 +75,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 IDENTITY_LINE, BATCH_LINE = "mapInArrow that does nothing", "first batch on Spark"
 PROGRAMS: Final = {
-    "import ddflow": "import ddflow, ddflow.engine.flow",
+    "import ddflow": "import ddflow, ddflow.engine.engine",
     "first answer": FIRST_ANSWER,
     "ddflow diff of two rows": DIFF,
     IDENTITY_LINE: IDENTITY + SPARK,

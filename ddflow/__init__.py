@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from ddflow.connectors import sources as sources
     from ddflow.connectors.files.file_path import FilePath
     from ddflow.dataflow.result import Step, Verdicts
-    from ddflow.engine.engine import Engine
-    from ddflow.engine.flow import Flow
+    from ddflow.engine.engine import Engine, Flow
     from ddflow.engine.garbage import gc
     from ddflow.engine.lineage.log_parts import Full, Restated
     from ddflow.engine.read.reads import Reader
@@ -75,12 +74,11 @@ _HOMES = {
     "columns.hashing": "Secret",
     "connectors.files.file_path": "FilePath",
     "dataflow.result": "Step Verdicts",
-    "engine.engine": "Engine",
+    "engine.engine": "Engine Flow",
     "engine.read.reads": "Reader",
     "engine.snapshot": "Snapshot read",
     "engine.stats": "Stats",
     "operators.upserts": "ToUpserts to_upserts",
-    "engine.flow": "Flow",
     "partitions.evolve": "evolve",
     "plan.collection": "Collection",
     "plan.inputs.differences": "delta_cdf",

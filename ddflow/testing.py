@@ -21,7 +21,7 @@ from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.rows import shown_row
 from ddflow.connectors.to_arrow import to_table
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Flow
 from ddflow.errors import NotInvariant, SpecError
 from ddflow.plan.aggregates import Aggregate
 from ddflow.plan.inputs.spec import Upsert

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.formats.base import Format, Target, decode_messages
 from ddflow.connectors.formats.messages import Messages
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Flow
 from ddflow.errors import SpecError
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.spec import Upsert

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.api import TableSink
 from ddflow.dataflow.result import Verdicts, no_output
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Flow
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.sync import Synced
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, WrongMode
@@ -73,7 +73,7 @@ class Ran(Mapping[str, DataFrame]):
         self._readers = {name: job.file_reader(done.epoch, name, shape.arrow) for name, shape in job.shapes.items()}
         self.epoch, self.time, self.frontier, self.replayed = done.epoch, done.time, done.frontier, done.replayed
         self.verdicts = Verdicts.of(done.counts, done.figures.get("pending", 0))
-        self.rows, self.figures, self.sinks = done.rows, done.figures, job.sinks.at
+        self.rows, self.figures, self.sinks = done.rows, done.figures, job.sinks.delivered_epochs
 
     def __getitem__(self, name: str) -> DataFrame:
         if name not in self._shapes:

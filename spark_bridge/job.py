@@ -31,7 +31,7 @@ from ddflow.columns.schema import conform
 from ddflow.connectors.api import TableSink
 from ddflow.connectors.parquet.sink import check_target
 from ddflow.dataflow.budget import parse_size
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Flow
 from ddflow.engine.run.delivery import Deliveries, Delivery, warn_of_detached
 from ddflow.engine.run.options import RunOptions
 from ddflow.errors import DdflowError, MissingExtra, Option, Phrase, SchemaMismatch, SpecError, WrongMode
@@ -142,7 +142,7 @@ class Job:
             self.session, self.epochs = session, DriverEpochs(self.coordinator, self._stage_files)
             sinks = options.sinks or {}
             each = {name: Delivery(self.epochs, name, sink) for name, sink in sinks.items()}
-            self.sinks = Deliveries(each, options.delivery.most, options.delivery.patience)
+            self.sinks = Deliveries(each, options.delivery.backlog_bytes, options.delivery.retry_seconds)
             warn_of_detached(self.coordinator.log.sinks, sinks, self.store)
 
     def close(self, acknowledge: bool = False) -> None:

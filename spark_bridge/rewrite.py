@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ddflow.dataflow.budget import parse_size
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.epoch_start import RewriteStart
 from ddflow.partitions.evolve import Evolution, Evolved, explain_inexact

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors.api import TableSink
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Flow
 from ddflow.engine.run.delivery import NAP
 from ddflow.engine.run.options import RunOptions
 from ddflow.errors import SpecError, WrongMode, cut
@@ -111,7 +111,7 @@ class Feeder:
         """
         sinks = self.job(session).sinks
         drained = sinks.pump()
-        self.at = sinks.at
+        self.at = sinks.delivered_epochs
         sinks.give_up()
         if not drained and self._thread is None:
             self._thread = Thread(target=self._retry_sinks, args=(session,), name="ddflow sinks", daemon=True)
@@ -141,7 +141,7 @@ class Feeder:
                 raise self.failure
             job = self.job(session)
             job.drain()
-            self.at = job.sinks.at
+            self.at = job.sinks.delivered_epochs
 
     def finish(self, session: Any) -> None:
         """Close all open times, or report again how they were closed. Raises the errors of an epoch.

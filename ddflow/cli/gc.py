@@ -83,7 +83,7 @@ def gc(
 def _forget(state: str, trust: str) -> None:
     from ddflow.cli.say import show_amount
     from ddflow.engine.compact import compact
-    from ddflow.engine.flow import Flow
+    from ddflow.engine.engine import Flow
     from ddflow.engine.snapshot import find_version
     from ddflow.plan.text.codec import rebuild_plan
     from ddflow.storage.opening import opened_store

@@ -362,7 +362,7 @@ def _expand_file(text: str) -> list[str]:
 
 def load_flow(text: str) -> "dd.Flow":
     """Load the flow of a file of Python.  Raises `SpecError`."""
-    from ddflow.engine.flow import Flow
+    from ddflow.engine.engine import Flow
 
     path, name = text, "flow"
     if not os.path.exists(text) and ":" in text:

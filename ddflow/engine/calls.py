@@ -136,7 +136,7 @@ class EngineCalls:
     @property
     def epoch(self) -> int:
         """The last epoch that was committed; 0 before the first, and where state is not durable."""
-        return 0 if self.durable is None else self.durable.epoch
+        return 0 if self.durable is None else self.durable.log.epoch
 
     def check_mode(self, what: str, holds_back: bool) -> None:
         """Raise `WrongMode` for a call of the other mode."""

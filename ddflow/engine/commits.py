@@ -64,17 +64,13 @@ class RowsDigest:
 
     def __init__(self, secret: Secret, hashes: RowHashes | None = None) -> None:
         self.secret, self.hashes = secret, hashes
-        self.rows, self._state = 0, xxhash.xxh3_128()
+        self.rows, self.state = 0, xxhash.xxh3_128()
 
     def update(self, events: pa.RecordBatch) -> None:
         """Take in rows.  O(rows)."""
         self.rows += events.num_rows
         hashes = self.hashes or RowHashes(events.schema, self.secret)
-        self._state.update(hashes.values(events.columns, events.num_rows).data)
-
-    def to_bytes(self) -> bytes:
-        """Sixteen bytes."""
-        return self._state.digest()
+        self.state.update(hashes.values(events.columns, events.num_rows).data)
 
 
 def combine_digests(kind: str, time: int, digests: Mapping[str, RowsDigest]) -> str:
@@ -83,7 +79,7 @@ def combine_digests(kind: str, time: int, digests: Mapping[str, RowsDigest]) -> 
     for name, each in sorted(digests.items()):
         if each.rows:
             out.update(f"\n{len(name)} {name} {each.rows} ".encode())
-            out.update(each.to_bytes())
+            out.update(each.state.digest())
     return out.hexdigest()
 
 
@@ -175,11 +171,6 @@ class Commits:
         self.log.close()
 
     @property
-    def epoch(self) -> int:
-        """The last one that was committed."""
-        return self.log.manifest_log.manifest.epoch
-
-    @property
     def secret(self) -> Secret:
         """The state's."""
         return Secret(*self.log.manifest_log.manifest.secret)
@@ -251,7 +242,7 @@ class Commits:
         if asked is None:
             return None
         for receipt in self.log.manifest_log.manifest.receipts:
-            calls = receipt.calls if receipt.epoch < self.epoch else ()
+            calls = receipt.calls if receipt.epoch < self.log.epoch else ()
             if len(calls) == 1 and calls[0].digest == combine_digests(asked.digest_kind, calls[0].time, digests):
                 return receipt.epoch
         return None
@@ -328,16 +319,16 @@ class Commits:
         Raises `Fenced`, `StorageFull`, `StorageFailed`, `OutcomeUnknown`.
         """
         if not self.calls:
-            return self.epoch
+            return self.log.epoch
         if len(self.calls) > 1:  # whose versions are then one file
             for each in dataflow.graph.arrangements.values():
                 each.spine.settle(each.slots, each.index, each.since, each.latest <= each.since)
-        epoch = Epoch(self.epoch + 1, tuple(self.calls), None)
+        epoch = Epoch(self.log.epoch + 1, tuple(self.calls), None)
         note = f"commit of {', '.join(sorted({call.kind for call in self.calls}))}"
         self.publish_version(dataflow, self.log.add_receipt(epoch), note)
         self.calls = []
         self.log.finish()
-        return self.epoch
+        return self.log.epoch
 
     def publish_version(self, dataflow: Dataflow, receipts: tuple[Epoch, ...], note: str) -> None:
         """Write the state that no file has yet, and publish it as the next version. Like `commit`."""

@@ -1,4 +1,4 @@
-"""An engine: an opened plan that takes steps, answers reads and runs sources and sinks.
+"""An engine, an opened plan that takes steps, answers reads and runs sources and sinks; and `Flow`, which opens it.
 
 Guarantees: a call happens as a whole or not at all. Everything is computed before anything changes, so a refused step
 leaves the engine as it was. Calls on durable state become epochs, which are published as a whole (`commits`).
@@ -43,8 +43,10 @@ from ddflow.engine.run.sync import Synced, detach, sync_targets
 from ddflow.errors import SpecError
 from ddflow.metrics import LOG, Look
 from ddflow.plan.evolve import share_join_sides
-from ddflow.plan.options import EngineOptions
+from ddflow.plan.options import EngineOptions, expand_options
 from ddflow.plan.plan import Plan
+from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
+from ddflow.plan.verbs.family import NamesElsewhere
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, as_int64
 
@@ -80,7 +82,7 @@ def recover(durable: Commits, dataflow: Dataflow) -> None:
     began = perf_counter()
     dataflow.owed = durable.recover(dataflow)
     where, took = durable.log.manifest_log.store.where, (perf_counter() - began) * 1e3
-    LOG.info("opened %s at epoch %d in %.1f ms", where, durable.epoch, took)
+    LOG.info("opened %s at epoch %d in %.1f ms", where, durable.log.epoch, took)
 
 
 class Engine(Reading, Closing):
@@ -558,3 +560,55 @@ class Engine(Reading, Closing):
     def _check(self) -> None:
         """Assert the invariants of everything below."""
         self.dataflow._check()
+
+
+class Flow(Plan, Explaining, NamesElsewhere):
+    """A plan under construction, and `open`, which runs it.
+
+    Attributes
+    ----------
+    inputs : dict of str to Input
+        By name.
+    outputs : dict of str to Collection
+        By name.
+    """
+
+    _shown = "a flow"
+    _instead = {
+        name: f"with flow.open() as engine: engine.{name}(...)"
+        for name in ("step", "push", "run", "read", "replace", "evolve", "why", "watch", "stats")
+    } | {"source": "upserts(name, schema, spec)", "input": "upserts(name, schema, spec)", "sink": "output(name, rows)"}
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Flow":
+        """Make a flow of a plan, such as one that was read back, so that you can open it.
+
+        Parameters
+        ----------
+        plan : Plan
+            The plan.  What you add to the flow later does not change it.
+
+        Returns
+        -------
+        Flow
+            With the same collections.
+
+        Notes
+        -----
+        O(nodes of the plan).
+        """
+        flow = cls()
+        flow.nodes, flow.inputs, flow.outputs = list(plan.nodes), dict(plan.inputs), dict(plan.outputs)
+        return flow
+
+    def _render_plan(self, name: str | None, format: str) -> Explained | Picture:
+        return render_plan(self, name, format)
+
+    def _repr_html_(self) -> str:
+        """Render the plan for a notebook."""
+        return render_html(self)
+
+    @expand_options(EngineOptions)
+    def open(self, options: EngineOptions) -> Engine:
+        """Make an engine that runs this plan.  Use it in a ``with``."""
+        return Engine(self, options)

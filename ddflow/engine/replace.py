@@ -189,12 +189,8 @@ def replace_rows(
                 Phrase(Option("scope"), " and order= are those of one: call it for each, at a time of its own"),
             )
         upserts = {each: dataflow.graph.inputs[each].keyed_for(f"{kind} of {each!r}") for each in inputs}
-        every = {
-            each: FullContents(
-                upsert, f"{kind} of {each!r} at time {format_time(at, dataflow.time_type)}", scope, order
-            )
-            for each, upsert in upserts.items()
-        }
+        when = f"at time {format_time(at, dataflow.time_type)}"
+        every = {each: FullContents(of, f"{kind} of {each!r} {when}", scope, order) for each, of in upserts.items()}
         asked = CallRequest(kind, at, _encode_arguments(dataflow, every), time_type=dataflow.time_type)
         if (again := calls.find_replay(asked, epoch, inputs)) is not None:
             return again

@@ -107,20 +107,16 @@ class Snapshot(Reading, Closing):
         O(bytes of the state): every file is verified.
         """
         with opened_store(state, trust=trust) as store:
-            return cls._open_version(store, epoch, flow)
-
-    @classmethod
-    def _open_version(cls, store: Store, epoch: int | None, flow: Plan | None) -> Snapshot:
-        for tried in range(TRIES):
-            manifest = find_version(store, epoch)
-            plan = resolve_plan(manifest.plan, flow, store.where)
-            try:
-                return cls(store, manifest, plan)
-            except CorruptState:
-                if manifest.number in store.numbers():
-                    raise
-                if epoch is not None or tried + 1 == TRIES:
-                    raise make_expired_error(store, manifest.epoch) from None
+            for tried in range(TRIES):
+                manifest = find_version(store, epoch)
+                plan = resolve_plan(manifest.plan, flow, store.where)
+                try:
+                    return cls(store, manifest, plan)
+                except CorruptState:
+                    if manifest.number in store.numbers():
+                        raise
+                    if epoch is not None or tried + 1 == TRIES:
+                        raise make_expired_error(store, manifest.epoch) from None
         raise AssertionError("a try returns, goes on or raises")
 
     @property

@@ -9,8 +9,7 @@ Invariant: what is made here takes the `CallMetrics` of calls and asks no engine
 'orders'
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from ddflow.errors import MissingExtra
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ddflow.exporters.to_prometheus import PrometheusExporter
 
 __all__ = ["opentelemetry", "prometheus"]
-Made = TypeVar("Made")
+FIX: Final = "pip install 'ddflow[metrics]'"
 
 
 def prometheus(
@@ -57,12 +56,11 @@ def prometheus(
     O(figures) a call. Several engines may share an exporter; each flow has another name.
     """
 
-    def make() -> "PrometheusExporter":
+    try:
         from ddflow.exporters.to_prometheus import PrometheusExporter
-
-        return PrometheusExporter(flow, registry)
-
-    exporter = _make_exporter("export metrics to Prometheus", make)
+    except ImportError as error:
+        raise MissingExtra("export metrics to Prometheus", str(error), FIX) from None
+    exporter = PrometheusExporter(flow, registry)
     if serve is not None:
         exporter.serve(str(serve))
     return exporter
@@ -89,16 +87,8 @@ def opentelemetry(flow: str, *, provider: "MeterProvider | None" = None) -> "Ope
         Where OpenTelemetry is not installed.
     """
 
-    def make() -> "OpenTelemetryExporter":
-        from ddflow.exporters.to_opentelemetry import OpenTelemetryExporter
-
-        return OpenTelemetryExporter(flow, provider)
-
-    return _make_exporter("export metrics to OpenTelemetry", make)
-
-
-def _make_exporter(asked: str, make: Callable[[], Made]) -> Made:
     try:
-        return make()
+        from ddflow.exporters.to_opentelemetry import OpenTelemetryExporter
     except ImportError as error:
-        raise MissingExtra(asked, str(error), "pip install 'ddflow[metrics]'") from None
+        raise MissingExtra("export metrics to OpenTelemetry", str(error), FIX) from None
+    return OpenTelemetryExporter(flow, provider)

@@ -49,11 +49,6 @@ def _label_nothing(value: float) -> list[Labelled]:
     return [((), value)]
 
 
-def _ours(call: CallMetrics) -> bool:
-    """Whether to export a call's record; a run's record repeats calls that were counted already."""
-    return call.kind != "run"
-
-
 FIGURES: Final = (
     Figure("rows", "counter", "", ("input",), "Rows taken in.", lambda call: _label_values(call.rows)),
     Figure(
@@ -66,7 +61,7 @@ FIGURES: Final = (
         "s",
         ("kind",),
         "Seconds of a call, its commit included.",
-        lambda call: [((call.kind,), call.seconds)] if _ours(call) else (),
+        lambda call: [((call.kind,), call.seconds)] if call.kind != "run" else (),  # which repeats calls
     ),
     Figure(
         "commit_seconds",

@@ -10,7 +10,7 @@ Guarantees: a read gives updates partition by partition, in bounded memory, of o
 ...     _ = engine.step({"people": {"id": [7, 8]}})
 >>> epochs = DriverEpochs(EpochDriver.open(flow, store.writer()))
 >>> gained = epochs.read_updates(next(epochs.list_kept()), "people")
->>> epochs.epoch, epochs.read_output("people").num_rows, gained.num_rows
+>>> epochs.manifest.epoch, epochs.read_output("people").num_rows, gained.num_rows
 (1, 2, 2)
 """
 

@@ -36,7 +36,7 @@ from ddflow.connectors.files.kinds import CSV, TSV, Dialect, is_text_kind
 from ddflow.connectors.files.places import STDIN, Place, list_places
 from ddflow.connectors.files.spelling import Misspelled, values
 from ddflow.connectors.to_arrow import read_files, to_table
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Flow
 from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
 from ddflow.errors.base import name_rows, replace_texts
 from ddflow.metrics import Look

@@ -23,8 +23,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.connectors.formats.base import Format
 from ddflow.connectors.to_arrow import arrow
 from ddflow.dataflow.result import Step
-from ddflow.engine.engine import Engine
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Engine, Flow
 from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, iterate_parts, to_batches
 from ddflow.engine.replace import AbsenceLimit
 from ddflow.errors import NotArrow

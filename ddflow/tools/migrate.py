@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF, did_you_mean
-from ddflow.engine.engine import Engine
-from ddflow.engine.flow import Flow
+from ddflow.engine.engine import Engine, Flow
 from ddflow.engine.lineage.log_parts import MARKS, convert_part, mark_log_parts
 from ddflow.engine.read.reads import make_side_output_error
 from ddflow.engine.snapshot import Snapshot

@@ -34,8 +34,19 @@ LOST: Final = ("stale", "tie_lost", "superseded")
 """The verdicts of events that another one won against."""
 
 
+class TextAnswer:
+    """An answer that a prompt and a notebook show as `print` does."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """Render the text for a notebook."""
+        return html_text(str(self))
+
+
 @dataclass(frozen=True, repr=False)
-class Story:
+class Story(TextAnswer):
     """One key's story.  ``engine.why(input, key)`` makes it; it prints as text.
 
     Attributes
@@ -77,16 +88,8 @@ class Story:
     scopes: tuple[str | None, ...] = ()
     source: SourceFeed | None = None
 
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        """Render the text for a notebook."""
-        return html_text(str(self))
-
     def to_dict(self) -> dict[str, Any]:
         """Convert the story to plain values; ``story`` has the rows of the table."""
-        story = [shown_row(self.table, i) for i in range(self.table.num_rows)]
         return {
             "input": self.input,
             "key": dict(self.key),
@@ -94,13 +97,13 @@ class Story:
             "replayed": self.replayed,
             "fed": self.fed,
             "source": None if self.source is None else self.source.to_dict(),
-            "story": story,
+            "story": _list_rows(self.table),
         }
 
     def __str__(self) -> str:
         now = "holds nothing" if self.row is None else f"holds {as_text(self.row)}"
         lines = [f"the key {as_text(self.key)} of {self.input!r} {now}"]
-        rows = [shown_row(self.table, i) for i in range(self.table.num_rows)]
+        rows = _list_rows(self.table)
         for i, row in enumerate(rows):
             if row["what"] in HELD:
                 said = self._format_row(row) if row["what"] == "held" else "deleted"
@@ -149,7 +152,7 @@ def _describe_time(row: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Origins:
+class Origins(TextAnswer):
     """What rows of an output are made of.  ``engine.why(output, {column: value})`` makes it; it prints as text.
 
     Attributes
@@ -185,13 +188,6 @@ class Origins:
     sources: Mapping[str, SourceFeed] = field(default_factory=dict)
     near: Mapping[str, pa.Table] = field(default_factory=dict)
     after: int | None = None
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        """Render the text for a notebook."""
-        return html_text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain values."""

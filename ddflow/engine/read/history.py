@@ -46,7 +46,6 @@ from ddflow.operators.updates import Updates, concat, consolidate, negate, time_
 from ddflow.plan.collection import Collection
 from ddflow.time import INT64, NEVER, format_time
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Part
 from ddflow.trace.merge import by_sorting
 
 RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
@@ -145,26 +144,20 @@ def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret
     ``counting``: the columns in which two neighbours must differ. O(versions). Raises `CorruptState`.
     """
     for parts in arranged.ranges():
-        yield _find_range_versions(arranged, parts, counting, since, secret)
-
-
-def _find_range_versions(
-    arranged: Arrangement, parts: list[Part], counting: pa.Schema, since: int, secret: Secret
-) -> VersionSpans:
-    picked = by_sorting(arranged.slots, parts, since, droppable=False)
-    last = picked.last
-    live = np.flatnonzero(picked.live)
-    references = picked.references[live]
-    # A version goes on where the one before it is of its key, live, and the same in what counts.
-    goes_on = np.zeros(live.size, bool)
-    goes_on[1:] = (live[1:] == live[:-1] + 1) & ~last[live[:-1]]
-    if goes_on.any() and len(counting):
-        hashed = value_hashes(gather(arranged.slots.pool, references, counting), secret)
-        goes_on[1:] &= hashed[1:] == hashed[:-1]
-    begin = np.flatnonzero(~goes_on)
-    end = live[np.append(begin[1:], live.size)[: begin.size] - 1]
-    following = np.append(picked.time[1:], 0)
-    return VersionSpans(references[begin], picked.time[live[begin]], following[end], last[end])
+        picked = by_sorting(arranged.slots, parts, since, droppable=False)
+        last = picked.last
+        live = np.flatnonzero(picked.live)
+        references = picked.references[live]
+        # A version goes on where the one before it is of its key, live, and the same in what counts.
+        goes_on = np.zeros(live.size, bool)
+        goes_on[1:] = (live[1:] == live[:-1] + 1) & ~last[live[:-1]]
+        if goes_on.any() and len(counting):
+            hashed = value_hashes(gather(arranged.slots.pool, references, counting), secret)
+            goes_on[1:] &= hashed[1:] == hashed[:-1]
+        begin = np.flatnonzero(~goes_on)
+        end = live[np.append(begin[1:], live.size)[: begin.size] - 1]
+        following = np.append(picked.time[1:], 0)
+        yield VersionSpans(references[begin], picked.time[live[begin]], following[end], last[end])
 
 
 def _make_times(times: Ints, unknown: Truths, kind: pa.DataType) -> pa.Array:

@@ -61,7 +61,7 @@ class Delivery:
         self._sizes = deque[tuple[int, int]]()
         """The numbers and the bytes of waiting epochs, as far as they were counted."""
         known = self.find_known()
-        self.at = self.epochs.epoch if known is None else known.epoch
+        self.at = self.epochs.manifest.epoch if known is None else known.epoch
 
     @property
     def table(self) -> OpenSink:
@@ -101,7 +101,7 @@ class Delivery:
     @property
     def waiting(self) -> int:
         """How many committed epochs the sink has yet to take."""
-        return self.epochs.epoch - self.at
+        return self.epochs.manifest.epoch - self.at
 
     def waiting_bytes(self) -> int:
         """Count the bytes of the updates that wait.  O(waiting epochs); each is read from the state once."""
@@ -123,7 +123,7 @@ class Delivery:
             with self.retry.watch("has not answered"):
                 if self._table is None:
                     self.resume()
-                if self.before is None and self.at == 0 < self.epochs.epoch:
+                if self.before is None and self.at == 0 < self.epochs.manifest.epoch:
                     self.table.prepare()
             for receipt in self.epochs.list_kept(self.at):
                 self._write_epoch(receipt)
@@ -154,7 +154,7 @@ class Delivery:
             raise build_vanished(self.name, self.sink.target, last)
         at = self._choose_start(record, known)
         # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
-        (self.table.holds if missing and not self.epochs.epoch else self.table.prepare)()
+        (self.table.holds if missing and not self.epochs.manifest.epoch else self.table.prepare)()
         if at is None:
             self._write_contents()
         else:
@@ -175,7 +175,7 @@ class Delivery:
                 remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
                 raise self.make_refusal("it has rows and no record of a state that wrote them", remedy)
             case None, None:
-                return None if self.epochs.epoch else 0
+                return None if self.epochs.manifest.epoch else 0
             case None, Delivered(epoch=acknowledged):
                 return acknowledged
             case TargetRecord(epoch=there), _:
@@ -215,7 +215,7 @@ class Delivery:
 
     def _is_own(self, there: TargetRecord) -> bool:
         """Whether a record is of this state, and not of an output that was taken out."""
-        return there.state == self.epochs.manifest.id and there.epoch > self.epochs.find_dropped(self.name)
+        return there.state == self.epochs.manifest.id and there.epoch > self.epochs.manifest.dropped.get(self.name, 0)
 
     def make_refusal(self, found: str, remedy: str) -> SinkRefused:
         """Make the error of a table that cannot be written."""
@@ -224,10 +224,10 @@ class Delivery:
     def _write_contents(self) -> None:
         """Give an empty table all rows that the output has now."""
         self.look(0)
-        made = self.to_changes(self.epochs.epoch)(self.epochs.read_contents(self.name))
+        made = self.to_changes(self.epochs.manifest.epoch)(self.epochs.read_contents(self.name))
         if made.net:
-            self.write(made, self.epochs.epoch)
-        self.at = self.epochs.epoch
+            self.write(made, self.epochs.manifest.epoch)
+        self.at = self.epochs.manifest.epoch
 
     def _write_epoch(self, receipt: Epoch) -> None:
         """Write an epoch: in staged parts if the target takes those, else from this process."""
@@ -331,11 +331,6 @@ class Deliveries:
         """Let running writes fail, if their targets support that; their epochs wait. Call it from another thread."""
         for each in self.each.values():
             each.retry.cancel()
-
-    def update_shapes(self) -> None:
-        """Continue with the new columns of outputs, after the commit that has them."""
-        for each in self.each.values():
-            each.update_shape()
 
     def make_room(self) -> None:
         """Pump while too much waits.  Raises as `pump` does, and what has failed for too long."""

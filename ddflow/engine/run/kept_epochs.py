@@ -23,7 +23,6 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED, DIFF, TIME
 from ddflow.connectors.modes import mode_schema
 from ddflow.engine.calls import EngineCalls
-from ddflow.engine.commits import Commits
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.errors import SpecError
 from ddflow.operators.updates import time_column
@@ -97,19 +96,10 @@ class KeptEpochs(ABC):
         yield from self.log.manifest_log.backlog.receipts(manifest.backlog, after)
         yield from (each for each in manifest.receipts if each.epoch > after)
 
-    def find_dropped(self, name: str) -> int:
-        """Return the last epoch of a dropped output of this name; 0 if there was none. O(1)."""
-        return self.manifest.dropped.get(name, 0)
-
     def find_lacking(self, after: int) -> int | None:
         """Find the first committed epoch after one that is not kept. O(1)."""
-        oldest = self.epoch + 1 if self.manifest.oldest is None else self.manifest.oldest
-        return after + 1 if after + 1 < oldest and after < self.epoch else None
-
-    @property
-    def epoch(self) -> int:
-        """The last one that was committed."""
-        return self.manifest.epoch
+        oldest = self.manifest.epoch + 1 if self.manifest.oldest is None else self.manifest.oldest
+        return after + 1 if after + 1 < oldest and after < self.manifest.epoch else None
 
     @property
     def secret(self) -> Secret:
@@ -136,7 +126,7 @@ class KeptEpochs(ABC):
     def find_digest(self, epoch: int) -> str | None:
         """Return the digest of the manifest that committed an epoch; None if it is no longer kept."""
         found = next(self.list_kept(epoch - 1), None)
-        if epoch == self.epoch and (found is None or not found.digest):
+        if epoch == self.manifest.epoch and (found is None or not found.digest):
             return self.log.manifest_log.digest
         return found.digest if found is not None and found.epoch == epoch else None
 
@@ -150,7 +140,9 @@ class EngineEpochs(KeptEpochs):
     """The kept epochs of an engine. ``asked``: their use, for messages. Raises `SpecError` for state in memory."""
 
     def __init__(self, calls: EngineCalls, asked: str) -> None:
-        self.calls, self.durable = calls, require_durable(calls, asked)
+        if calls.durable is None:
+            raise SpecError(asked, "this engine's state is in memory", "open the flow with a state: flow.open('state')")
+        self.calls, self.durable = calls, calls.durable
         super().__init__(self.durable.log, self.durable.batch_store)
 
     @property
@@ -170,10 +162,3 @@ class EngineEpochs(KeptEpochs):
     def publish_attached(self) -> None:
         """With the engine's state."""
         self.durable.publish_attached(self.calls.dataflow)
-
-
-def require_durable(calls: EngineCalls, asked: str) -> Commits:
-    """Return the commits of an engine on durable state. Raises `SpecError` if the state is in memory."""
-    if calls.durable is None:
-        raise SpecError(asked, "this engine's state is in memory", "open the flow with a state: flow.open('state')")
-    return calls.durable

@@ -20,7 +20,7 @@ SIGINT end the run behind its epoch; a sink's write that lasts then is cancelled
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic, sleep
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
@@ -54,10 +54,14 @@ class SteppedEngine(Protocol):
     """The methods of an engine that a run calls."""
 
     calls: EngineCalls
-    step: Callable[..., Step]
-    push: Callable[..., Step]
-    advance_to: Callable[..., Step]
-    replace: Callable[..., Step]
+
+    def step(self, *given: Any, **options: Any) -> Step: ...
+
+    def push(self, *given: Any, **options: Any) -> Step: ...
+
+    def advance_to(self, *given: Any, **options: Any) -> Step: ...
+
+    def replace(self, *given: Any, **options: Any) -> Step: ...
 
 
 class RunLoop:
@@ -272,7 +276,8 @@ class RunLoop:
             reader.commit()
         if self._evolved:
             self._evolved = False
-            self.outlets.update_shapes()
+            for delivery in self.outlets.each.values():
+                delivery.update_shape()
         if self._called == calls:
             self.done.moved += 1
             LOG.info("epoch %d: no rows, only positions of %s moved", self.calls.epoch, [each.name for each in moved])
@@ -360,7 +365,7 @@ class RunLoop:
         If all inputs are silent, return the one that is furthest ahead.
         """
         left_out, now = self.how.idle_seconds, monotonic()
-        heard = {name: each.last_rows for each in self.readers for name in each.schemas}
+        heard = {name: each.last_rows for each in self.readers for name in each.bounds}
         at = dict[str, int]()
         for name, late in self.late.items():
             seen = self.dataflow.admissions[name].greatest

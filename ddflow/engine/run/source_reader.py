@@ -97,11 +97,6 @@ class SourceReader:
         return "waiting" if self._open.waits else "reading"
 
     @property
-    def schemas(self) -> dict[str, pa.Schema]:
-        """By input, the columns that it is read in."""
-        return {name: bound.schema for name, bound in self.bounds.items()}
-
-    @property
     def has_moved(self) -> bool:
         """Whether something was taken since the last commit."""
         return bool(self.taken)
@@ -161,7 +156,8 @@ class SourceReader:
 
     def _open_source(self) -> OpenSource:
         """Open the source at its position.  Raises like `Source.open`."""
-        made: OpenSource = self.source.open(self.schemas, self.position)
+        schemas = {name: bound.schema for name, bound in self.bounds.items()}
+        made: OpenSource = self.source.open(schemas, self.position)
         check_made(f"the source {self.name!r}", "open", made, OpenSource)
         self._open = made
         made.declared(self.declared)

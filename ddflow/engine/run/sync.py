@@ -78,7 +78,9 @@ class TableSync(Delivery):
         epochs, ours = self.epochs, self.epochs.read_contents(self.name)
         self.look(ours.num_rows)
         if self.name not in epochs.flow.outputs:
-            made = self.to_changes(epochs.epoch)(ours if self.sink.mode != "updates" else ours.drop_columns([DIFF]))
+            made = self.to_changes(epochs.manifest.epoch)(
+                ours if self.sink.mode != "updates" else ours.drop_columns([DIFF])
+            )
             return made, count_differences(made, ours.slice(0, 0), None, epochs.secret)
         read = self.shape.schema.empty_table() if self.table.missing() else self.table.read()
         self.look(read.num_rows)
@@ -89,7 +91,7 @@ class TableSync(Delivery):
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = epochs.add_time(gone.select([*names, DIFF])).cast(ours.schema)
         both = net_updates(pa.concat_tables([gone, ours]).combine_chunks(), epochs.secret)
-        made = self.to_changes(epochs.epoch)(both)
+        made = self.to_changes(epochs.manifest.epoch)(both)
         if made.gone is not None and self.key is not None:
             # A key that the table has twice goes with a row that may be right.
             again = [made.net > 0] * ours.num_rows
@@ -132,8 +134,8 @@ class TableSync(Delivery):
 
     def write_difference(self, made: TableChanges) -> None:
         """Write a difference, with the record of this epoch.  O(its rows).  Raises `SinkAhead`, `SinkFailed`."""
-        self.write(made, self.epochs.epoch)
-        self.at = self.epochs.epoch
+        self.write(made, self.epochs.manifest.epoch)
+        self.at = self.epochs.manifest.epoch
         self.note_delivered()
 
 
