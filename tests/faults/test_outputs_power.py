@@ -275,13 +275,13 @@ def shown_first(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_folder_given(patch: pytest.MonkeyPatch) -> None:
     """Who writes to no folder shows nothing."""
-    real = Outputs.show
+    real = Outputs.finish_fragments
 
     def show(outputs: Outputs, receipts: Any) -> None:
         outputs.sinks = [each for each in outputs.sinks if each is outputs.sink]
         real(outputs, receipts)
 
-    patch.setattr(Outputs, "show", show)
+    patch.setattr(Outputs, "finish_fragments", show)
 
 
 def not_shown_when_opened(patch: pytest.MonkeyPatch) -> None:
