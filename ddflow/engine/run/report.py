@@ -67,10 +67,6 @@ class RunReport:
         for each in readers:
             each.on_open = self.publish_lags
 
-    def close(self) -> None:
-        """End the line."""
-        self.line.close()
-
     def show_status(self, holder: tuple[str, int] | None) -> None:
         """Show and publish what is due.  ``holder``: as `RunLoop` has it."""
         due = self.calls.epoch != self._epoch or monotonic() - self._published >= EVERY

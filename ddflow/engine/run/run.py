@@ -127,7 +127,7 @@ class RunLoop:
             stack.enter_context(on_signal(lambda number: self._end_run("signal", cancel)))
             for close in (*(each.close for each in self.readers), self.outlets.close):
                 stack.callback(close)
-            stack.callback(self.report.close)
+            stack.callback(self.report.line.close)
             self.outlets.pump()  # before the first epoch: a sink may refuse
             while True:
                 if ends is not None and monotonic() - began >= ends:
