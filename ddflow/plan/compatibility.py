@@ -212,10 +212,10 @@ def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Co
 
 def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> Phrase:
     """Return what to type to have a state rewritten.  ``several``: whether it has several inputs."""
-    commands = []
-    for name, types in change.types.items():
-        wide = {column: spelled_type(now) for column, (_, now) in types.items()}
-        commands.append(Evolve(wide, name if several else "", where))
+    commands = [
+        Evolve({column: spelled_type(now) for column, (_, now) in types.items()}, name if several else "", where)
+        for name, types in change.types.items()
+    ]
     return Phrase("opening never rewrites a state: rewrite it first with ", Phrase.joined(" and ", commands))
 
 

@@ -27,9 +27,8 @@ from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.collection import Collection, Nodes
 from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.plan.inputs.differences import ChangeFeed, Differences, bind_differences
-from ddflow.plan.inputs.input import Binding, Input, bind_format
+from ddflow.plan.inputs.input import Binding, Input, bind_format, bind_machine
 from ddflow.plan.inputs.spec import Late, Upsert
-from ddflow.plan.merge.bind_machine import bind_machine
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.machines import VALUES
 

@@ -212,7 +212,7 @@ def machine_columns(of: Walking) -> dict[str, pa.Array]:
     O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.
 
     >>> from ddflow.plan.merge.machine import Machine
-    >>> from ddflow.plan.merge.bind_machine import bind_machine
+    >>> from ddflow.plan.inputs.input import bind_machine
     >>> from ddflow.operators.upsert.events import Events
     >>> from ddflow.columns.hashing import Secret
     >>> from ddflow.operators.updates import ints

@@ -180,12 +180,13 @@ def _build_groups(schema: pa.Schema, spec: Upsert, columns: list[MergedColumn], 
         return tuple(schema.field(c.name) for c in columns if c.group == number and spec.counts(c.name))
 
     order = tuple(schema.field(column) for column in spec.order_by)
-    out = [ColumnGroup("", order, tie_columns(0))]
+    row = ColumnGroup("", order, tie_columns(0))
     if cells:
-        return (*out, *(ColumnGroup(column.name, order, ()) for column in columns))
-    for number, (of, _) in enumerate(spec.grouped, 1):
-        out.append(ColumnGroup(" ".join(of), tuple(schema.field(column) for column in of), tie_columns(number)))
-    return tuple(out)
+        return row, *(ColumnGroup(column.name, order, ()) for column in columns)
+    return row, *(
+        ColumnGroup(" ".join(of), tuple(map(schema.field, of)), tie_columns(number))
+        for number, (of, _) in enumerate(spec.grouped, 1)
+    )
 
 
 def _compile_derived(name: str, spec: Upsert, row: pa.Schema) -> tuple[tuple[pa.Field, Expression], ...]:

@@ -33,10 +33,8 @@ def parse_groups(given: Any, refuse: Refuse) -> tuple[tuple[tuple[str, ...], tup
     except (TypeError, ValueError):
         refuse(Phrase(Option("groups"), f" is {given!r}"), "give {order column, or a tuple of them: columns}")
 
-    def parse_columns(columns: Any) -> tuple[str, ...]:
-        return column_names(columns, "an upsert spec", "groups")
-
-    return tuple((parse_columns(of), parse_columns(columns or ())) for of, columns in pairs)
+    option = "an upsert spec", "groups"
+    return tuple((column_names(of, *option), column_names(columns or (), *option)) for of, columns in pairs)
 
 
 def parse_derive(given: Any, refuse: Refuse) -> tuple[tuple[str, str], ...]:

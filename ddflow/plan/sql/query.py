@@ -11,7 +11,7 @@ noted in ``outer`` of all queries between. Trees are walked in loops, because a 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Final, NamedTuple
@@ -109,14 +109,9 @@ def build_cast(tree: Tree, kind: str) -> Tree:
     return exp.Cast(this=tree.copy(), to=exp.DataType.build(kind, dialect="spark"))
 
 
-def find_columns(tree: Tree) -> Iterator[Tree]:
-    """Yield its columns.  O(tree)."""
-    return (node for node in tree.dfs() if isinstance(node, exp.Column))
-
-
 def find_names(*trees: Tree) -> set[str]:
     """Return the logical names of the columns in trees, without those in subqueries."""
-    return {each.name for tree in trees for each in find_columns(tree)}
+    return {node.name for tree in trees for node in tree.dfs() if isinstance(node, exp.Column)}
 
 
 def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
@@ -135,13 +130,17 @@ def replace_nodes(tree: Tree, change: Callable[[Tree], Tree | None]) -> Tree:
 
 def conjuncts(tree: Tree | None) -> list[Tree]:
     """Split a condition at its ANDs, and factor common conditions out of each OR.  O(tree)."""
-    out, ahead = list[Tree](), [] if tree is None else [tree]
+    parts = [] if tree is None else _flatten_chain(tree, exp.And)
+    return [each for part in parts for each in (_factor_out(part) if isinstance(part, exp.Or) else [part])]
+
+
+def _flatten_chain(tree: Tree, kind: Any) -> list[Tree]:
+    """List the operands of nested ANDs or ORs, from left to right."""
+    out, ahead = list[Tree](), [tree]
     while ahead:
         node = ahead.pop().unnest()
-        if isinstance(node, exp.And):
+        if isinstance(node, kind):
             ahead += [node.expression, node.this]
-        elif isinstance(node, exp.Or):
-            out += _factor_out(node)
         else:
             out.append(node)
     return out
@@ -149,14 +148,7 @@ def conjuncts(tree: Tree | None) -> list[Tree]:
 
 def _factor_out(tree: Tree) -> list[Tree]:
     """Split (a and b) or (a and c) into a and (b or c)."""
-    branches, ahead = list[Tree](), [tree]
-    while ahead:
-        node = ahead.pop().unnest()
-        if isinstance(node, exp.Or):
-            ahead += [node.expression, node.this]
-        else:
-            branches.append(node)
-    parts = [{tree_sql(each): each for each in conjuncts(branch)} for branch in branches]
+    parts = [{tree_sql(each): each for each in conjuncts(branch)} for branch in _flatten_chain(tree, exp.Or)]
     common = [key for key in parts[0] if all(key in part for part in parts[1:])]
     if not common:
         return [tree]

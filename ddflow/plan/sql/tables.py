@@ -55,19 +55,10 @@ def split_rank_bound(trees: list[Tree], rank: str) -> tuple[int | None, list[Tre
     >>> split_rank_bound([below, other], "rn")[0], split_rank_bound([other], "rn")[0]
     (3, None)
     """
-    most, left = None, list[Tree]()
-    for tree in trees:
-        found = _rank_bound(tree, rank)
-        if found is None:
-            left.append(tree)
-            continue
-        k, exact = found
-        most = k if most is None else min(most, k)
-        if not exact:
-            left.append(tree)
-    if most is not None and sum(_rank_bound(tree, rank) is not None for tree in trees) > 1:
-        left = list(trees)
-    return most, left
+    found = [(_rank_bound(tree, rank), tree) for tree in trees]
+    bounds = [bound for bound, _ in found if bound is not None]
+    left = trees if len(bounds) > 1 else [tree for bound, tree in found if bound is None or not bound[1]]
+    return min((k for k, _ in bounds), default=None), list(left)
 
 
 def _rank_bound(tree: Tree, rank: str) -> tuple[int, bool] | None:
@@ -118,11 +109,10 @@ class FromLowering:
         guarded = next((place for place, each in enumerate(pool) if self._is_correlated(each)), len(pool))
         late = [each for each in pool[guarded:] if self._is_correlated(each) or self.can_fail(each, parts)]
         pool = [each for each in pool if each not in late]
-        made = (
-            self._join_parts(parts, pool, used | self.lower.list_names(*late)) if parts else self.lower.build_one_row()
-        )
-        if not parts:
-            made = self.steps.filter_rows(made, pool)
+        if parts:
+            made = self._join_parts(parts, pool, used | self.lower.list_names(*late))
+        else:
+            made = self.steps.filter_rows(self.lower.build_one_row(), pool)
         for each in late:
             made = self.lower.filter_by(made, each)
         return made

@@ -231,10 +231,11 @@ def read_inputs(description: Mapping[str, Any], where: str) -> dict[str, tuple[p
 def read_bindings(description: Mapping[str, Any], where: str) -> dict[str, Binding]:
     """Bind the inputs, even without the code of their functions.  Costs and errors are those of `read_inputs`."""
     given = JsonRecord(description, f"the plan of {where}").records_by_name("inputs")
-    out, times = dict[str, Binding](), read_step_time_type(description, where)
-    for name, (schema, spec) in read_inputs(description, where).items():
-        out[name] = bind_input(name, schema, spec, _read_machine(given[name]), _read_format(given[name]), times)
-    return out
+    times = read_step_time_type(description, where)
+    return {
+        name: bind_input(name, schema, spec, _read_machine(given[name]), _read_format(given[name]), times)
+        for name, (schema, spec) in read_inputs(description, where).items()
+    }
 
 
 def read_step_time_type(description: Mapping[str, Any], where: str) -> pa.DataType:

@@ -155,7 +155,7 @@ def _add_key_columns(
         if key in side.schema.names and partner in other.schema.names:
             kind, its_kind = side.schema.field(key).type, other.schema.field(partner).type
             common = _common_decimal(kind, its_kind) or _common_timestamp(kind, its_kind)
-            text = key if common in (None, kind) else f"cast({_quote_name(key)} as {_type_sql(common)})"
+            text = key if common in (None, kind) else f"cast(`{key.replace('`', '``')}` as {_type_sql(common)})"
         if text in side.schema.names and text not in names:
             names.append(text)
             continue
@@ -167,10 +167,6 @@ def _add_key_columns(
         columns[name] = text
         names.append(name)
     return (side if len(columns) == len(side.schema.names) else side.project(columns)), names
-
-
-def _quote_name(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _type_sql(kind: pa.DataType) -> str:
