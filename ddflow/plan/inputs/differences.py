@@ -105,6 +105,8 @@ class Differences:
         if not isinstance(self.keep, bool):
             self._refuse(Option("keep", self.keep), "give True or False")
         check_choices(self, CHOICES, self._refuse)
+        if isinstance(self.lateness, bool):
+            self._refuse(Option("lateness", self.lateness), "give a whole number of the time column's unit, 0 or more")
 
     def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
         raise SpecError("an input of differences", found, fix)

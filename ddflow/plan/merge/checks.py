@@ -69,7 +69,6 @@ def check_choices(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Ref
     for name, known in choices.items():
         if getattr(spec, name) not in known:
             refuse(Option(name, getattr(spec, name)), f"use one of {list(known)}")
-    number = isinstance(spec.lateness, int) and not isinstance(spec.lateness, bool)
     refuse_first(
         refuse,
         (
@@ -83,7 +82,7 @@ def check_choices(spec: Any, choices: Mapping[str, tuple[str, ...]], refuse: Ref
             Phrase("name the time column, or leave ", Option("lateness"), " out"),
         ),
         (
-            spec.lateness is not None and not (number and spec.lateness >= 0),
+            spec.lateness is not None and not (isinstance(spec.lateness, int) and spec.lateness >= 0),
             Option("lateness", spec.lateness),
             "give a whole number of the time column's unit, 0 or more",
         ),
