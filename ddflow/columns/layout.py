@@ -109,6 +109,16 @@ STAGGER = 5 * 64
 """Bytes between arrays: an odd number of cache lines, so that neighbours begin in different sets of the cache."""
 
 
+@cache
+def keep_freed_memory() -> None:
+    """Let the C library keep what steps free, once a process: fresh memory costs a page fault for each 4 KB.
+
+    glibc maps a block anew for each allocation above a threshold, and gives back what is free above twice as much. It
+    raises the threshold to the size of the largest mapped block that was freed, which this one will be.
+    """
+    np.empty(16 << 20, np.uint8)
+
+
 class Arena:
     """``block``: the memory; it grows to what the largest step carved.
 

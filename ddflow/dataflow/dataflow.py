@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret
+from ddflow.columns.layout import keep_freed_memory
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.connectors.error_location import at_path, is_path
@@ -82,6 +83,7 @@ class Dataflow:
         threads: Threads = ALONE,
         step: type[Computation] = Computation,
     ) -> None:
+        keep_freed_memory()
         self.flow, self.graph, self.budget, self.threads, self.computation = flow, graph, budget, threads, step
         self.secret, self.lists, self.retain = graph.secret, lists, retain
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
