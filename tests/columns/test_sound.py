@@ -12,6 +12,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
+from ddflow.columns.schema import MANY, is_long_ascii
 
 DAY = 86_400
 
@@ -78,6 +79,29 @@ def test_the_last_value_of_a_type_is_taken(kind: pa.DataType) -> None:
     with opened(kind) as engine:
         engine.step({"t": pa.table({"id": [1, 2, 3], "v": values})})
         assert engine.read("t").sort_by("id")["v"].combine_chunks().view(word).to_pylist() == [0, LAST[kind], None]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_many_texts_are_looked_at_as_few_are(kind: pa.DataType) -> None:
+    n, width = MANY + 7, np.int64 if pa.types.is_large_string(kind) else np.int32
+    ids, offsets = pa.array(np.arange(n)), np.arange(n + 1, dtype=width)
+    back, beyond, before = offsets.copy(), offsets.copy(), offsets.copy()
+    back[5:7], beyond[5], before[5] = back[6:4:-1], n + 1, -1
+    last, accent, cut = b"a" * (n - 1) + b"\xff", b"a" * (n - 2) + "ä".encode(), b"\xc3\xa4" * n
+    for at, data in ((offsets, last), (offsets, cut), *((each, b"a" * n) for each in (back, beyond, before))):
+        assert not is_long_ascii(of_buffers(kind, at.tobytes(), data, rows=n))
+    with opened(kind) as engine:
+        apart = np.append(offsets[:-2], np.full(2, n, width))
+        taken = of_buffers(kind, apart.tobytes(), accent, rows=n)
+        assert is_long_ascii(taken.slice(0, n - 2)) and not is_long_ascii(taken)
+        for values in (
+            taken,
+            pa.nulls(n, kind),
+            pa.array(["", None, "a"] * n, kind).slice(5, n),
+            taken.slice(0, n - 2),
+        ):
+            engine.step({"t": pa.table({"id": ids.slice(0, len(values)), "v": values})})
+            assert engine.read("t").sort_by("id").slice(0, len(values))["v"].combine_chunks().equals(values)
 
 
 def test_a_slice_is_looked_at_alone() -> None:
