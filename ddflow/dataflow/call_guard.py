@@ -32,6 +32,9 @@ WHY: Final = {
     "failed": "a commit failed, so what the state holds now is known when it is opened again",
 }
 
+FOREIGN: Final = suppress(RuntimeError)
+"""Suppresses the error of a turn that is not this thread's, in a forked child; one for all, as each step takes it."""
+
 
 class CallGuard:
     """The lock of an engine's calls, and its state.
@@ -59,7 +62,7 @@ class CallGuard:
         return self._take(what, self.here)
 
     def _take(self, what: str, here: bool) -> CallGuard:
-        if self._runner not in (0, threading.get_ident()):
+        if self._runner and self._runner != threading.get_ident():
             raise ConcurrentUse(what, "a run on another thread writes to this engine", "end that first: engine.stop()")
         if not self._calls.acquire(blocking=False):
             raise ConcurrentUse(what, "another call writes to this engine", "give every thread its own, or a lock")
@@ -170,7 +173,7 @@ class CallGuard:
     def _leave(self) -> None:
         if self._owner == threading.get_ident():
             self._owner = 0
-        with suppress(RuntimeError):  # it is not this thread's: in a forked child
+        with FOREIGN:
             self._turn.release()
 
     def __enter__(self) -> None:
