@@ -44,11 +44,11 @@ PARTS, CHECKED_PARTS, NAMED_PARTS = (50, 200), 600, 2_000
 ASKS = {
     "put": {"put": 1},
     "publish": {"put": 1},
-    "mark": {"put": 1, "delete": 1},
+    "mark_published": {"put": 1, "delete": 1},
     "map": {"get": 1},
-    "manifest": {"get": 1},
-    "published": {"get": 1},
-    "numbers": {"list": 1},
+    "read_manifest": {"get": 1},
+    "is_published": {"get": 1},
+    "list_manifests": {"list": 1},
     "delete": {"delete": 1},
     "expire": {"delete": 1},
 }
@@ -186,7 +186,7 @@ def _driver(state: str, partitions: int, epochs: int) -> dict[str, Any]:
         opens.append(time.perf_counter() - began)
         held = tracemalloc.get_traced_memory()[0] - before
         manifest, names = driver.manifest, driver.live.file_names()
-        length = len(driver.log.manifest_log.store.manifest(manifest.number))
+        length = len(driver.log.manifest_log.store.read_manifest(manifest.number))
         driver.close()
         del driver
     data, before = [each.to_json() for each in told], tracemalloc.get_traced_memory()[0]

@@ -56,13 +56,13 @@ class SparkWords(Words):
         """See `Words.evolve`."""
         return super().evolve(fix).replace("dd.", "spark_bridge.", 1)
 
-    def take(self, fix: Evolve) -> str:
-        """See `Words.take`: Spark has no open engine."""
+    def evolve_engine(self, fix: Evolve) -> str:
+        """See `Words.evolve_engine`: Spark has no open engine."""
         return ""
 
-    def call(self, name: str) -> str:
-        """See `Words.call`."""
-        return f"spark_bridge.{name}" if name == "evolve" else super().call(name)
+    def verb(self, name: str) -> str:
+        """See `Words.verb`."""
+        return f"spark_bridge.{name}" if name == "evolve" else super().verb(name)
 
 
 SPARK: Final = SparkWords()

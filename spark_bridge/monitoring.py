@@ -32,7 +32,7 @@ from ddflow.dataflow.result import PRINTED, Verdicts
 from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish
 from ddflow.partitions.receipt import ROWS, Committed
 from ddflow.plan.text.codec import read_time_type
-from ddflow.storage.manifest import Epoch, newest
+from ddflow.storage.manifest import Epoch, load_newest
 from ddflow.storage.opening import opened_store
 from ddflow.terminal import Line, count_of, html_table, printable, text_table
 from ddflow.time import INT64, NEVER, format_time
@@ -219,7 +219,7 @@ class QueryStats(tuple[EpochStats, ...]):
         ``trust``: as in `Flow.open`. Raises `StateRefused`, `CorruptState`, and the errors of the store.
         """
         with opened_store(state, trust=trust) as store:
-            manifest = newest(store)
+            manifest = load_newest(store)
         if manifest is None:
             return cls([], NOTHING, 0)
         kind = read_time_type(manifest.plan, state)

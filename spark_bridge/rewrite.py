@@ -163,7 +163,7 @@ def _run_tasks(
         raise SpecError(asked, "there is no active session", f"give session=, or use {instead}")
     with opened as rewrite, settings(session, size), describe_jobs(session, f"ddflow: {asked}"):
         n = len(rewrite.tasks)
-        if not n or sum(entry.length for entry in rewrite.store.list()) < LARGE:
+        if not n or sum(entry.length for entry in rewrite.store.list_blobs()) < LARGE:
             rewrite.run()
         else:
             task = RunRewrite(rewrite.start, tuple(rewrite.tasks))

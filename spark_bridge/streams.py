@@ -28,7 +28,7 @@ from ddflow.connectors.api import TableSink
 from ddflow.engine.engine import Flow
 from ddflow.engine.run.delivery import NAP
 from ddflow.engine.run.options import RunOptions
-from ddflow.errors import SpecError, WrongMode, cut
+from ddflow.errors import SpecError, WrongMode, shorten
 from ddflow.metrics import Metrics
 from ddflow.partitions.receipt import Committed
 from ddflow.storage.closing import on_failure
@@ -211,7 +211,7 @@ def check_trigger(trigger: Any) -> None:
     """
     if trigger is None or trigger == {}:
         return
-    asked = cut(f"stream with trigger={trigger!r}")
+    asked = shorten(f"stream with trigger={trigger!r}")
     if not isinstance(trigger, Mapping) or len(trigger) != 1:
         found = f"it has {len(trigger)} names" if isinstance(trigger, Mapping) else f"it is a {type(trigger).__name__}"
         raise SpecError(asked, found, "give one: {'availableNow': True}, or {'processingTime': '10 seconds'}")

@@ -24,9 +24,9 @@ from ddflow.columns.hashing import Secret
 from ddflow.engine.garbage import list_blobs
 from ddflow.errors import CorruptState
 from ddflow.storage import backlog, inventory_text
-from ddflow.storage.epochs import Delivered
+from ddflow.storage.epochs import AttachedSink
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import FORMAT, newest
+from ddflow.storage.manifest import FORMAT, load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.tools.fsck import fsck
@@ -168,7 +168,7 @@ def write(place: Path) -> None:
             assert engine.durable is not None
             if kind == "lagging":
                 engine.durable.log.keep = 1
-                engine.durable.log.sinks["rows"] = Delivered("sqlite", "out.db:rows", "upsert", 0, 0, "")
+                engine.durable.log.sinks["rows"] = AttachedSink("sqlite", "out.db:rows", "upsert", 0, 0, "")
             engine.durable.batch_store.compresses = kind == "compressed"  # as parts of a partitioned state do
             for arranged in engine.dataflow.graph.arrangements.values():
                 arranged.spine.fan = arranged.on_disk.fan = 3
@@ -231,8 +231,8 @@ def test_a_golden_state_reads_as_when_it_was_written_and_goes_on(
 def test_a_golden_state_is_of_the_format_that_its_folder_says(form: str, kind: str, tmp_path: Path) -> None:
     state, _ = copied(form, kind, tmp_path)
     store = open_store(state, create=False, readonly=True)
-    found = newest(store)
-    assert found is not None and store.manifest(found.number).startswith(f"ddflow manifest {form[7:]} ".encode())
+    found = load_newest(store)
+    assert found is not None and store.read_manifest(found.number).startswith(f"ddflow manifest {form[7:]} ".encode())
 
 
 @pytest.mark.drawn(3)
@@ -242,7 +242,7 @@ def test_a_flip_of_any_byte_and_a_cut_at_any_length_of_any_file_is_named(form: s
     state, _ = copied(form, kind, tmp_path)
     real, memory, tried = LocalStore(state, readonly=True), MemoryStore(), 0
     draw, share = seeded(__name__, kind), 1 if SOAK else 5
-    manifest = newest(real)
+    manifest = load_newest(real)
     assert manifest is not None
     for blob in list_blobs(real, manifest):
         data = bytearray((state / "blobs" / blob.name).read_bytes())

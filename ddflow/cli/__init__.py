@@ -177,10 +177,10 @@ def guard(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
 
 def _hide(message: str, line: Sequence[str]) -> str:
     """Return a message that may repeat words of the command line, without their secrets."""
-    from ddflow.storage.address import public
+    from ddflow.storage.address import mask_address
 
     for word in (part for each in line for part in (each, each.partition("=")[2])):
-        message = message.replace(word, public(word)) if word else message
+        message = message.replace(word, mask_address(word)) if word else message
     return mask_secrets(message)
 
 

@@ -126,7 +126,7 @@ def evolve(
 def _say_result(state: str, done: Evolved) -> None:
     """Report the result."""
     from ddflow.dataflow.budget import shown_size
-    from ddflow.storage.address import public
+    from ddflow.storage.address import mask_address
 
     for name, columns in done.columns.items():
         for column, (was, now) in columns.items():
@@ -137,7 +137,7 @@ def _say_result(state: str, done: Evolved) -> None:
         say(f"{name} is no input of {state} any more")
     for name in done.unused:
         say(f"no output is made of the input {name} now; it stays, and its events are judged and counted as before")
-        say(f"to take it out, too: ddflow evolve {shlex.quote(public(state))} --drop-input {shlex.quote(name)}")
+        say(f"to take it out, too: ddflow evolve {shlex.quote(mask_address(state))} --drop-input {shlex.quote(name)}")
     if done.outputs or done.inputs:
         say(f"{shown_size(done.freed)} are free once ddflow gc has deleted the versions before (epoch {done.epoch})")
     elif done.columns:

@@ -54,8 +54,8 @@ from ddflow.errors.base import replace_texts
 from ddflow.plan.evolve import set_time_type
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.text.codec import read_bindings
-from ddflow.storage.address import public
-from ddflow.storage.manifest import Epoch, newest
+from ddflow.storage.address import mask_address
+from ddflow.storage.manifest import Epoch, load_newest
 from ddflow.storage.opening import opened_store
 from ddflow.time import CLOSED, INT64, NEVER, Time, as_value, type_of
 from ddflow.tools.merge_on_read import take_part
@@ -122,7 +122,7 @@ class FileRun:
         except PlanChanged as error:
             if self.bound is not None:
                 raise
-            verb = f"ddflow run FLOW.PY --state {shlex.quote(public(ask.state))}"
+            verb = f"ddflow run FLOW.PY --state {shlex.quote(mask_address(ask.state))}"
             raise replace_texts(error, fix=error.fix + f"; a state of your own flow goes on with it: {verb}") from None
 
     def open_output(self) -> RowOutput:
@@ -258,7 +258,7 @@ class FileFeed:
         changed = step.verdicts.applied or step.verdicts.absent
         same = engine.durable.find_epoch_of_same_rows() if changed else None
         if same is not None:
-            back = f"ddflow rollback {shlex.quote(public(state))} --to-epoch {engine.epoch - 1}"
+            back = f"ddflow rollback {shlex.quote(mask_address(state))} --to-epoch {engine.epoch - 1}"
             say(
                 f"{file}, epoch {engine.epoch} now, has the rows of epoch {same} again; if that was not meant, go back "
                 f"at once ({back}), and give the same files with --epoch {same}",
@@ -348,7 +348,7 @@ def load_state_input(state: str, trust: str) -> Binding | None:
     """Return the input of these verbs in a state; None if there is no state yet, or another one."""
     try:
         with opened_store(state, trust=trust) as store:
-            manifest = newest(store)
+            manifest = load_newest(store)
             return None if manifest is None else read_bindings(manifest.plan, store.where).get(INPUT)
     except StateRefused:
         return None  # made, or refused in full words, when it is opened to be written to

@@ -40,7 +40,7 @@ from ddflow.errors import (
     UnreadableInput,
 )
 from ddflow.errors.base import name_rows, replace_texts
-from ddflow.storage.address import public
+from ddflow.storage.address import mask_address
 
 BAD: Final = (
     UnreadableInput,
@@ -115,7 +115,7 @@ def run_options(ask: Ask, skipped: Skipped) -> FileOptions:
         # A key and an order never change in a state, and a double is never text.
         fixed = {*parse_names(ask.key), *parse_names(ask.order_by), ask.time, ask.seq}
         fix = evolve_column(name, was, to)
-        return replace(fix, state=public(ask.state), moves=fix.moves or name in fixed)
+        return replace(fix, state=mask_address(ask.state), moves=fix.moves or name in fixed)
 
     return replace(
         file_options(ask),

@@ -17,7 +17,7 @@ import typer
 from ddflow import terminal
 from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
-from ddflow.errors import cut
+from ddflow.errors import shorten
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -150,7 +150,7 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         "Outputs",
         ("output", "is", "folder"),
         (
-            (name, cut(text, NAMED), f"{found['folder']['path']}/{folders[name]}" if name in folders else "")
+            (name, shorten(text, NAMED), f"{found['folder']['path']}/{folders[name]}" if name in folders else "")
             for name, text in found["outputs"].items()
         ),
     )
@@ -223,7 +223,7 @@ def _attachments(found: Mapping[str, Any]) -> Iterator[Section]:
             name,
             of["kind"],
             of["target"],
-            cut(json.dumps(of["position"]), 80),
+            shorten(json.dumps(of["position"]), 80),
             *(_join_columns(of[what]) for what in columns),
         )
         for name, of in found["sources"].items()
@@ -249,7 +249,7 @@ def _collection_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         for name, of in each.items():
             figures = [of.get(what, 0) for what in ("keys", "tombstones", "versions", "runs", "merges", "files")]
             yield (
-                cut(name, NAMED),
+                shorten(name, NAMED),
                 *figures,
                 shown_size(of.get("bytes", 0)),
                 of.get("arrived", ""),
@@ -315,7 +315,7 @@ def _receipt_rows(receipts: Sequence[Mapping[str, Any]], kind: Any) -> Iterator[
             verdicts = ", ".join(f"{name} {n:,}" for name, n in call["verdicts"].items() if n)
             outputs = ", ".join(f"{name} {each['rows']:,}" for name, each in call["outputs"].items())
             at = "" if call["call"] == "push" else format_time(call["time"], kind)
-            origin = cut(call["origin"], NAMED)
+            origin = shorten(call["origin"], NAMED)
             yield receipt["epoch"], call["call"], at, origin, verdicts, outputs or "nothing", call["digest"]
 
 

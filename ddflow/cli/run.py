@@ -85,12 +85,12 @@ class HeldState:
 
     def _has_commits(self) -> bool:
         """Return whether the state has commits, or may have some."""
-        from ddflow.storage.manifest import newest
+        from ddflow.storage.manifest import load_newest
         from ddflow.storage.opening import opened_store
 
         try:
             with opened_store(self.state, trust=self.trust) as store:
-                manifest = newest(store)
+                manifest = load_newest(store)
         except DdflowError:
             return bool(os.listdir(self.state))
         return manifest is not None and manifest.number > 0
@@ -296,7 +296,7 @@ def _say_events(engine: "dd.Engine", sources: "dict[str, Source]") -> None:
     assert engine.durable is not None
     for name, source in sources.items():
         fed, known = engine.dataflow.fed.get(name), name in engine.durable.log.sources
-        if source.kind == "files" and not getattr(source, "full", False) and not known and fed and fed.wholes:
+        if source.kind == "files" and not getattr(source, "full", False) and not known and fed and fed.full_calls:
             held = f"the state was fed full contents of {name!r}, and files are read as events"
             say(f"{held}; where each file holds all rows, write files:PATTERN:full", err=True)
 
@@ -335,14 +335,14 @@ def make_sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[st
 def split_names(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:
     """Split ``NAME=REST`` by name; ``--from`` may have several, and ``@FILE`` gives its lines.  Raises
     `typer.BadParameter`."""
-    from ddflow.storage.address import public
+    from ddflow.storage.address import mask_address
 
     found = dict[str, list[str]]()
     for text in chain.from_iterable(map(_expand_file, given or ())):
         name, equals, rest = text.partition("=")
         # An address without its name may have a "=", too.
         if not equals or not name or not rest or ":" in name or "@" in name:
-            raise typer.BadParameter(f"{option} {public(text)}: write NAME=...")
+            raise typer.BadParameter(f"{option} {mask_address(text)}: write NAME=...")
         if name in found and option != "--from":
             two = "; give it a second name in the flow: flow.output(...)" if option == "--to" else ""
             raise typer.BadParameter(f"{option} {name}=...: it is given twice{two}")

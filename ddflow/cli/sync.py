@@ -102,9 +102,9 @@ def _say_keys(found: "Synced") -> None:
 
 def _count_partitions(state: str, trust: str) -> int:
     """Return how many partitions a state has."""
-    from ddflow.storage.manifest import newest
+    from ddflow.storage.manifest import load_newest
     from ddflow.storage.opening import opened_store
 
     with opened_store(state, trust=trust) as store:
-        manifest = newest(store)
+        manifest = load_newest(store)
         return 1 if manifest is None else manifest.partitions

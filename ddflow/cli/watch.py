@@ -49,7 +49,7 @@ def watch(
 
     from ddflow.engine.read.live_view import LiveRows
     from ddflow.engine.snapshot import Snapshot
-    from ddflow.storage.manifest import newest
+    from ddflow.storage.manifest import load_newest
     from ddflow.storage.opening import opened_store
     from ddflow.time import INT64, format_time, seconds
 
@@ -77,7 +77,7 @@ def watch(
     ):
         number = -1
         while True:
-            began, manifest = monotonic(), newest(store)
+            began, manifest = monotonic(), load_newest(store)
             if manifest is not None and manifest.number != number:
                 number = manifest.number
                 seen, epoch, head = look()

@@ -3,11 +3,11 @@
 The library names options and calls by their names in Python, because it does not know the caller. `ShellWords` writes
 them as options of the verb that runs, if it has them. All other text stays as it is.
 
->>> from ddflow.errors import Declare, Evolve, Option, Phrase, in_words
+>>> from ddflow.errors import Declare, Evolve, Option, Phrase, write_text
 >>> words = ShellWords({"null_key": "--null-key", "types": "--types"})
->>> in_words("choose " + Option("null_key", "drop") + ", declare " + Declare({"n": "double"}), words)
+>>> write_text("choose " + Option("null_key", "drop") + ", declare " + Declare({"n": "double"}), words)
 'choose --null-key drop, declare --types n=double'
->>> in_words(Phrase(Evolve({"n": "int64"}, state="my state")), words), in_words("null_key='drop'", words)
+>>> write_text(Phrase(Evolve({"n": "int64"}, state="my state")), words), write_text("null_key='drop'", words)
 ("ddflow evolve 'my state' --types n=int64", "null_key='drop'")
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final
 
-from ddflow.errors import Evolve, Words, in_words
+from ddflow.errors import Evolve, Words, write_text
 
 OTHERWISE: Final = {"group": "groups"}
 """Options that have another name in Python."""
@@ -44,9 +44,11 @@ class ShellWords(Words):
         """See `Words.declare`."""
         return _types(types) if "types" in self.options else super().declare(types)
 
-    def columns(self, input: str) -> str:
-        """See `Words.columns`."""
-        return f"{self.options['input']} {_quote_value(input)}" if "input" in self.options else super().columns(input)
+    def input_types(self, input: str) -> str:
+        """See `Words.input_types`."""
+        return (
+            f"{self.options['input']} {_quote_value(input)}" if "input" in self.options else super().input_types(input)
+        )
 
     def evolve(self, fix: Evolve) -> str:
         """See `Words.evolve`."""
@@ -63,12 +65,12 @@ class ShellWords(Words):
             return super().migrate(fix)
         return f"ddflow migrate {shlex.quote(fix.state)} NEW LOG... --whole {_types(fix.types)}"
 
-    def take(self, fix: Evolve) -> str:
-        """See `Words.take`: a shell has no open engine."""
+    def evolve_engine(self, fix: Evolve) -> str:
+        """See `Words.evolve_engine`: a shell has no open engine."""
         return ""
 
-    def call(self, name: str) -> str:
-        """See `Words.call`."""
+    def verb(self, name: str) -> str:
+        """See `Words.verb`."""
         return f"ddflow {name}"
 
     def file(self, path: str, options: Mapping[str, Any]) -> str:
@@ -97,7 +99,7 @@ def in_shell(text: str) -> str:
     given = VERB.get()
     options = () if given is None else [each for each in given.params if each.opts and each.opts[0].startswith("-")]
     names = {OTHERWISE.get(each.name, each.name.rstrip("_")): each.opts[0] for each in options}
-    return in_words(text, ShellWords(names, tables=given is not None and given.name == "sql"))
+    return write_text(text, ShellWords(names, tables=given is not None and given.name == "sql"))
 
 
 def _each(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

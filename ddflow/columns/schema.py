@@ -27,7 +27,7 @@ import pyarrow.types as pat
 from ddflow.columns.casts import build_lists, exact, first_misfit, fitting, may_cast, spelled_type
 from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, near
 from ddflow.columns.wider import widen
-from ddflow.errors import Phrase, SchemaMismatch, TooLarge, Widen, cut
+from ddflow.errors import Phrase, SchemaMismatch, TooLarge, Widen, shorten
 
 INTERVAL: Final[pa.DataType] = pa.month_day_nano_interval()  # type: ignore[attr-defined]
 """Months, days and nanoseconds: the one flat type that writes equal values in several ways."""
@@ -425,9 +425,9 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[
 def _value(array: pa.Array, row: int) -> str:
     """Format a value for messages: Python's way, or Arrow's if Python has no such value, cut short."""
     try:
-        return cut(repr(array[row].as_py()), 60)
+        return shorten(repr(array[row].as_py()), 60)
     except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
-        return cut(" ".join(str(array.slice(row, 1)).split()[1:]), 60)
+        return shorten(" ".join(str(array.slice(row, 1)).split()[1:]), 60)
 
 
 def updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:

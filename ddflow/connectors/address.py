@@ -25,7 +25,7 @@ from ddflow.connectors.files.file_path import FULL, WRITING, FilePath, collect_t
 from ddflow.connectors.kafka.source import CONFIG
 from ddflow.connectors.landing.source import LandedFiles
 from ddflow.errors import SpecError
-from ddflow.storage.address import check_encoded, public, refuse_secret
+from ddflow.storage.address import check_encoded, mask_address, refuse_secret
 
 SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
     "files": lambda where, name, follow, lines: sources.files(**_files(where), follow=follow, lines=lines),
@@ -54,7 +54,7 @@ def spelled_source(text: str, name: str, *more: str, follow: bool, lines: bool) 
         other = spelled_source(each, name, follow=follow, lines=lines)
         if not isinstance(made, LandedFiles) or not isinstance(other, LandedFiles) or made.full != other.full:
             found = "only patterns of files are given several times, each with :full or none"
-            raise SpecError(f"{name}={public(each)}", f"{name!r} is given twice, and {found}", "give one source")
+            raise SpecError(f"{name}={mask_address(each)}", f"{name!r} is given twice, and {found}", "give one source")
         made = replace(made, patterns=(*made.patterns, *other.patterns))
     return made
 
@@ -69,7 +69,7 @@ def _split_kind(text: str, known: dict[str, Any]) -> tuple[str, str]:
     kind, colon, where = text.partition(":")
     kind = "postgres" if kind == "postgresql" else kind  # libpq takes both
     if kind not in known or not colon or not where or where.startswith(":"):
-        raise SpecError(public(text), "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
+        raise SpecError(mask_address(text), "there is no such kind", f"write KIND:WHERE with one of {', '.join(known)}")
     return kind, where
 
 

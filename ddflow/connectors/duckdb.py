@@ -24,7 +24,7 @@ import pyarrow as pa
 from ddflow.columns.names import quote_name
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.file_database import FileDatabase, split_columns
-from ddflow.connectors.sql_table import SqlTable, no_records
+from ddflow.connectors.sql_table import SqlTable, refuse_records_table
 from ddflow.errors import SourceFailed, UnreadableInput, import_extra
 from ddflow.storage.address import refuse_secret
 
@@ -53,15 +53,15 @@ class DuckDBSource(FileDatabase):
         """Import the driver."""
         driver()
 
-    def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
+    def read_rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
         """See `FileDatabase`."""
         duckdb = driver()
         try:
             with self._connect_to_read(duckdb) as connection:
-                there = connection.sql(f"select * from {self.operand} limit 0").to_arrow_table().schema
+                there = connection.sql(f"select * from {self.from_operand} limit 0").to_arrow_table().schema
                 schema, others = split_columns(schema, there.names, all_of_it)
                 names = ", ".join(quote_name(name) for name in schema.names)
-                rows = connection.sql(f"select {names} from {self.operand}").to_arrow_table()
+                rows = connection.sql(f"select {names} from {self.from_operand}").to_arrow_table()
                 return rows.rename_columns(schema.names), {name: there.field(name).type for name in others}
         except duckdb.Error as error:
             # No such table or column: waiting does not help.
@@ -86,7 +86,7 @@ class DuckDBSink(TableSink):
     kind: ClassVar[str] = "duckdb"
 
     def __post_init__(self) -> None:
-        no_records(self.table)
+        refuse_records_table(self.table)
         refuse_secret(self.path, TOKEN)
 
     @property
@@ -129,9 +129,9 @@ class DuckDBTable(SqlTable):
         self._path = of.path
 
     @contextmanager
-    def talking(self, asked: str) -> Iterator[None]:
+    def translate_errors(self, asked: str) -> Iterator[None]:
         """Connect for the length of a ``with`` block, and convert the driver's errors to ours."""
-        with super().talking(asked):
+        with super().translate_errors(asked):
             self.connection = self._duckdb.connect(self._path)
             try:
                 yield
@@ -142,7 +142,7 @@ class DuckDBTable(SqlTable):
         """Return DuckDB's type for Arrow's, if values survive the way back."""
         return _type_of(kind)
 
-    def columns(self, table: str) -> dict[str, str]:
+    def read_column_types(self, table: str) -> dict[str, str]:
         """Read the columns from the catalog."""
         found = self.execute(
             "select column_name, data_type from duckdb_columns() where schema_name = current_schema() and "
@@ -151,32 +151,32 @@ class DuckDBTable(SqlTable):
         )
         return dict(found)
 
-    def insert(self, table: str, rows: pa.Table) -> None:
+    def insert_rows(self, table: str, rows: pa.Table) -> None:
         """Add rows."""
-        names = self._names(rows.schema.names)
-        self._with(rows, f"insert into {quote_name(table)} ({names}) select {names} from {_GIVEN}")
+        names = self._quote_names(rows.schema.names)
+        self._execute_with(rows, f"insert into {quote_name(table)} ({names}) select {names} from {_GIVEN}")
 
-    def delete(self, table: str, keys: pa.Table) -> None:
+    def delete_keys(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys."""
         same = " and ".join(
             f"t.{quote_name(name)} is not distinct from {_GIVEN}.{quote_name(name)}" for name in keys.schema.names
         )
-        self._with(keys, f"delete from {quote_name(table)} t using {_GIVEN} where {same}")
+        self._execute_with(keys, f"delete from {quote_name(table)} t using {_GIVEN} where {same}")
 
     def read(self) -> pa.Table:
         """Read all rows."""
-        with self.talking("read"):
-            names = self._names(self.shape.schema.names)
+        with self.translate_errors("read"):
+            names = self._quote_names(self.shape.schema.names)
             found: pa.Table = self.connection.sql(f"select {names} from {quote_name(self.table)}").to_arrow_table()
             return found.cast(pa.schema([each.with_nullable(True) for each in self.shape.schema]))
 
     def close(self) -> None:
         """Do nothing: each operation closes its connection."""
 
-    def _names(self, names: Sequence[str]) -> str:
+    def _quote_names(self, names: Sequence[str]) -> str:
         return ", ".join(map(quote_name, names))
 
-    def _with(self, rows: pa.Table, text: str) -> None:
+    def _execute_with(self, rows: pa.Table, text: str) -> None:
         self.connection.register(_GIVEN, rows)
         try:
             self.connection.execute(text)

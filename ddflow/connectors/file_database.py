@@ -60,21 +60,21 @@ class FileDatabase(Source):
         return super().said(position)
 
     @abstractmethod
-    def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
+    def read_rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
         """Return the existing columns of a schema by name (all, with ``all_of_it``), and the types of others.
 
         Raises `SourceFailed`, `UnreadableInput`.
         """
 
-    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "WholeFile":
+    def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> "DatabaseReader":
         """Begin to read."""
         ((name, schema),) = inputs.items()
         if position is not None:
-            same_table(name, position["table"], self.table)
-        return WholeFile(self, name, schema, position)
+            check_same_table(name, position["table"], self.table)
+        return DatabaseReader(self, name, schema, position)
 
     @property
-    def operand(self) -> str:
+    def from_operand(self) -> str:
         """Operand of ``from``: a table or a query."""
         return self.table if self.table.startswith("(") else ".".join(map(quote_name, self.table.split(".")))
 
@@ -93,7 +93,7 @@ class FileDatabase(Source):
         return found
 
 
-class WholeFile(OpenSource):
+class DatabaseReader(OpenSource):
     """``position``: what was read, and how the file looked then."""
 
     def __init__(self, of: FileDatabase, name: str, schema: pa.Schema, position: DatabasePosition | None) -> None:
@@ -119,17 +119,17 @@ class WholeFile(OpenSource):
         if there == self.position:
             self.reached = now
             return None
-        rows, others = self.of.rows(self.schema, all_of_it=self.position is None)
+        rows, others = self.of.read_rows(self.schema, all_of_it=self.position is None)
         self.position, self.reached, where = there, now, self.of.target
         beside = {name: Beside(kind, where) for name, kind in others.items()}
         return Polled({self.name: rows.to_batches()}, there, frozenset([self.name]), {self.name: beside})
 
 
-def same_table(name: str, was: str, now: str) -> None:
+def check_same_table(name: str, was: str, now: str) -> None:
     """Raise `SpecError` if an input was read from another table.  Case does not count.
 
-    >>> same_table("loans", "loans", "Loans")
-    >>> same_table("loans", "(select 1 as id)", "(select 2 as id)")
+    >>> check_same_table("loans", "loans", "Loans")
+    >>> check_same_table("loans", "(select 1 as id)", "(select 2 as id)")
     """
     if now.casefold() != was.casefold() and not now.startswith("(") and not was.startswith("("):
         found = f"this state reads it from the table {was!r}, whose rows would be replaced"

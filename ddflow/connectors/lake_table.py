@@ -16,9 +16,9 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.api import OpenSink, TableShape, TableSink, TargetRecord
-from ddflow.connectors.table_shape import build_refusal, build_vanished, is_written, new_columns
+from ddflow.connectors.table_shape import build_refusal, build_vanished_error, find_new_columns, is_written
 
-Own = Callable[[pa.DataType], pa.DataType | None]
+TypeRule = Callable[[pa.DataType], pa.DataType | None]
 """What a format makes of a type that others treat otherwise; None for the rest."""
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
@@ -38,7 +38,7 @@ _SAME: Final = (
 )
 
 
-def lake_type(kind: pa.DataType, own: Own = lambda kind: None) -> pa.DataType | None:
+def lake_type(kind: pa.DataType, own: TypeRule = lambda kind: None) -> pa.DataType | None:
     """Return the stored type of a column of Arrow's type; None if it would lose information."""
     if pat.is_dictionary(kind):
         return lake_type(kind.value_type, own)
@@ -57,7 +57,7 @@ def lake_type(kind: pa.DataType, own: Own = lambda kind: None) -> pa.DataType | 
     return None
 
 
-def lake_schema(schema: pa.Schema, own: Own = lambda kind: None) -> pa.Schema:
+def lake_schema(schema: pa.Schema, own: TypeRule = lambda kind: None) -> pa.Schema:
     """Return the columns of a table for rows of a schema; null is the type of those it cannot hold.
 
     >>> lake_schema(pa.schema({"n": pa.uint32(), "at": pa.timestamp("s", "Europe/Zurich")})).types
@@ -75,7 +75,7 @@ class LakeTable(OpenSink):
     True
     """
 
-    def __init__(self, of: TableSink, shape: TableShape, own: Own) -> None:
+    def __init__(self, of: TableSink, shape: TableShape, own: TypeRule) -> None:
         self.shape, self.place, self._own, self._secret = shape, of.target, own, Secret.fresh()
         self.schema = lake_schema(shape.schema, own)
 
@@ -141,7 +141,7 @@ class LakeTable(OpenSink):
             table = self._load()
             if table is None:
                 self._create()
-            elif (new := self._lacking(self.shape, table)).names:
+            elif (new := self._find_new_columns(self.shape, table)).names:
                 self._add_columns(table, new)
 
     def read(self) -> pa.Table:
@@ -158,13 +158,13 @@ class LakeTable(OpenSink):
         Raises `SinkAhead` for another epoch, `SinkRefused` if there is no table or it lost a column.
         """
         if (table := self._load()) is None:
-            raise build_vanished(now.output, self.place, now.epoch if before is None else before.epoch)
+            raise build_vanished_error(now.output, self.place, now.epoch if before is None else before.epoch)
         if is_written(self._record(table), now, before, self.place):
             return None
-        self._lacking(self.shape._replace(had=frozenset(self.schema.names)), table)
+        self._find_new_columns(self.shape._replace(had=frozenset(self.schema.names)), table)
         return table
 
-    def _lacking(self, shape: TableShape, table: Any) -> pa.Schema:
+    def _find_new_columns(self, shape: TableShape, table: Any) -> pa.Schema:
         """Return the columns that a table lacks.  Raises `SinkRefused` for a table of another shape."""
         there = lake_schema(self._arrow_schema(table), self._own)
-        return new_columns(shape, there, self.schema, self.place)
+        return find_new_columns(shape, there, self.schema, self.place)

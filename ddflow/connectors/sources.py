@@ -25,7 +25,7 @@ from ddflow.connectors.kafka.source import KafkaTopic
 from ddflow.connectors.landing.source import LandedFiles
 from ddflow.connectors.postgres.source import PostgresTables
 from ddflow.connectors.sqlite import SQLiteSource
-from ddflow.errors import cut
+from ddflow.errors import shorten
 from ddflow.time import seconds
 
 __all__ = ["Source", "delta", "duckdb", "files", "kafka", "postgres", "sqlite"]
@@ -308,7 +308,7 @@ def describe_position(kind: str, position: Any) -> str:
     >>> describe_position("delta", {"table": "0", "version": 7, "rows": None}), describe_position("others", [7])
     ('version 7', '[7]')
     """
-    return cut((Source if find_misfit(kind, position) else _kind(kind)).said(position))
+    return shorten((Source if find_misfit(kind, position) else _kind(kind)).said(position))
 
 
 def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
@@ -334,5 +334,5 @@ def find_misfit(kind: str, position: Any) -> str | None:
     try:
         convert(position, _kind(kind).positions)
     except ValidationError as error:
-        return cut(str(error))
+        return shorten(str(error))
     return None

@@ -23,7 +23,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import quote_name
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.connectors.modes import mark_among
-from ddflow.connectors.table_shape import build_refusal, build_vanished, find_lacking, is_written
+from ddflow.connectors.table_shape import build_refusal, build_vanished_error, find_missing_columns, is_written
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, first_line, translate
 
 RECORDS: Final = "_ddflow_written"
@@ -54,15 +54,15 @@ class SqlTable(OpenSink):
         """Return the declared type of a column of Arrow's type; None if the target has no such type."""
 
     @abstractmethod
-    def columns(self, table: str) -> dict[str, str]:
+    def read_column_types(self, table: str) -> dict[str, str]:
         """Return the columns of a table, with types as `type_of` writes them; none if it does not exist."""
 
     @abstractmethod
-    def insert(self, table: str, rows: pa.Table) -> None:
+    def insert_rows(self, table: str, rows: pa.Table) -> None:
         """Add rows, by the names of their columns."""
 
     @abstractmethod
-    def delete(self, table: str, keys: pa.Table) -> None:
+    def delete_keys(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of some keys, of one column or more."""
 
     @abstractmethod
@@ -72,28 +72,28 @@ class SqlTable(OpenSink):
     def replace(self, gone: pa.Table, rows: pa.Table) -> None:
         """Give keys the rows that they have now, none or one; of no columns: the table."""
         self.clear(gone)
-        self.add(self.table, rows)
+        self.insert_pieces(self.table, rows)
 
     def clear(self, keys: pa.Table) -> None:
         """Delete the rows of some keys; of no columns: all."""
         if not keys.num_columns:
             self.execute(f"delete from {quote_name(self.table)}")
         elif keys.num_rows:
-            self.delete(self.table, keys)
+            self.delete_keys(self.table, keys)
 
-    def add(self, table: str, rows: pa.Table) -> None:
+    def insert_pieces(self, table: str, rows: pa.Table) -> None:
         """Add rows, piece by piece."""
         for start in range(0, rows.num_rows, PIECE):
             piece = rows.slice(start, PIECE)
-            self.insert(table, piece)
+            self.insert_rows(table, piece)
             self.look(piece.num_rows)
 
-    def remedy(self, error: Exception) -> str:
+    def refusal_remedy(self, error: Exception) -> str:
         """Return the remedy for a refusal."""
         del error
         return "see to the table's constraints and types"
 
-    def cure(self, error: Exception) -> str:
+    def failure_remedy(self, error: Exception) -> str:
         """Return the remedy for a failure that may pass."""
         del error
         return "see to the target"
@@ -102,14 +102,14 @@ class SqlTable(OpenSink):
         """Run a statement.  Raises what the driver raises."""
         return list(self.connection.execute(text, list(given)).fetchall())
 
-    def talking(self, asked: str) -> AbstractContextManager[None]:
+    def translate_errors(self, asked: str) -> AbstractContextManager[None]:
         """Convert the driver's errors to ours."""
 
         def to_ours(error: Exception) -> SinkFailed | SinkRefused:
             said = f"{type(error).__name__}: {first_line(error) if str(error) else ''}"  # without the statement
             if isinstance(error, self.refusals):
-                return build_refusal(self.shape, self.place, said, self.remedy(error))
-            return SinkFailed(f"{asked} {self.place}", said, self.cure(error))
+                return build_refusal(self.shape, self.place, said, self.refusal_remedy(error))
+            return SinkFailed(f"{asked} {self.place}", said, self.failure_remedy(error))
 
         return translate((*self.refusals, *self.failures), to_ours)
 
@@ -126,24 +126,24 @@ class SqlTable(OpenSink):
 
     def written(self) -> TargetRecord | None:
         """Read the record."""
-        with self.talking("ask"):
+        with self.translate_errors("ask"):
             return self._record()
 
     def _record(self) -> TargetRecord | None:
-        if not self.columns(RECORDS):
+        if not self.read_column_types(RECORDS):
             return None
         found = self.execute(f"select state, output, epoch, digest from {RECORDS} where table_name = ?", [self.table])
         return TargetRecord(*found[0]) if found else None
 
     def missing(self) -> bool:
         """Return whether its catalog has no such table."""
-        with self.talking("ask"):
-            return not self.columns(self.table)
+        with self.translate_errors("ask"):
+            return not self.read_column_types(self.table)
 
     def occupied(self) -> bool:
         """Return whether there is a row."""
-        with self.talking("ask"):
-            there = self.columns(self.table)
+        with self.translate_errors("ask"):
+            there = self.read_column_types(self.table)
             return bool(there) and bool(self.execute(f"select 1 from {quote_name(self.table)} limit 1"))
 
     def holds(self) -> None:
@@ -154,8 +154,8 @@ class SqlTable(OpenSink):
     def prepare(self) -> None:
         """Make the table, or compare it."""
         wanted = {field.name: self._require_type(field) for field in self.shape.schema}
-        with self.talking("prepare"):
-            there = self.columns(self.table)
+        with self.translate_errors("prepare"):
+            there = self.read_column_types(self.table)
             name = quote_name(self.table)
             if not there:
                 shown = ", ".join(f"{quote_name(column)} {kind}" for column, kind in wanted.items())
@@ -170,7 +170,7 @@ class SqlTable(OpenSink):
                         made = f"create {kind} {called} on {name} ({key})"
                         self.execute(made + (self.unique or ""))
                 return
-            for column in find_lacking(self.shape, there, wanted, self.place, self.type_of):
+            for column in find_missing_columns(self.shape, there, wanted, self.place, self.type_of):
                 self.execute(f"alter table {name} add column {quote_name(column)} {wanted[column]}")
 
     @property
@@ -191,17 +191,17 @@ class SqlTable(OpenSink):
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
-        with self.talking("write"), self.transaction():
+        with self.translate_errors("write"), self.transaction():
             self.execute(
                 f"create table if not exists {RECORDS} (table_name varchar(255) primary key, state varchar(32), "
                 "output varchar(255), epoch bigint, digest varchar(32))"
             )
             if is_written(self._record(), now, before, self.place):
                 return
-            if not self.columns(self.table):
-                raise build_vanished(now.output, self.place, now.epoch if before is None else before.epoch)
+            if not self.read_column_types(self.table):
+                raise build_vanished_error(now.output, self.place, now.epoch if before is None else before.epoch)
             if changes.gone is None:
-                self.add(self.table, changes.rows)
+                self.insert_pieces(self.table, changes.rows)
             else:
                 self.replace(changes.gone, changes.rows)
             self.execute(f"delete from {RECORDS} where table_name = ?", [self.table])
@@ -216,17 +216,17 @@ class SqlTable(OpenSink):
         self.connection.close()
 
 
-def no_records(table: str) -> None:
+def refuse_records_table(table: str) -> None:
     """Raise `SpecError` for the table of records, which rows of an output would spoil for all other tables."""
     if table.lower() == RECORDS:
         found = "there it is written which epochs other tables have"
         raise SpecError(f"write to the table {table!r}", found, "give another table")
 
 
-def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def cast_to_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert values to text; moments in UTC, because offsets of long ago have seconds and those in text do not.
 
-    >>> as_text(pa.chunked_array([pa.array([-(10**10)], pa.timestamp("s", "Europe/Zurich"))])).to_pylist()
+    >>> cast_to_text(pa.chunked_array([pa.array([-(10**10)], pa.timestamp("s", "Europe/Zurich"))])).to_pylist()
     ['1653-02-10 06:13:20Z']
     """
     kind = column.type
@@ -238,7 +238,7 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 GIVEN: Final = "_ddflow_given"
 
 
-class Match(NamedTuple):
+class KeyMatch(NamedTuple):
     """Conditions in SQL that find given rows: ``of``: some rows of ``g``; ``same``: their equals in ``t``."""
 
     of: str
@@ -248,7 +248,7 @@ class Match(NamedTuple):
 class InPlaceTable(SqlTable):
     """See `SqlTable`.
 
-    >>> set(InPlaceTable.__abstractmethods__) >= {"matches", "delete"}, InPlaceTable.staged
+    >>> set(InPlaceTable.__abstractmethods__) >= {"find_keys", "delete_keys"}, InPlaceTable.staged
     (True, '')
     """
 
@@ -258,27 +258,27 @@ class InPlaceTable(SqlTable):
     """What an update raises whose rows have values of each other."""
 
     @abstractmethod
-    def matches(self, keys: pa.Table) -> Sequence[Match]:
+    def find_keys(self, keys: pa.Table) -> Sequence[KeyMatch]:
         """Return the ways to find the given keys; each key is found in one way."""
 
     @abstractmethod
-    def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    def to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         """Convert values of the driver to the type that they were written from."""
 
     def read(self) -> pa.Table:
         """Read all rows."""
         schema = self.shape.schema
-        with self.talking("read"):
+        with self.translate_errors("read"):
             found = self.execute(f"select {', '.join(map(quote_name, schema.names))} from {quote_name(self.table)}")
         columns = list(zip(*found, strict=True)) or [()] * len(schema)
-        arrays = [self.array_of(each, field.type) for each, field in zip(columns, schema, strict=True)]
+        arrays = [self.to_array(each, field.type) for each, field in zip(columns, schema, strict=True)]
         return pa.table(arrays, schema=schema)
 
-    def pointed_at(self) -> bool:
+    def is_referenced(self) -> bool:
         """Return whether foreign keys point at the table's rows."""
         return False
 
-    def count(self, text: str) -> int:
+    def count_changed(self, text: str) -> int:
         """Run a statement, and say of how many rows it was."""
         return int(self.connection.execute(text).rowcount)
 
@@ -286,7 +286,7 @@ class InPlaceTable(SqlTable):
         """See `SqlTable.replace`."""
         keys = rows.select(list(self.shape.key or ()))
         if not self.execute(f"select 1 from {quote_name(self.table)} limit 1"):
-            self.add(self.table, rows)
+            self.insert_pieces(self.table, rows)
             return
         if gone.num_columns:
             gone = gone.filter(pc.invert(pa.array(mark_among(gone, keys, Secret.fresh()))))
@@ -297,13 +297,13 @@ class InPlaceTable(SqlTable):
         typed = ", ".join(f"{quote_name(field.name)} {self._require_type(field)}" for field in self.shape.schema)
         self.execute(f"create temporary table if not exists {GIVEN} ({typed}){self.staged}")
         self.execute(f"delete from {GIVEN}")
-        self.add(GIVEN, rows)
-        if not self._try_update(rows, self.matches(keys)):
+        self.insert_pieces(GIVEN, rows)
+        if not self._try_update(rows, self.find_keys(keys)):
             self.clear(keys)
             names = ", ".join(map(quote_name, rows.schema.names))
             self.execute(f"insert into {quote_name(self.table)} ({names}) select {names} from {GIVEN}")
 
-    def _try_update(self, rows: pa.Table, matches: Sequence[Match]) -> bool:
+    def _try_update(self, rows: pa.Table, matches: Sequence[KeyMatch]) -> bool:
         """Update and insert the given rows.  Return False if that would not give the same table."""
         table, names = quote_name(self.table), [quote_name(name) for name in rows.schema.names]
         sets = ", ".join(
@@ -315,17 +315,17 @@ class InPlaceTable(SqlTable):
             for each in matches:
                 where = f"from {GIVEN} as g where {each.of} and {each.same}"
                 if sets:
-                    found += self.count(f"update {table} as t set {sets} {where}")
+                    found += self.count_changed(f"update {table} as t set {sets} {where}")
                 else:
                     found += self.execute(f"select count(*) from {table} as t, {where.removeprefix('from ')}")[0][0]
         except self.clashes:
             self.execute("rollback to savepoint ddflow")
-            if self.pointed_at():
+            if self.is_referenced():
                 raise
             return False
         for each in matches:  # also where as many were updated: of a key that is there twice two are
             given = ", ".join(f"g.{name}" for name in names)
-            found += self.count(
+            found += self.count_changed(
                 f"insert into {table} ({', '.join(names)}) select {given} from {GIVEN} as g where {each.of} and "
                 f"not exists (select 1 from {table} as t where {each.same})"
             )

@@ -33,7 +33,7 @@ from ddflow.columns.schema import is_bytes
 from ddflow.columns.wider import widen
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.file_database import FileDatabase, split_columns
-from ddflow.connectors.sql_table import InPlaceTable, Match, as_text, no_records
+from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text, refuse_records_table
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
 __all__ = ["SQLiteSink", "SQLiteSource", "TableChanges", "TargetRecord"]
@@ -45,17 +45,17 @@ class SQLiteSource(FileDatabase):
 
     kind: ClassVar[str] = "sqlite"
 
-    def rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
+    def read_rows(self, schema: pa.Schema, all_of_it: bool) -> tuple[pa.Table, Mapping[str, pa.DataType | None]]:
         """See `FileDatabase`."""
         try:
             place = f"file:{quote(self.path)}?mode=ro"
             with closing(sqlite3.connect(place, uri=True, isolation_level=None)) as connection:
                 connection.execute("begin")
-                described = connection.execute(f"select * from {self.operand} limit 0").description
+                described = connection.execute(f"select * from {self.from_operand} limit 0").description
                 schema, others = split_columns(schema, [each[0] for each in described], all_of_it)
                 names = ", ".join(quote_name(name) for name in schema.names)
-                found = connection.execute(f"select {names} from {self.operand}").fetchall()
-                beside = {name: self._kind(connection, name) for name in others}
+                found = connection.execute(f"select {names} from {self.from_operand}").fetchall()
+                beside = {name: self._find_type(connection, name) for name in others}
         except sqlite3.Error as error:
             # "no such table", "no such column": waiting does not help.
             kind = UnreadableInput if str(error).startswith("no such") else SourceFailed
@@ -64,10 +64,10 @@ class SQLiteSource(FileDatabase):
         arrays = [_cast_column(each, field, self.target) for each, field in zip(columns, schema, strict=True)]
         return pa.table(arrays, schema=schema), beside
 
-    def _kind(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
+    def _find_type(self, connection: sqlite3.Connection, name: str) -> pa.DataType | None:
         """Return the type of an undeclared column: the type of its values, else the declared one."""
         column = quote_name(name)
-        there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.operand}")}
+        there = {each for (each,) in connection.execute(f"select distinct typeof({column}) from {self.from_operand}")}
         if there - {"null"}:
             return next((kind for kinds, kind in _VALUES.items() if there - {"null"} <= kinds), pa.string())
         asked = "select type from pragma_table_info(?) where name = ?"
@@ -141,7 +141,7 @@ class SQLiteSink(TableSink):
     kind: ClassVar[str] = "sqlite"
 
     def __post_init__(self) -> None:
-        no_records(self.table)
+        refuse_records_table(self.table)
 
     @property
     def target(self) -> str:
@@ -174,37 +174,37 @@ class SQLiteTable(InPlaceTable):
             return "REAL"
         return "BLOB" if is_bytes(kind) else "TEXT"
 
-    def columns(self, table: str) -> dict[str, str]:
+    def read_column_types(self, table: str) -> dict[str, str]:
         """Read the columns from the catalog."""
         return dict(self.execute("select name, type from pragma_table_info(?)", [table]))
 
-    def insert(self, table: str, rows: pa.Table) -> None:
+    def insert_rows(self, table: str, rows: pa.Table) -> None:
         """Add rows."""
         names = ", ".join(map(quote_name, rows.schema.names))
         marks = ", ".join("?" * rows.num_columns)
-        self.connection.executemany(f"insert into {quote_name(table)} ({names}) values ({marks})", _values(rows))
+        self.connection.executemany(f"insert into {quote_name(table)} ({names}) values ({marks})", _to_rows(rows))
 
-    def delete(self, table: str, keys: pa.Table) -> None:
+    def delete_keys(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys."""
         same = " and ".join(f"{quote_name(name)} is ?" for name in keys.schema.names)
-        self.connection.executemany(f"delete from {quote_name(table)} where {same}", _values(keys))
+        self.connection.executemany(f"delete from {quote_name(table)} where {same}", _to_rows(keys))
 
-    def matches(self, keys: pa.Table) -> Sequence[Match]:
+    def find_keys(self, keys: pa.Table) -> Sequence[KeyMatch]:
         """Compare keys by ``is``, so that an index serves."""
         same = (f"t.{name} is g.{name}" for name in map(quote_name, keys.schema.names))
-        return [Match("1", " and ".join(same) or "1")]
+        return [KeyMatch("1", " and ".join(same) or "1")]
 
-    def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """See `InPlaceTable.array_of`."""
+    def to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        """See `InPlaceTable.to_array`."""
         return _cast_values(values, kind)
 
 
-def _values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+def _to_rows(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Convert rows to values for SQLite."""
-    return zip(*(_plain(column) for column in rows.columns), strict=True)
+    return zip(*(_to_values(column) for column in rows.columns), strict=True)
 
 
-def _plain(column: pa.ChunkedArray) -> list[Any]:
+def _to_values(column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
     if pat.is_nested(kind):
         return [None if value is None else json.dumps(value, default=str) for value in column.to_pylist()]
@@ -213,7 +213,7 @@ def _plain(column: pa.ChunkedArray) -> list[Any]:
     if pat.is_duration(kind):
         return list(pc.cast(column, pa.int64()).to_pylist())
     if pat.is_temporal(kind):
-        return list(as_text(column).to_pylist())
+        return list(cast_to_text(column).to_pylist())
     if pat.is_floating(kind):
         return [_NAN if value != value else value for value in column.to_pylist()]
     return list(column.to_pylist())

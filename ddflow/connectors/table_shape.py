@@ -4,9 +4,9 @@ Guarantees: a table never loses anything. New columns are added; another type, a
 key or a table of another mode is refused before a row changes.
 
 >>> shape = TableShape("by_city", pa.schema({"city": pa.string(), "n": pa.int64()}), ("city",))
->>> find_lacking(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
+>>> find_missing_columns(shape, {"city": "text"}, {"city": "text", "n": "bigint"}, "shop")
 ['n']
->>> find_lacking(shape, {"city": "int", "n": "bigint"}, {"city": "text", "n": "bigint"}, "shop")
+>>> find_missing_columns(shape, {"city": "int", "n": "bigint"}, {"city": "text", "n": "bigint"}, "shop")
 Traceback (most recent call last):
     ...
 ddflow.errors.SinkRefused: write 'by_city' to shop: 'city' is int, we write text; give another table, ...
@@ -38,7 +38,7 @@ DECLARED: Final = {
 OTHER_MODE: Final = Phrase("give the sink the ", Option("mode"), " that the table was written in, or another table")
 
 
-def find_lacking(
+def find_missing_columns(
     shape: TableShape,
     there: Mapping[str, Any],
     wanted: Mapping[str, Any],
@@ -54,7 +54,9 @@ def find_lacking(
     other = [f"{c!r} is {there[c]}, we write {kind}" for c, kind in wanted.items() if there.get(c, kind) != kind]
     if other:
         types = {c: there[c] for c, kind in wanted.items() if there.get(c, kind) != kind}
-        fits = [f"{c!r} as {told}" for c, kind in types.items() if (told := _fitting(shape.schema, c, kind, type_of))]
+        fits = [
+            f"{c!r} as {told}" for c, kind in types.items() if (told := _suggest_type(shape.schema, c, kind, type_of))
+        ]
         remedy = f"declare {', '.join(fits)}, or cast it so; or " if fits else ""
         raise build_refusal(shape, place, "; ".join(other), f"{remedy}give another table, or change its columns")
     if lost := [column for column in there if column not in wanted]:
@@ -71,10 +73,10 @@ def find_lacking(
     return new
 
 
-def _fitting(schema: pa.Schema, name: str, there: Any, type_of: Callable[[pa.DataType], Any]) -> str | None:
+def _suggest_type(schema: pa.Schema, name: str, there: Any, type_of: Callable[[pa.DataType], Any]) -> str | None:
     """Return the declaration for a column of the table's type; None if that may not be meant.
 
-    >>> _fitting(pa.schema({"n": pa.int64()}), "n", pa.int32(), lambda kind: kind)
+    >>> _suggest_type(pa.schema({"n": pa.int64()}), "n", pa.int32(), lambda kind: kind)
     'pa.int32()'
     """
     own = schema.field(name).type
@@ -89,10 +91,10 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
 
 
-def new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> pa.Schema:
-    """Return the columns that a table of Arrow's types lacks.  Raises as `find_lacking`."""
+def find_new_columns(shape: TableShape, there: pa.Schema, wanted: pa.Schema, place: str) -> pa.Schema:
+    """Return the columns that a table of Arrow's types lacks.  Raises as `find_missing_columns`."""
     found, asked = (dict(zip(each.names, each.types, strict=True)) for each in (there, wanted))
-    return pa.schema([wanted.field(name) for name in find_lacking(shape, found, asked, place)])
+    return pa.schema([wanted.field(name) for name in find_missing_columns(shape, found, asked, place)])
 
 
 def build_refusal(shape: TableShape, place: str, found: str, remedy: str) -> SinkRefused:
@@ -100,7 +102,7 @@ def build_refusal(shape: TableShape, place: str, found: str, remedy: str) -> Sin
     return SinkRefused(f"write {shape.output!r} to {place}", found, remedy)
 
 
-def build_vanished(output: str, place: str, epoch: int) -> SinkRefused:
+def build_vanished_error(output: str, place: str, epoch: int) -> SinkRefused:
     """Build the error for a dropped table: the next write would be all that it has."""
     found = f"it is gone, though epoch {epoch} was written into it"
     return SinkRefused(f"write {output!r} to {place}", found, "ddflow sync makes it anew, with all rows")

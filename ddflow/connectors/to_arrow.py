@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.declared import without_index
-from ddflow.errors import NotArrow, SchemaMismatch, cut
+from ddflow.errors import NotArrow, SchemaMismatch, shorten
 
 if TYPE_CHECKING:
     from ddflow.connectors.files import FilesSource
@@ -205,7 +205,9 @@ def _odd(values: Any) -> str | None:
     for row, value in enumerate(values):
         first = value if first is None else first
         if value is not None and type(value) is not type(first):
-            return f"row {row:,} holds {cut(repr(value), 60)}, a {type(value).__name__} among {type(first).__name__}"
+            return (
+                f"row {row:,} holds {shorten(repr(value), 60)}, a {type(value).__name__} among {type(first).__name__}"
+            )
     return None
 
 

@@ -41,7 +41,7 @@ from ddflow.connectors.formats.base import (
 )
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import NAMES
-from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, cut
+from ddflow.errors import LateEvent, Option, Phrase, Row, SchemaMismatch, around, shorten
 from ddflow.kernels.sort import find_extent
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.inputs.input import Binding
@@ -175,7 +175,9 @@ class Admission:
         if lacking.any():
             place = partial(self._place, given, first, made.at)
             self._raise_null_error(
-                lacking, lambda row: Phrase.joined("; ", [place(row), *self.unseen.list_warnings(self.key)]), made.rows
+                lacking,
+                lambda row: Phrase.join_texts("; ", [place(row), *self.unseen.list_warnings(self.key)]),
+                made.rows,
             )
 
     def _place(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
@@ -313,7 +315,7 @@ class Admission:
                 input=self.bound.name,
                 column=next(name for name in self.key if events.column(name).null_count),
             )
-            error.cells = cut(str(shown_row(events, int(rows[0]))))
+            error.cells = shorten(str(shown_row(events, int(rows[0]))))
             raise error
 
     def _late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:

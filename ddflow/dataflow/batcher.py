@@ -23,7 +23,7 @@ from typing import Final
 import pyarrow as pa
 
 from ddflow.dataflow.pending_runs import LARGE, PendingRun, Runs, chunks, from_record, rows_of, to_record, to_spill
-from ddflow.errors import CorruptState, cut
+from ddflow.errors import CorruptState, shorten
 from ddflow.operators.upsert.events import Events, join_events
 from ddflow.storage.fields import MEND, Natural, Positive, Strict
 from ddflow.storage.files.batch_store import BatchStore
@@ -213,7 +213,7 @@ def _restore_run(
 ) -> PendingRun:
     names, rows = record.columns, record.rows
     if not set(names) <= set(schema.names):
-        raise CorruptState(what, f"its file has the columns {cut(str(names))}, which the plan has not", MEND)
+        raise CorruptState(what, f"its file has the columns {shorten(str(names))}, which the plan has not", MEND)
     own = ["_time", "_arrival", *(["_original"] if record.advanced else [])]
     fields = [*(pa.field(name, pa.int64()) for name in own), *(schema.field(name) for name in names)]
     kept = batch_store.open(record.file, pa.schema(fields), rows, record.compressed)

@@ -57,8 +57,8 @@ from ddflow.operators.upsert.resolution import Resolved
 from ddflow.plan.collection import Collection
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
-from ddflow.storage.epochs import Attached
-from ddflow.storage.feeding import Fed
+from ddflow.storage.epochs import AttachedSource
+from ddflow.storage.feeding import FeedRecord
 from ddflow.time import CLOSED, NEVER, advance, format_time
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
@@ -101,9 +101,9 @@ class Dataflow:
         """The least time that readers held before the last step."""
         self.totals: dict[str, int] = {}
         """Events by verdict, since the state began; and how many of them are `GONE`."""
-        self.fed: Mapping[str, Fed] = {}
+        self.fed: Mapping[str, FeedRecord] = {}
         """By input, how it was fed."""
-        self.sources: dict[str, Attached] = {}
+        self.sources: dict[str, AttachedSource] = {}
         """By name, the sources that are attached, with their committed positions."""
         self.owed: dict[str, pa.Table] = {}
         """The rows of new outputs, which the next step gives."""

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.errors import NoSuchOutput, SpecError, cut
+from ddflow.errors import NoSuchOutput, SpecError, shorten
 from ddflow.terminal import count_of, html_table
 
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
@@ -270,4 +270,4 @@ def texts(column: pa.ChunkedArray, most: int = SHOWN) -> Iterator[str]:
             plain = value.as_py()
         except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
             plain = value
-        yield "null" if plain is None else cut(str(plain), CHARACTERS)
+        yield "null" if plain is None else shorten(str(plain), CHARACTERS)

@@ -32,8 +32,8 @@ from ddflow.engine.commits import CallRequest, Commits, RowsDigest
 from ddflow.engine.stats import ArrangementFigures
 from ddflow.errors import Command, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
 from ddflow.metrics import LOG, CallMetrics, Metrics, publish
-from ddflow.storage.address import public
-from ddflow.storage.feeding import EVENTS, Way, fed_by
+from ddflow.storage.address import mask_address
+from ddflow.storage.feeding import EVENTS, FeedWay, record_feed
 from ddflow.time import CLOSED, format_time, seconds
 
 CALL: Final = "call"
@@ -228,7 +228,7 @@ class EngineCalls:
         durable.came = asked, digests
         durable.origin = ""
         if paths:
-            durable.origin = list_files([public(each).encode(errors="replace").decode() for each in paths])
+            durable.origin = list_files([mask_address(each).encode(errors="replace").decode() for each in paths])
         return inflows
 
     def warn_of_missing_columns(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:
@@ -291,10 +291,10 @@ class EngineCalls:
             untold, guard.untold = guard.untold, None
             raise untold
 
-    def record_call(self, asked: CallRequest, step: Step, taken: Mapping[str, Inflow], way: Way = EVENTS) -> Step:
+    def record_call(self, asked: CallRequest, step: Step, taken: Mapping[str, Inflow], way: FeedWay = EVENTS) -> Step:
         """Record a call whose rows were ``taken``, by input, and commit it if a commit is due."""
         epoch, began, dataflow = self.epoch + 1, perf_counter(), self.dataflow
-        self.dataflow.fed = fed_by(self.dataflow.fed, taken, way, epoch)
+        self.dataflow.fed = record_feed(self.dataflow.fed, taken, way, epoch)
         if self.durable is not None:
             with self.dataflow.guard.commit:
                 self.durable.record_call(asked, step)

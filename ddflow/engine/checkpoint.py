@@ -4,13 +4,13 @@ Guarantees: an inventory is a typed record that refuses unknown fields, and name
 checksum. Restoring checks what the files hold before any of it is used.
 
 >>> import pyarrow as pa, ddflow as dd
->>> from ddflow.storage.manifest import newest
+>>> from ddflow.storage.manifest import load_newest
 >>> from ddflow.storage.memory import MemoryStore
 >>> flow, store = dd.Flow(), MemoryStore()
 >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
 >>> with flow.open(store) as engine:
 ...     _ = engine.step({"people": pa.table({"id": [1, 2]})}, time=7)
->>> stored = StoredInventory.read(store, newest(store).inventories[0])
+>>> stored = StoredInventory.read(store, load_newest(store).inventories[0])
 >>> stored.of.inputs["people"].arrived, stored.of.totals["applied"]
 (2, 2)
 >>> stored.name_place("inputs", "people").partition(", ")[2]

@@ -42,7 +42,7 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.epochs import Kind
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import Sheets
+from ddflow.storage.inventory_text import SheetWriter
 from ddflow.storage.manifest import Call, Epoch, Manifest
 from ddflow.time import INT64, NEVER, format_time
 
@@ -133,7 +133,7 @@ class Commits:
 
     def __init__(self, log: EpochLog) -> None:
         self.log = log
-        self.batch_store, self.sheets = BatchStore(log.manifest_log.store), Sheets(log.manifest_log.store)
+        self.batch_store, self.sheets = BatchStore(log.manifest_log.store), SheetWriter(log.manifest_log.store)
         self.calls: list[Call] = []
         """Made since the last commit; their outputs are in files."""
         self.came: tuple[CallRequest | None, Mapping[str, RowsDigest]] = (None, {})

@@ -157,7 +157,7 @@ def _publish_compacted(dataflow: Dataflow, durable: Commits, forget: bool) -> No
     receipts = () if forget else durable.log.manifest_log.manifest.receipts
     note = "compaction that forgets" if forget else "compaction"
     if forget:
-        dataflow.fed = {name: fed.blind() for name, fed in dataflow.fed.items()}
+        dataflow.fed = {name: fed.drop_words() for name, fed in dataflow.fed.items()}
     try:
         for _ in range(1 + forget):
             durable.publish_version(dataflow, receipts, note)

@@ -61,9 +61,9 @@ from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import Epoch, Output
 from ddflow.storage.files.arrow_file import readable
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import names_inside
+from ddflow.storage.inventory_text import state_names
 from ddflow.storage.manifest import Manifest
-from ddflow.storage.manifest_log import GRACE, ManifestLog, newest
+from ddflow.storage.manifest_log import GRACE, ManifestLog, load_newest
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import GREATEST, Blob, Store
 
@@ -127,7 +127,7 @@ class EpochLog:
         options = options or LogOptions()
         store = open_store(state, trust=options.trust)
         with on_failure(store.close):
-            manifest = newest(store)
+            manifest = load_newest(store)
             if manifest is not None and catches_up:
                 flow = add_state_columns(manifest.plan, flow, manifest.added, store.where)
             if manifest is not None:
@@ -185,7 +185,7 @@ class EpochLog:
         ``files``: the names of its inventories and of all that those name.  Returns them with those of its outputs.
         Raises `StorageFailed`.
         """
-        self.manifest_log.names = files | names_inside(self.manifest_log.manifest.outputs())
+        self.manifest_log.names = files | state_names(self.manifest_log.manifest.outputs())
         self.outputs.finish_fragments(self.manifest_log.manifest.receipts)
         return self.manifest_log.names
 
@@ -289,7 +289,7 @@ class EpochLog:
         if not self._tidy:
             self._collect_garbage_once()
         self.outputs.sync()
-        self.manifest_log.commit(new, inventories, files | names_inside(new.outputs()), note)
+        self.manifest_log.commit(new, inventories, files | state_names(new.outputs()), note)
         if new.epoch > before.epoch:
             self.change = PlanChange()
 
@@ -309,7 +309,9 @@ class EpochLog:
         )
         if backlog and self.outputs.has_moved:  # what is only in the sink before goes
             backlog, receipts = (), (*log.backlog.receipts(backlog, taken), *receipts)
-        return log.backlog.after(backlog, log.sign_receipts(self.outputs.select_kept(receipts)), self.keep, taken)
+        return log.backlog.move_receipts(
+            backlog, log.sign_receipts(self.outputs.select_kept(receipts)), self.keep, taken
+        )
 
     def finish(self, apart: float = math.inf) -> None:
         """Show what the newest epoch gave; then let versions go whose time is over.  O(its files + those deleted).
@@ -334,7 +336,7 @@ class EpochLog:
         self._tidy = True
         store = self.manifest_log.store
         try:
-            if len(store.numbers()) * len(self.manifest_log.manifest.inventories) <= TIDY:
+            if len(store.list_manifests()) * len(self.manifest_log.manifest.inventories) <= TIDY:
                 gc(store, grace=self.manifest_log.grace)
                 self.manifest_log.remember(collect_file_names)
         except DdflowError:

@@ -29,7 +29,7 @@ from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.rows import gather_arrays, shown_row
 from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import Sorted, sort
-from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, cut
+from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, shorten
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.orders import value_of
@@ -83,7 +83,7 @@ class FullContents:
             raise OutOfScope(
                 self.asked,
                 f"{outside.size:,} rows from row {begin:,} on are not in the scope "
-                f"{cut(repr(self.text))}, first {keys}",
+                f"{shorten(repr(self.text))}, first {keys}",
                 "leave them out, or widen the scope; nothing was taken in",
             )
         self._ids.append(self.upsert.keys.of(events))

@@ -33,10 +33,10 @@ from ddflow.engine.checkpoint import StoredInventory
 from ddflow.engine.outputs import open_owned
 from ddflow.errors import CorruptState
 from ddflow.storage.backlog import Backlog
-from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.manifest import Manifest, load_manifest, load_newest
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.opening import State, Trust, opened_store
-from ddflow.storage.protocol import Blob, Entry, Store
+from ddflow.storage.protocol import Blob, BlobEntry, Store
 
 DAY: Final = 86_400.0
 """Seconds after which a file without a manifest is garbage."""
@@ -110,10 +110,10 @@ def gc(
     O(m + f), for m manifests and f files.
     """
     with opened_store(state, trust=trust, readonly=dry_run) as store:
-        sink = open_owned(store, newest(store), deleting=True)
+        sink = open_owned(store, load_newest(store), deleting=True)
         outputs = [] if sink is None else sink.list_unfinished()
-        entries = store.list()  # before the manifests are read, see the header
-        manifest = newest(store)
+        entries = store.list_blobs()  # before the manifests are read, see the header
+        manifest = load_newest(store)
         if manifest is None:
             return CollectedGarbage()
         kept, expired = split_versions(store, manifest, grace, orphans)
@@ -148,16 +148,16 @@ def split_versions(store: Store, manifest: Manifest, grace: float, orphans: floa
     O(bytes of those kept). Raises `CorruptState` for an unreadable one that is too young to delete.
     """
     kept, damaged, now = [manifest], list[int](), time()
-    numbers = [number for number in store.numbers() if number < manifest.number]
+    numbers = [number for number in store.list_manifests() if number < manifest.number]
     while numbers:
         age = now - kept[-1].written / 1000
         if len(kept) > 1 and age >= grace:
             break
         number = numbers.pop()
         try:
-            kept.append(at(store, number))
+            kept.append(load_manifest(store, number))
         except CorruptState as error:
-            if number not in store.numbers():
+            if number not in store.list_manifests():
                 continue  # another writer's sweep was here
             if age < orphans:
                 raise CorruptState(
@@ -198,7 +198,7 @@ def _collect_named_files(store: Store, manifest: Manifest, backlog: Backlog, new
     """Collect the files that a version names; of its backlog only files that the newest version does not name."""
     return (
         collect_file_names(store, manifest)
-        | backlog.only(manifest.backlog, () if manifest is newest else newest.backlog)[0]
+        | backlog.compare_files(manifest.backlog, () if manifest is newest else newest.backlog)[0]
     )
 
 
@@ -207,20 +207,20 @@ def _find_expired_files(store: Store, expired: list[int], backlog: Backlog, newe
     over = set[str]()
     for number in expired:
         with suppress(CorruptState):  # then its files are like those that nobody named
-            over |= _collect_named_files(store, at(store, number), backlog, newest)
+            over |= _collect_named_files(store, load_manifest(store, number), backlog, newest)
     return over
 
 
 def _split_unnamed(
-    entries: list[Entry], newest: set[str], named: set[str], over: set[str], orphans: float
-) -> tuple[list[Entry], list[Entry]]:
+    entries: list[BlobEntry], newest: set[str], named: set[str], over: set[str], orphans: float
+) -> tuple[list[BlobEntry], list[BlobEntry]]:
     """Split the files without a name into those to delete and those to keep for now.
 
     ``over``: the files that only expired versions name.
     """
     unnamed = [entry for entry in entries if entry.name not in named]
     youngest = min((entry.age for entry in entries if entry.name in newest), default=math.inf)
-    gone, waiting = list[Entry](), list[Entry]()
+    gone, waiting = list[BlobEntry](), list[BlobEntry]()
     for entry in unnamed:
         dead = entry.name in over or (entry.age >= orphans and entry.age > youngest + TICK)
         (gone if dead else waiting).append(entry)

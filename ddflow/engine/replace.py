@@ -47,7 +47,7 @@ from ddflow.errors import (
 from ddflow.operators.upsert.events import Events
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import set_time_type
-from ddflow.storage.feeding import FULL, RESTATED, Way
+from ddflow.storage.feeding import FULL, RESTATED, FeedWay
 from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_value, format_given_time, format_time, type_of
 
 GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
@@ -216,7 +216,7 @@ def replace_rows(
                 upsert.contents = None
         step.verdicts = dataclasses.replace(step.verdicts, absent=total)
         spelled = next(iter(every.values())).spelled
-        return calls.record_call(asked, step, inflows, Way(FULL if kind == "replace" else RESTATED, scope, spelled))
+        return calls.record_call(asked, step, inflows, FeedWay(FULL if kind == "replace" else RESTATED, scope, spelled))
 
 
 def count_most_absent(given: int | str, there: int) -> int:

@@ -36,7 +36,7 @@ from ddflow.plan.compatibility import resolve_plan
 from ddflow.plan.plan import Plan
 from ddflow.storage.closing import Closing
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.manifest import Manifest, load_manifest, load_newest
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Store
 from ddflow.time import Time
@@ -113,7 +113,7 @@ class Snapshot(Reading, Closing):
                 try:
                     return cls(store, manifest, plan)
                 except CorruptState:
-                    if manifest.number in store.numbers():
+                    if manifest.number in store.list_manifests():
                         raise
                     if epoch is not None or tried + 1 == TRIES:
                         raise make_expired_error(store, manifest.epoch) from None
@@ -191,14 +191,14 @@ def find_version(store: Store, epoch: int | None = None) -> Manifest:
 
     Raises `StateRefused` if there is no state, `SnapshotExpired` for an epoch that is not kept.
     """
-    manifest = newest(store)
+    manifest = load_newest(store)
     if manifest is None:
         raise StateRefused(f"read {store.where}", "there is no state", "make one with flow.open")
     if epoch is None or manifest.epoch == epoch:
         return manifest
-    for number in reversed(store.numbers()):
+    for number in reversed(store.list_manifests()):
         try:
-            manifest = at(store, number)
+            manifest = load_manifest(store, number)
         except DdflowError:
             continue  # swept meanwhile, or damaged and not what was asked for
         if manifest.epoch == epoch:

@@ -34,9 +34,9 @@ from ddflow.errors.base import Row as Row
 from ddflow.errors.base import Widen as Widen
 from ddflow.errors.base import Words as Words
 from ddflow.errors.base import around as around
-from ddflow.errors.base import cut as cut
-from ddflow.errors.base import in_words as in_words
 from ddflow.errors.base import mask_secrets as mask_secrets
+from ddflow.errors.base import shorten as shorten
+from ddflow.errors.base import write_text as write_text
 
 
 class SpecError(DdflowError, ValueError):

@@ -61,7 +61,7 @@ def mask_secrets(text: str, known: Iterable[Any] = ()) -> str:
     return _USER.sub(lambda found: f"{found[1] or found[2]}...@", text)
 
 
-def cut(text: str, most: int = 300) -> str:
+def shorten(text: str, most: int = 300) -> str:
     """Return a text that may be of any length, or only its two ends."""
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
 
@@ -77,7 +77,7 @@ class Words:
         """Return the declaration of some columns."""
         return str(dict(types))
 
-    def columns(self, input: str) -> str:
+    def input_types(self, input: str) -> str:
         """Return how types are said to be of one input."""
         return f"{{{input!r}: {{column: type}}}}"
 
@@ -91,11 +91,11 @@ class Words:
         """Return how a log gives a state that has the types from its beginning."""
         return f"{self.declare(fix.types)}, in a new state"
 
-    def take(self, fix: Evolve) -> str:
+    def evolve_engine(self, fix: Evolve) -> str:
         """Return the call by which an open engine takes types that it can read, before another way; or ""."""
         return f"engine.evolve({ {fix.input: dict(fix.types)} if fix.input else dict(fix.types) }), or "
 
-    def call(self, name: str) -> str:
+    def verb(self, name: str) -> str:
         """Return a verb without its arguments."""
         return f"dd.{name}"
 
@@ -205,7 +205,7 @@ class InputTypes(Fix):
 
     def text(self, words: Words) -> str:
         """Return how they are typed."""
-        return words.columns(self.input)
+        return words.input_types(self.input)
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Widen(Evolve):
         why = (
             "in a state the column becomes that by " if self.declared else "if the column became wider at its source: "
         )
-        return f"; {why}{words.take(self) if self.reads else ''}{words.evolve(self)}"
+        return f"; {why}{words.evolve_engine(self) if self.reads else ''}{words.evolve(self)}"
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Command(Fix):
 
     def text(self, words: Words) -> str:
         """Return the verb as it is called."""
-        return words.call(self.name)
+        return words.verb(self.name)
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class Phrase(str):
         return made
 
     @classmethod
-    def joined(cls, between: str, texts: Iterable[str | PhrasePart]) -> Phrase:
+    def join_texts(cls, between: str, texts: Iterable[str | PhrasePart]) -> Phrase:
         """Join texts as `str.join` does."""
         return cls(*[part for each in texts for part in (between, each)][1:])
 
@@ -331,7 +331,7 @@ class Phrase(str):
         return Phrase(other, self)
 
 
-def in_words(text: str, words: Words) -> str:
+def write_text(text: str, words: Words) -> str:
     """Return a text in some words, without secrets; one without parts stays as it is."""
     parts = text.parts if isinstance(text, Phrase) else (text,)
     return mask_secrets("".join(each if isinstance(each, str) else each.text(words) for each in parts))
@@ -417,7 +417,7 @@ class DdflowError(Exception):
         return Phrase(self.asked, ": ", self.found, "; ", self.fix)
 
     def __str__(self) -> str:
-        return in_words(self.message, self.words)
+        return write_text(self.message, self.words)
 
 
 DdflowError.__module__ = "ddflow.errors"

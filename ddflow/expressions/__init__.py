@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import ExpressionError, SpecError, cut
+from ddflow.errors import ExpressionError, SpecError, shorten
 from ddflow.expressions.evaluate import ArrowRun, FunctionRun
 from ddflow.expressions.types import BOOL, sql_name
 
@@ -74,7 +74,7 @@ class Expression:
         return self.text
 
     def __repr__(self) -> str:
-        return f"<{self.what}: {cut(self.text) if self.text else 'a function'} -> {sql_name(self.type)}>"
+        return f"<{self.what}: {shorten(self.text) if self.text else 'a function'} -> {sql_name(self.type)}>"
 
 
 def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, what: str = "expression") -> Expression:
@@ -89,7 +89,7 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
         from ddflow.expressions.sql import compile_sql  # whose parser takes long to import
 
         made, names = compile_sql(expression, schema, boolean, what)
-        _check_boolean(made.type, boolean, f"cannot compile {what} {cut(expression)}")
+        _check_boolean(made.type, boolean, f"cannot compile {what} {shorten(expression)}")
         return Expression(expression, names, made.type, what, made, expression)
     refuse_foreign(expression, schema, boolean, what)
     run: ArrowRun | FunctionRun
@@ -120,7 +120,7 @@ def refuse_foreign(expression: Any, schema: pa.Schema, boolean: bool, what: str)
         sql = f"{quoted} is not null"
     else:
         sql = f"{quoted} {'=' if value != '1' else '>'} {value}" if boolean else f"coalesce({quoted}, {value})"
-    found = f"it is {library}: {cut(text, 80)}"
+    found = f"it is {library}: {shorten(text, 80)}"
     written = f'filter("{sql}")' if boolean else f'project({{"name": "{sql}"}})'
     raise ExpressionError(f"cannot compile {what}", found, f"write SQL: {written}")
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import cut
+from ddflow.errors import shorten
 from ddflow.expressions.casts import convert
 from ddflow.expressions.digits import WIDEST, fit, with_numpy
 from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, constant, null, on_arrays
@@ -389,5 +389,5 @@ def number(text: str) -> Node:
     scale = len(fraction)
     precision = max(len(whole) + scale, 1)
     if precision > MOST_DIGITS:
-        raise Refusal(f"the number {cut(text)} has more than 38 digits", "write it as a double, with an exponent")
+        raise Refusal(f"the number {shorten(text)} has more than 38 digits", "write it as a double, with an exponent")
     return constant(pa.scalar(text).cast(pa.decimal128(precision, scale)), literal=True)

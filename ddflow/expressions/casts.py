@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.errors import Option, Phrase, cut
+from ddflow.errors import Option, Phrase, shorten
 from ddflow.expressions.digits import (
     WIDEST,
     decimal_to_double,
@@ -116,7 +116,7 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
             value = lost[0]
             if source == DATE or is_duration(source):  # Python's own have less room
                 value = value.cast(pa.int32() if source == DATE else INT64)
-            shown = cut(repr(value.as_py()) if source == STRING else str(value), 100)
+            shown = shorten(repr(value.as_py()) if source == STRING else str(value), 100)
             comma = source == STRING and is_number(kind) and _COMMA.fullmatch(value.as_py())
             found = f"the {sql_name(source)} {shown} cannot be cast to {sql_name(kind)}"
             raise pa.ArrowInvalid(Phrase(found, "; ", _POINT) if comma else found)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from ddflow.aside import aside
 from ddflow.columns.schema import empty, one_batch, one_chunk
-from ddflow.errors import ExpressionError, Phrase, Row, SchemaMismatch, cut
+from ddflow.errors import ExpressionError, Phrase, Row, SchemaMismatch, shorten
 from ddflow.expressions.casts import load
 from ddflow.expressions.node import FAILURES, Frame, Node, TooBig, broadcast
 from ddflow.expressions.types import sql_name, working
@@ -121,13 +121,13 @@ class ArrowRun:
     """A runner of a pyarrow expression, through Acero on one thread, which keeps the rows' order."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema, what: str) -> None:
-        self._expression, shown = expression, cut(str(expression))
+        self._expression, shown = expression, shorten(str(expression))
         self._asked = f"cannot compute {what} {shown}"
         try:
             self.type: pa.DataType = self._compute(one_batch(empty(schema))).type
         except (pa.ArrowException, KeyError) as error:
             names = ", ".join(map(repr, schema.names))
-            found = cut(str(error).partition("\n")[0])
+            found = shorten(str(error).partition("\n")[0])
             raise ExpressionError(f"cannot compile {what} {shown}", found, f"columns are {names}") from error
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
@@ -135,7 +135,7 @@ class ArrowRun:
             result = self._compute(batch)
         except pa.ArrowException as error:
             raise ExpressionError(
-                self._asked, cut(str(error)), "change the expression, or give batches of its schema"
+                self._asked, shorten(str(error)), "change the expression, or give batches of its schema"
             ) from error
         if result.type != self.type:
             raise ExpressionError(

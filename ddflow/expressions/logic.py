@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.errors import cut
+from ddflow.errors import shorten
 from ddflow.expressions.casts import as_text, convert
 from ddflow.expressions.node import (
     FAILURES,
@@ -367,7 +367,8 @@ def _like_parts(pattern: str, escape: str) -> list[str]:
             letter = next(letters, "")
             if not letter or letter not in ("%", "_", escape):
                 raise Refusal(
-                    f"in the pattern {cut(repr(pattern))} the escape {escape!r} stands before {letter or 'the end'!r}",
+                    f"in the pattern {shorten(repr(pattern))} the escape {escape!r} stands "
+                    f"before {letter or 'the end'!r}",
                     f"it may stand before %, _ and itself; write {escape}{escape} for the character itself",
                 )
         if parts and parts[-1][0] == "=":
@@ -403,5 +404,5 @@ def _check_regex(regex: str, place: str, remedy: str) -> str:
     try:
         pc.match_substring_regex(pa.scalar(""), regex)
     except pa.ArrowInvalid as error:
-        raise Refusal(f"{place}, {cut(repr(regex))}, is refused: {cut(str(error))}", remedy) from error
+        raise Refusal(f"{place}, {shorten(repr(regex))}, is refused: {shorten(str(error))}", remedy) from error
     return regex

@@ -26,7 +26,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokens import TokenType  # type: ignore[attr-defined]
 
-from ddflow.errors import cut
+from ddflow.errors import shorten
 from ddflow.expressions.node import Refusal
 
 MOST_TEXT: Final = 4_000_000
@@ -209,7 +209,7 @@ def _misread(text: str, error: ParseError, remedy: str) -> Refusal:
         return Refusal("it does not parse" if text.strip() else "it is empty", remedy)
     first = error.errors[0]
     line, column = int(first["line"]), int(first["col"]) - len(first["highlight"]) + 1
-    what = cut(str(first["description"]).partition(" for <class")[0].partition(" but got <")[0])
+    what = shorten(str(first["description"]).partition(" for <class")[0].partition(" but got <")[0])
     lines = text.splitlines()
     shown, begin = lines[line - 1] if line <= len(lines) else text, max(0, column - 1 - _AROUND)
     caret = " " * (column - 1 - begin) + "^"
@@ -237,6 +237,6 @@ def _unambiguous(node: Tree) -> None:
 def format_tree(tree: Tree) -> str:
     """Format a part of an expression as SQL, cut if it is long."""
     try:
-        return cut(str(tree.sql("spark")))
+        return shorten(str(tree.sql("spark")))
     except RecursionError:  # a chain without brackets may be longer than the stack
         return type(tree).__name__

@@ -19,7 +19,7 @@ from sqlglot import exp
 from ddflow.aside import aside
 from ddflow.columns.widening import Inexact, widen_column
 from ddflow.columns.wider import differing, widening
-from ddflow.errors import ExpressionError, cut
+from ddflow.errors import ExpressionError, shorten
 from ddflow.expressions.casts import convert
 from ddflow.expressions.evaluate import SqlRun
 from ddflow.expressions.lower import Columns, Lowering
@@ -54,16 +54,18 @@ class _Made(NamedTuple):
 
 def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple[SqlRun, tuple[str, ...]]:
     """Compile an expression, and list the columns that it reads.  See `ddflow.expressions.compile`."""
-    shown = f"{what} {cut(text)}"
+    shown = f"{what} {shorten(text)}"
     asked = f"cannot compile {shown}"
     try:
         made = (_compile_text if len(text) <= _SHORT else _compile_text.__wrapped__)(text, schema, boolean)
     except Refusal as refusal:
-        raise ExpressionError(asked, cut(refusal.found, _MOST), cut(refusal.fix, 4 * _MOST)) from refusal
+        raise ExpressionError(asked, shorten(refusal.found, _MOST), shorten(refusal.fix, 4 * _MOST)) from refusal
     except RecursionError as error:
         raise ExpressionError(asked, too_deep().found, too_deep().fix) from error
     except pa.ArrowException as error:
-        raise ExpressionError(asked, cut(str(error), _MOST), "docs/expressions.md lists what is supported") from error
+        raise ExpressionError(
+            asked, shorten(str(error), _MOST), "docs/expressions.md lists what is supported"
+        ) from error
     fields = [schema.field(name) for name in made.names]
     return SqlRun(made.node, fields, made.bare, made.nested, f"cannot compute {shown}"), made.names
 

@@ -27,7 +27,7 @@ from ddflow.columns.order_words import OrderColumn, exact, order_words, word_cou
 from ddflow.columns.rows import RowPool, gather
 from ddflow.columns.schema import is_flat, normal_type, one_chunk, plain
 from ddflow.columns.wider import differing, keeps_order, widening
-from ddflow.errors import Option, Phrase, SpecError, cut
+from ddflow.errors import Option, Phrase, SpecError, shorten
 from ddflow.kernels.top import merge_top
 from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type
 from ddflow.trace.ordered_index import RowsByGroup
@@ -48,7 +48,7 @@ def ordered_by(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
     if not all(isinstance(text, str) for text in texts):
         raise SpecError(
             asked,
-            Phrase(Option("by"), f" is {cut(repr(by))}"),
+            Phrase(Option("by"), f" is {shorten(repr(by))}"),
             Phrase("give a list of texts, as in ", Option("by", ["amount desc"])),
         )
     out: list[OrderColumn] = []
@@ -56,10 +56,10 @@ def ordered_by(by: Any, schema: pa.Schema, asked: str) -> list[OrderColumn]:
         found = _WRITTEN.fullmatch(text)
         if found is None:
             remedy = "write a column, then asc or desc, then nulls first or nulls last; other names in backticks"
-            raise SpecError(asked, Phrase(Option("by"), f" holds {cut(repr(text))}"), remedy)
+            raise SpecError(asked, Phrase(Option("by"), f" holds {shorten(repr(text))}"), remedy)
         name = found[2] if found[1] is None else found[1].replace("``", "`")
         if name not in schema.names:
-            lost = f"by= holds {cut(repr(text))}: there is no column {name!r}"
+            lost = f"by= holds {shorten(repr(text))}: there is no column {name!r}"
             raise SpecError(asked, lost, did_you_mean(name, schema.names))
         word_count(schema.field(name).type, name)
         descending = (found[3] or "asc").lower() == "desc"

@@ -437,7 +437,7 @@ class ShuffleReader(Closing):
         """Move the payloads that are in memory to a file.  O(bytes)."""
         if self._scratch is None:
             assert self._where is not None
-            self._scratch = BatchStore(ScratchStore.within(self._where))
+            self._scratch = BatchStore(ScratchStore.create_below(self._where))
         payloads = (each.cast(pa.large_binary()) for each in self._payloads[self._mapped :])
         batches = (pa.RecordBatch.from_arrays([each], schema=_SCRATCH) for each in payloads)
         self._payloads[self._mapped :] = self._scratch.write_mapped(batches, _SCRATCH).column(0).chunks

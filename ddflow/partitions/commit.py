@@ -74,7 +74,7 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import read_step_time_type
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import QUERY, Epoch, Feed, Kind
-from ddflow.storage.feeding import EVENTS, fed_by
+from ddflow.storage.feeding import EVENTS, record_feed
 from ddflow.storage.manifest import PARTITIONS, Call, Manifest, Output
 from ddflow.storage.manifest import Epoch as CommittedEpoch
 from ddflow.storage.manifest import Feed as FeedRecord
@@ -520,7 +520,7 @@ class EpochDriver:
             horizons=greatest((manifest.horizons, whole.horizons)),
             greatest=greatest((manifest.greatest, whole.greatest)),
             feed=next_feed(manifest.feed, feed),
-            fed=fed_by(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
+            fed=record_feed(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
         )
         self._past = extend_past(self.live.parts, live.parts, self._past)
         self.live, self._start, self._owed = live, None, {}

@@ -145,7 +145,7 @@ def read_updates(
         try:
             reading = Snapshot(store, manifest, plan) if share is None else Share(store, manifest, plan, *share)
         except CorruptState:
-            if version.number not in store.numbers():
+            if version.number not in store.list_manifests():
                 raise expired_error(store, version.number) from None
             raise
         return contents(reading, name, as_of, after)
@@ -219,7 +219,12 @@ class DriverEpochs(KeptEpochs):
         """Split an epoch's rows of an output by partition, if they are many and equal rows, or rows of a key, share a
         partition."""
         each = self.each
-        if each is None or len(receipt.calls) != 1 or receipt.size(name) < LARGE or OWED in receipt.calls[0].figures:
+        if (
+            each is None
+            or len(receipt.calls) != 1
+            or receipt.output_bytes(name) < LARGE
+            or OWED in receipt.calls[0].figures
+        ):
             return None
         blobs = receipt.calls[0].outputs[name].blobs
         if key != () and len(blobs) > 1:

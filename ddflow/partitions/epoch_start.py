@@ -33,13 +33,13 @@ class Version(NamedTuple):
     ``digest``: of its manifest.
 
     >>> import ddflow as dd, pyarrow as pa
-    >>> from ddflow.storage.manifest import newest
+    >>> from ddflow.storage.manifest import load_newest
     >>> from ddflow.storage.memory import MemoryStore
     >>> flow, store = dd.Flow(), MemoryStore()
     >>> _ = flow.output("people", flow.upserts("people", {"id": pa.int64()}, dd.Upsert(key="id")))
     >>> flow.open(store).close()
-    >>> version = Version.of(store, newest(store), "owner")
-    >>> version.number, version.digest == digest(store.manifest(0))
+    >>> version = Version.of(store, load_newest(store), "owner")
+    >>> version.number, version.digest == digest(store.read_manifest(0))
     (0, True)
     >>> version._replace(digest="another").open("read")
     Traceback (most recent call last):
@@ -55,7 +55,7 @@ class Version(NamedTuple):
     @classmethod
     def of(cls, store: Store, manifest: Manifest, trust: str) -> Self:
         """Build the version of a manifest of a store.  O(bytes of the manifest)."""
-        return cls(address_of(store), trust, manifest.number, digest(store.manifest(manifest.number)))
+        return cls(address_of(store), trust, manifest.number, digest(store.read_manifest(manifest.number)))
 
     def open(self, what: str, readonly: bool = True) -> Store:
         """Open the store, for the caller to close.  ``what``: the purpose, for messages.  O(bytes of the manifest).
@@ -78,17 +78,17 @@ class Version(NamedTuple):
     def load_manifest(self, store: Store) -> Manifest:
         """Load the manifest from the store that `open` gave.  Raises `SnapshotExpired` if it was swept away since."""
         try:
-            return Manifest.decode(store.manifest(self.number), self.number, store.where)
+            return Manifest.decode(store.read_manifest(self.number), self.number, store.where)
         except CorruptState:
-            if self.number in store.numbers():
+            if self.number in store.list_manifests():
                 raise
             raise expired_error(store, self.number) from None
 
     def _check_digest(self, store: Store, what: str) -> None:
         try:
-            found = digest(store.manifest(self.number))
+            found = digest(store.read_manifest(self.number))
         except CorruptState:
-            if store.numbers()[-1:] > [self.number]:
+            if store.list_manifests()[-1:] > [self.number]:
                 raise expired_error(store, self.number) from None
             raise StateRefused(
                 self._describe_request(what), f"its manifest {self.number} is not there", REMEDY

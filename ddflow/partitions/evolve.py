@@ -50,7 +50,7 @@ from ddflow.plan.evolve import (
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan, fingerprint_plan, read_step_time_type, rebuild_plan
 from ddflow.storage.backlog import Backlog
-from ddflow.storage.epochs import Attached, Epoch, PastColumns
+from ddflow.storage.epochs import AttachedSource, Epoch, PastColumns
 from ddflow.storage.inventory_text import inside
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import State, Trust
@@ -319,9 +319,9 @@ def _leave_out(given: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     return {name: each for name, each in given.items() if name not in names}
 
 
-def _leave_out_sources(sources: Mapping[str, Attached], inputs: Sequence[str]) -> dict[str, Attached]:
+def _leave_out_sources(sources: Mapping[str, AttachedSource], inputs: Sequence[str]) -> dict[str, AttachedSource]:
     """Leave out sources that have fed only these inputs, as far as the state knows."""
-    out = dict[str, Attached]()
+    out = dict[str, AttachedSource]()
     for name, each in sources.items():
         fed = _leave_out(each.left_out, inputs)
         if fed or not (each.left_out or name in inputs):

@@ -34,7 +34,7 @@ from msgspec.json import Decoder
 from ddflow.connectors.formats.base import Unseen
 from ddflow.connectors.formats.messages import longer
 from ddflow.engine.checkpoint import StoredInventory
-from ddflow.errors import BadMessage, cut
+from ddflow.errors import BadMessage, shorten
 from ddflow.plan.plan import Plan
 from ddflow.storage.fields import Strict, decode_record, encode_record
 from ddflow.storage.protocol import Blob, Store
@@ -138,7 +138,7 @@ def same_table(input: str, own: str | None, table: str) -> str:
     """
     if (both := longer(own, table)) is not None:
         return both
-    one, other = (cut(each, 80) for each in sorted([str(own), table]))
+    one, other = (shorten(each, 80) for each in sorted([str(own), table]))
     raise BadMessage(
         f"messages for {input!r}",
         f"some are of the table {one!r}, others of {other!r}",

@@ -49,7 +49,7 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan, fingerprint_plan, node_ids
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.manifest import Manifest, newest
+from ddflow.storage.manifest import Manifest, load_newest
 from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
@@ -161,7 +161,7 @@ class Rewrite:
                 f"memory={shown_size(size)}", "that is too small to work in", f"give {shown_size(LEAST)} or more"
             )
         with opened_store(state, trust=trust, readonly=False) as store:
-            manifest = newest(store)
+            manifest = load_newest(store)
             if manifest is None:
                 raise StateRefused(f"{verb} {store.where}", "there is no state", "make one with flow.open")
             rewrite = cls(store, manifest, find_new_state(store, manifest), trust, size)
@@ -373,7 +373,7 @@ class GrowthPlan:
     ...     _ = engine.step({"people": [{"id": 1, "city": "Bern"}]})
     >>> _ = flow.output("by_city", people.count("city"))
     >>> change = PlanChange(outputs=["by_city"])
-    >>> growth = GrowthPlan(cut_stages(flow), change, ManifestLog(store.writer(), newest(store), set()))
+    >>> growth = GrowthPlan(cut_stages(flow), change, ManifestLog(store.writer(), load_newest(store), set()))
     >>> growth.new.outputs, len(growth.new.operators), len(growth.write_inventories("owner", None))
     (('by_city',), 1, 2)
     """

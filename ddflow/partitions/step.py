@@ -36,7 +36,7 @@ from ddflow.plan.text.codec import node_ids
 from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import encode_record
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.storage.inventory_text import Sheets, Text
+from ddflow.storage.inventory_text import SheetWriter, Text
 from ddflow.storage.manifest import Output
 from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
@@ -90,7 +90,7 @@ class StagePart:
             self.dataflow.budget.home = self.batch_store if self.dataflow.budget.spills else None
             for arranged in graph.arrangements.values():
                 arranged.slots.lasting = True
-            self.sheets = Sheets(store)
+            self.sheets = SheetWriter(store)
             self.at, self.names, self.sink = "", dict[str, Blob](), cast(OutputFolder | None, None)
             self.lent = dict.fromkeys(graph.lent, "")
             """The name of the inventory that was read last, by stage that this one looks into."""

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from ddflow.columns.declared import to_type
-from ddflow.errors import ExpressionError, Option, SpecError, cut
+from ddflow.errors import ExpressionError, Option, SpecError, shorten
 from ddflow.plan.verbs.family import ALIKE
 
 NAMES: Final = frozenset(
@@ -75,7 +75,7 @@ class AggregateCall(NamedTuple):
 
     def error(self, found: str, remedy: str) -> ExpressionError:
         """Build the error for an invalid call."""
-        return ExpressionError(f"agg {self.name}={cut(self.text)!r}", found, remedy)
+        return ExpressionError(f"agg {self.name}={shorten(self.text)!r}", found, remedy)
 
 
 def parse_aggregate(name: str, text: Any, columns: Iterable[str] = ()) -> AggregateCall:
@@ -214,16 +214,16 @@ class Aggregate:
         given = self.zero
         numbers = isinstance(given, tuple) and all(type(each) in (int, float) for each in given)
         if not (numbers and 1 <= len(given) <= MOST):
-            found = f"zero= is {cut(repr(given))}"
+            found = f"zero= is {shorten(repr(given))}"
             raise SpecError("dd.Aggregate", found, f"give a tuple of integers and floats, 1 to {MOST} of them")
         for name in ("add", "retract", "result"):
             if not callable(getattr(self, name)):
                 raise SpecError(
-                    "dd.Aggregate", Option(name) + f" is {cut(repr(getattr(self, name)))}", "give a function"
+                    "dd.Aggregate", Option(name) + f" is {shorten(repr(getattr(self, name)))}", "give a function"
                 )
         kind = to_type(self.type, "dd.Aggregate, type=")
         if kind not in TYPES:
-            raise SpecError("dd.Aggregate", f"type= is {cut(repr(kind))}", "give float, int or bool")
+            raise SpecError("dd.Aggregate", f"type= is {shorten(repr(kind))}", "give float, int or bool")
         object.__setattr__(self, "type", kind)
 
     def __call__(self, sql: str) -> AppliedAggregate:
@@ -240,7 +240,7 @@ class Aggregate:
             For `Collection.agg`, in place of a text.
         """
         if not isinstance(sql, str):
-            raise SpecError("dd.Aggregate", f"it is called with {cut(repr(sql))}", "give SQL, as in mine('amount')")
+            raise SpecError("dd.Aggregate", f"it is called with {shorten(repr(sql))}", "give SQL, as in mine('amount')")
         return AppliedAggregate(self, sql)
 
     @property

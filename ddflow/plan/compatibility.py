@@ -32,7 +32,7 @@ import pyarrow as pa
 from ddflow.columns.casts import spelled_type
 from ddflow.columns.schema import usual_type
 from ddflow.columns.wider import widening
-from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, cut
+from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, shorten
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.evolve import evolve_plan, find_objections, set_time_type, share_join_sides
 from ddflow.plan.inputs.bind import list_format_columns
@@ -165,7 +165,7 @@ def compare_plans(old: Mapping[str, Any], flow: Plan, where: str, *, rewriting: 
     if refused:
         more = f", and {len(refused) - MOST} more" if len(refused) > MOST else ""
         asked = f"evolve {where}" if rewriting else f"open {where} with this plan"
-        raise PlanChanged(asked, Phrase.joined(", and ", refused[:MOST]) + more, remedy)
+        raise PlanChanged(asked, Phrase.join_texts(", and ", refused[:MOST]) + more, remedy)
     return change
 
 
@@ -189,7 +189,7 @@ def _list_missing_columns(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Pl
         mine = flow.inputs[name].bound.schema.names if name in flow.inputs else schema.names
         if types := {field.name: spelled_type(field.type) for field in schema if field.name not in mine}:
             parts.append(Phrase(Declare(types), f" of {name!r}"))
-    return Phrase.joined(" and ", parts)
+    return Phrase.join_texts(" and ", parts)
 
 
 def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Collection[str]], where: str) -> Plan:
@@ -216,7 +216,7 @@ def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> Phrase:
         Evolve({column: spelled_type(now) for column, (_, now) in types.items()}, name if several else "", where)
         for name, types in change.types.items()
     ]
-    return Phrase("opening never rewrites a state: rewrite it first with ", Phrase.joined(" and ", commands))
+    return Phrase("opening never rewrites a state: rewrite it first with ", Phrase.join_texts(" and ", commands))
 
 
 def warn_of_new_columns(change: PlanChange, flow: Plan) -> Iterator[str]:
@@ -271,7 +271,7 @@ def _compare_options(name: str, old: Spec, new: Spec, change: PlanChange) -> Ite
                 + f" of input {name!r} is {second!r}, which is not the function of that name that it was"
             )
         else:
-            yield Option(option.name) + f" of input {name!r} is {cut(repr(second))}, and was {cut(repr(first))}"
+            yield Option(option.name) + f" of input {name!r} is {shorten(repr(second))}, and was {shorten(repr(first))}"
 
 
 def _is_same_merge(was: Any, now: Any) -> bool:
@@ -286,7 +286,7 @@ def _compare_machines(name: str, was: Any, now: Any) -> Iterator[str]:
     if all(isinstance(each, dict) for each in transitions) and is_same_function(*transitions):
         was, now = (each | {"transition": None} for each in (was, now))
     if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
-        yield f"the machine of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
+        yield f"the machine of input {name!r} is {shorten(json.dumps(now))}, and was {shorten(json.dumps(was))}"
 
 
 def _compare_formats(name: str, was: Any, now: Any) -> Iterator[str]:
@@ -295,7 +295,7 @@ def _compare_formats(name: str, was: Any, now: Any) -> Iterator[str]:
     if all(isinstance(each, dict) for each in functions) and is_same_function(*functions):
         return
     if json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True):
-        yield Option("format") + f" of input {name!r} is {cut(json.dumps(now))}, and was {cut(json.dumps(was))}"
+        yield Option("format") + f" of input {name!r} is {shorten(json.dumps(now))}, and was {shorten(json.dumps(was))}"
 
 
 def _option_value(spec: Spec, option: str) -> Any:
@@ -365,4 +365,4 @@ def _compare_formulas(before: JsonRecord, new: Mapping[str, Any]) -> Iterator[st
     for name in before.names():
         was, now = before.texts(name), new["formulas"].get(name)
         if now is not None and was[:1] == now[:1] and was != now:
-            yield f"the formula {cut(name.partition(' ')[2])} is not the one of that name that it was"
+            yield f"the formula {shorten(name.partition(' ')[2])} is not the one of that name that it was"

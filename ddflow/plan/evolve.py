@@ -21,7 +21,7 @@ from ddflow.columns.declared import to_schema
 from ddflow.columns.names import did_you_mean, near
 from ddflow.columns.schema import is_text, normal_type, usual_type
 from ddflow.columns.wider import differing, keeps_order, widening
-from ddflow.errors import Command, CorruptState, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, cut
+from ddflow.errors import Command, CorruptState, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, shorten
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.input import Binding, Input, bind_input
@@ -194,7 +194,7 @@ def find_objections(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
             yield from _find_input_objections(old.inputs[name].bound, new.inputs[name].bound)
     for narrow, wide in nodes.items():
         if narrow.inputs:
-            yield from (f"{cut(repr(wide), 80)}: {why}" for why in wide.unlike(narrow))
+            yield from (f"{shorten(repr(wide), 80)}: {why}" for why in wide.unlike(narrow))
 
 
 def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:

@@ -2,12 +2,12 @@
 
 Invariant: nothing with a scheme becomes a folder: ``gs://bucket/orders`` would be one called ``gs:`` below the working
 directory, and the data would stay on one machine without a word.  What `pathlib` leaves of a URL, ``s3:/bucket``,
-counts as one.  Messages show an address by `public`, without the user and password, query or fragment that it may
+counts as one.  Messages show an address by `mask_address`, without the user and password, query or fragment that it may
 carry.  It opens nothing.
 
->>> public("s3://KEY:SEC/RET@bucket/orders?X-Amz-Signature=00ff"), public("state/a@b")
+>>> mask_address("s3://KEY:SEC/RET@bucket/orders?X-Amz-Signature=00ff"), mask_address("state/a@b")
 ('s3://...@bucket/orders?...', 'state/a@b')
->>> folder("s3a://KEY:SECRET@bucket/orders", "write outputs to")
+>>> require_folder("s3a://KEY:SECRET@bucket/orders", "write outputs to")
 Traceback (most recent call last):
     ...
 ddflow.errors.StateRefused: write outputs to s3a://...@bucket/orders: s3a:// is not supported; give a folder of this ...
@@ -28,20 +28,20 @@ _BEGINS = re.compile(r"([\w+.\-]*:/*|).*", re.DOTALL)
 _BEHIND = re.compile(r"([?#]).*", re.DOTALL)
 
 
-def scheme(given: Any) -> str:
+def parse_scheme(given: Any) -> str:
     """Return the scheme of an address as the user wrote it, "" for a folder.  O(length)."""
     found = _URL.match(_text(given))
     return found[1] if found else ""
 
 
-def public(given: Any) -> str:
+def mask_address(given: Any) -> str:
     """Return an address without its secrets, for messages.  A key may have any sign in it, so all up to the last "@" is
     left out.  O(length)."""
     text = _text(given)
     private = _PRIVATE.match(text)
-    if not scheme(text) and private is None and mask_secrets(text) == text:
+    if not parse_scheme(text) and private is None and mask_secrets(text) == text:
         return text
-    if (not scheme(text) and private is None) or _UNCLEAR.search(text):  # of a password or a parameter
+    if (not parse_scheme(text) and private is None) or _UNCLEAR.search(text):  # of a password or a parameter
         return _BEGINS.sub(r"\1...", text)
     return _BEHIND.sub(r"\1...", _PRIVATE.sub(r"\1...@", text))
 
@@ -55,7 +55,7 @@ def refuse_secret(given: str, remedy: str) -> None:
     ddflow.errors.SpecError: connect to s3://...@lake/t: credentials would be shown with its address; give them as ...
     """
     if mask_secrets(given) != given:
-        raise SpecError(f"connect to {public(given)}", "credentials would be shown with its address", remedy)
+        raise SpecError(f"connect to {mask_address(given)}", "credentials would be shown with its address", remedy)
 
 
 def check_encoded(url: str, what: str) -> None:
@@ -75,10 +75,10 @@ def check_encoded(url: str, what: str) -> None:
         raise SpecError(what, "its user or password has a sign that ends it", remedy + "PGPASSFILE does")
 
 
-def folder(given: Any, asked: str, error: type[DdflowError] = StateRefused, remedy: str = LOCAL) -> Any:
+def require_folder(given: Any, asked: str, error: type[DdflowError] = StateRefused, remedy: str = LOCAL) -> Any:
     """Return an address unchanged if it is a folder.  Raises ``error`` for one with a scheme.  O(length)."""
-    if found := scheme(given):
-        raise error(f"{asked} {public(given)}", f"{found}:// is not supported", remedy)
+    if found := parse_scheme(given):
+        raise error(f"{asked} {mask_address(given)}", f"{found}:// is not supported", remedy)
     return given
 
 

@@ -4,18 +4,19 @@ Invariant: the receipts of a version are those of its backlog and then those in 
 The backlog's files never change. One holds `FAN` receipts; when as many of a kind stand at the end, one more names
 them: a tree, of which a manifest names the roots, so a commit writes what is new and names the logarithm of what
 waits. At the other end, a root that is partly acknowledged is named by its children, so what a sink has goes with
-steps of `FAN` receipts. Which files a version names that others do not (`Backlog.only`) is told from where their trees
-differ, and nothing else is read. What receipts say is not known here, but for the files that they name.
+steps of `FAN` receipts. Which files a version names that others do not is told from where their trees differ
+(`Backlog.compare_files`), and nothing else is read. What receipts say is not known here, but for the files that they
+name.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> backlog, parts = Backlog(MemoryStore()), ()
 >>> receipts = tuple(Epoch(number, (), None) for number in range(1, 1001))
->>> parts, receipts = backlog.after((), receipts, keep=8, taken=0)
+>>> parts, receipts = backlog.move_receipts((), receipts, keep=8, taken=0)
 >>> [(part.first, part.last, part.level) for part in parts[:4]], len(parts), receipts[0].epoch
 ([(1, 256, 2), (257, 512, 2), (513, 768, 2), (769, 784, 1)], 17, 993)
 >>> [each.epoch for each in backlog.receipts(parts, after=990)]
 [991, 992]
->>> parts, receipts = backlog.after(parts, receipts, keep=8, taken=300)
+>>> parts, receipts = backlog.move_receipts(parts, receipts, keep=8, taken=300)
 >>> [(part.first, part.last, part.level) for part in parts[:2]], parts[0].last
 ([(289, 304, 1), (305, 320, 1)], 304)
 """
@@ -29,7 +30,7 @@ from msgspec.json import Decoder
 from ddflow.errors import CorruptState
 from ddflow.storage.epochs import Epoch, check_files
 from ddflow.storage.fields import MEND, Positive, Strict, decode_record, encode_record
-from ddflow.storage.inventory_text import names_inside
+from ddflow.storage.inventory_text import state_names
 from ddflow.storage.protocol import Blob, Blobs
 
 FAN: Final = 16
@@ -61,7 +62,7 @@ class Backlog:
         self.store, self.fetch = store, fetch or store.map
         self._held: dict[str, Any] = {}
 
-    def after(
+    def move_receipts(
         self, parts: tuple[BacklogFile, ...], receipts: tuple[Epoch, ...], keep: int, taken: int
     ) -> tuple[tuple[BacklogFile, ...], tuple[Epoch, ...]]:
         """Move receipts to the backlog, and return both as the next version has them.  Writes O(new receipts); looks at
@@ -86,61 +87,65 @@ class Backlog:
         """Return the parts with receipts after an epoch."""
         kept = [part for part in parts if part.last > taken]
         while kept and kept[0].level > 1 and kept[0].first <= taken:
-            kept[:1] = [part for part in self.below(kept[0]) if part.last > taken]
+            kept[:1] = [part for part in self.read_parts(kept[0]) if part.last > taken]
         return kept
 
     def _write_part(self, content: tuple[Any, ...], first: int, last: int, level: int) -> BacklogFile:
         file = self.store.put("json", lambda sink: sink.write(encode_record(content)))
-        self._hold(file.name, content)
+        self._cache_content(file.name, content)
         return BacklogFile(file, first, last, level)
 
-    def _hold(self, name: str, content: Any) -> None:
+    def _cache_content(self, name: str, content: Any) -> None:
         self._held[name] = content
         while len(self._held) > HELD:
             del self._held[next(iter(self._held))]
 
-    def below(self, part: BacklogFile) -> tuple[BacklogFile, ...]:
+    def read_parts(self, part: BacklogFile) -> tuple[BacklogFile, ...]:
         """Read the parts that a part of a level above 1 names.  O(parts read).  Raises `CorruptState`."""
-        found: tuple[BacklogFile, ...] = self._content(part, _PARTS)
+        found: tuple[BacklogFile, ...] = self._read_content(part, _PARTS)
         try:
-            check(found)
+            check_sequence(found)
         except ValueError as error:
-            raise CorruptState(self._what(part), str(error), MEND) from None
+            raise CorruptState(self._describe_part(part), str(error), MEND) from None
         if any(each.level != part.level - 1 for each in found):
-            raise CorruptState(self._what(part), f"it is of level {part.level}, and names others than below it", MEND)
-        self._check(part, [each.first for each in found[:1]] + [each.last for each in found[-1:]])
+            raise CorruptState(
+                self._describe_part(part), f"it is of level {part.level}, and names others than below it", MEND
+            )
+        self._check_epochs(part, [each.first for each in found[:1]] + [each.last for each in found[-1:]])
         return found
 
-    def within(self, part: BacklogFile) -> tuple[Epoch, ...]:
+    def read_receipts(self, part: BacklogFile) -> tuple[Epoch, ...]:
         """Read the receipts of a part of level 1.  O(receipts).  Raises `CorruptState`."""
-        found: tuple[Epoch, ...] = self._content(part, _RECEIPTS)
+        found: tuple[Epoch, ...] = self._read_content(part, _RECEIPTS)
         epochs = [each.epoch for each in found]
-        self._check(part, epochs if epochs == list(range(part.first, part.last + 1)) else [])
+        self._check_epochs(part, epochs if epochs == list(range(part.first, part.last + 1)) else [])
         return found
 
-    def _content(self, part: BacklogFile, decoder: Decoder[Any]) -> Any:
+    def _read_content(self, part: BacklogFile, decoder: Decoder[Any]) -> Any:
         known = self._held.get(part.file.name)
         if known is None:
-            known = decode_record(decoder, bytes(self.fetch(part.file)), self._what(part))
+            known = decode_record(decoder, bytes(self.fetch(part.file)), self._describe_part(part))
             if decoder is _RECEIPTS:
                 check_files([call.outputs for each in known for call in each.calls])
-            self._hold(part.file.name, known)
+            self._cache_content(part.file.name, known)
         return known
 
-    def _check(self, part: BacklogFile, epochs: Sequence[int]) -> None:
+    def _check_epochs(self, part: BacklogFile, epochs: Sequence[int]) -> None:
         if [*epochs[:1], *epochs[-1:]] != [part.first, part.last]:
-            raise CorruptState(self._what(part), f"it does not hold the epochs {part.first} to {part.last}", MEND)
+            raise CorruptState(
+                self._describe_part(part), f"it does not hold the epochs {part.first} to {part.last}", MEND
+            )
 
-    def _what(self, part: BacklogFile) -> str:
+    def _describe_part(self, part: BacklogFile) -> str:
         return f"the file {part.file.name} of {self.store.where}"
 
     def receipts(self, parts: Sequence[BacklogFile], after: int = 0) -> Iterator[Epoch]:
         """Yield the receipts after an epoch, ascending.  O(receipts + parts).  Raises `CorruptState`."""
         for part in parts:
             if part.last > after and part.level > 1:
-                yield from self.receipts(self.below(part), after)
+                yield from self.receipts(self.read_parts(part), after)
             elif part.last > after:
-                yield from (each for each in self.within(part) if each.epoch > after)
+                yield from (each for each in self.read_receipts(part) if each.epoch > after)
 
     def rewrite_epochs(
         self, parts: Sequence[BacklogFile], change: Callable[[Epoch], Epoch], written: list[Blob]
@@ -151,7 +156,7 @@ class Backlog:
         """
         out = list[BacklogFile]()
         for part in parts:
-            old: tuple[Any, ...] = self.within(part) if part.level == 1 else self.below(part)
+            old: tuple[Any, ...] = self.read_receipts(part) if part.level == 1 else self.read_parts(part)
             new = tuple(map(change, old)) if part.level == 1 else self.rewrite_epochs(old, change, written)
             if new != old:
                 part = self._write_part(new, part.first, part.last, part.level)
@@ -164,11 +169,11 @@ class Backlog:
         for part in parts:
             yield part.file
             if part.level > 1:
-                yield from self.files(self.below(part))
+                yield from self.files(self.read_parts(part))
             else:
-                yield from (blob for each in self.within(part) for blob in each.files())
+                yield from (blob for each in self.read_receipts(part) for blob in each.files())
 
-    def only(self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]) -> tuple[set[str], set[str]]:
+    def compare_files(self, parts: Sequence[BacklogFile], others: Sequence[BacklogFile]) -> tuple[set[str], set[str]]:
         """Return the names of files that only the parts of a version have.  Also return names that only the others
         have; none of their other names is in the version.  O(differences).
 
@@ -182,14 +187,14 @@ class Backlog:
                     some.remove(part)
                     found.add(part.file.name)
                     if level > 1:
-                        some.update(self.below(part))
+                        some.update(self.read_parts(part))
                     else:
-                        found |= names_inside(blob for each in self.within(part) for blob in each.files())
+                        found |= state_names(blob for each in self.read_receipts(part) for blob in each.files())
             mine, theirs = mine - theirs, theirs - mine
         return ours - names, names - ours
 
 
-def check(parts: Sequence[BacklogFile]) -> None:
+def check_sequence(parts: Sequence[BacklogFile]) -> None:
     """Raise `ValueError` unless the epochs of parts ascend without a gap.  O(parts)."""
     for number, part in enumerate(parts):
         if part.last < part.first or (number and part.first != parts[number - 1].last + 1):

@@ -71,7 +71,7 @@ class Epoch(Strict, frozen=True):
             for output in call.outputs.values():
                 yield from output.blobs
 
-    def size(self, output: str) -> int:
+    def output_bytes(self, output: str) -> int:
         """Count the bytes that one output gained.  O(calls)."""
         found = [call.outputs[output].blobs for call in self.calls if output in call.outputs]
         return sum(blob.length for blobs in found for blob in blobs)
@@ -96,7 +96,7 @@ class Feed(Strict, frozen=True):
     inputs: tuple[str, ...] = ()
 
 
-class Attached(Strict, frozen=True):
+class AttachedSource(Strict, frozen=True):
     """A source of a state.  ``kind`` and ``target``: what it is and where, without credentials.  ``position``: how far
     it was read, as JSON that the source alone understands.  ``left_out``: by input that rows came for, the columns that
     stood beside the first of them and are not read.  ``reached``: what was written until then was taken, in unix
@@ -109,10 +109,10 @@ class Attached(Strict, frozen=True):
     reached: Moment | None = None
 
 
-class Delivered(Strict, frozen=True):
+class AttachedSink(Strict, frozen=True):
     """A sink of a state.
 
-    ``kind``, ``target``: as of `Attached`.  ``mode``: how rows are written there.  ``epoch``: the last that needs
+    ``kind``, ``target``: as of `AttachedSource`.  ``mode``: how rows are written there.  ``epoch``: the last that needs
     nothing more to be written.  ``written``: the last that had rows for it, with the ``digest`` of its manifest: what
     the target itself says.  ``columns``: those that the table was given.  ``syncing``: whether a sync adds columns to
     the table, and has not filled them yet.

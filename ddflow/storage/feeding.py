@@ -4,15 +4,17 @@ Invariant: runs of calls that were fed alike stand in the order of their calls, 
 calls that ever named the input.  The record is bounded, because every commit writes it: past `ROOM` the oldest runs
 are forgotten, and only how many calls of each kind they were is kept.  It does not know what rows were given.
 
->>> fed = Fed()
->>> for epoch, way in enumerate([EVENTS, EVENTS, Way(FULL), Way(FULL, "region = 'EU'")], 1):
-...     fed = fed.after(epoch, way)
+>>> fed = FeedRecord()
+>>> for epoch, way in enumerate([EVENTS, EVENTS, FeedWay(FULL), FeedWay(FULL, "region = 'EU'")], 1):
+...     fed = fed.add_call(epoch, way)
 >>> print(fed)
 events (epochs 1 to 2), full contents (epoch 3), full contents of the scope "region = 'EU'" (epoch 4)
 >>> from ddflow.storage.fields import Decoder, decode_record, encode_record
->>> decode_record(Decoder(Fed), encode_record(fed), "m") == fed, fed.plain, Fed().after(1, EVENTS).plain
-(True, False, True)
->>> print(fed.blind())
+>>> decode_record(Decoder(FeedRecord), encode_record(fed), "m") == fed
+True
+>>> fed.is_plain, FeedRecord().add_call(1, EVENTS).is_plain
+(False, True)
+>>> print(fed.drop_words())
 4 calls that are not kept one by one (epochs up to 4: 2 of events, 2 of full contents, 0 restated)
 """
 
@@ -39,7 +41,7 @@ Word = Instant | str | None
 """A value of an order column, as `ddflow.engine.full_contents.spelled` writes it."""
 
 
-class Way(NamedTuple):
+class FeedWay(NamedTuple):
     """How a call fed an input.  ``kind``: of `WAYS`.  ``scope``: of full contents, as it was given.  ``order``: that
     was given for the keys which they do not name, a word a column; None where none was."""
 
@@ -48,7 +50,7 @@ class Way(NamedTuple):
     order: Annotated[tuple[Word, ...], Meta(min_length=1)] | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_full(self) -> bool:
         """Whether nothing that the input held before is held after it, unless it is given again."""
         return self.kind != EVENTS_KIND and self.scope is None
 
@@ -57,19 +59,19 @@ class Way(NamedTuple):
         return text if self.scope is None else f"{text} of the scope {self.scope[:200]!r}"
 
 
-EVENTS: Final = Way(EVENTS_KIND)
+EVENTS: Final = FeedWay(EVENTS_KIND)
 
 
-class FedCalls(NamedTuple):
+class FeedRun(NamedTuple):
     """Calls one after the other that fed an input alike, from an epoch to another; an epoch may have several."""
 
     first: Positive
     last: Positive
     calls: Positive
-    way: Way
+    way: FeedWay
 
     @property
-    def size(self) -> int:
+    def text_length(self) -> int:
         """Characters that count for `ROOM`: its own, and some 50 for the three numbers."""
         return 50 + len(self.way.scope or "") + sum(map(len, map(str, self.way.order or ())))
 
@@ -77,17 +79,17 @@ class FedCalls(NamedTuple):
         return f"{self.way} ({_epochs(self.first, self.last)})"
 
 
-class Fed(Strict, frozen=True):
+class FeedRecord(Strict, frozen=True):
     """``runs``: the last ones, oldest first.  ``until``: the last epoch of those that were forgotten, 0 for none;
     ``events``, ``full``, ``restated``: how many calls these were."""
 
-    runs: tuple[FedCalls, ...] = ()
+    runs: tuple[FeedRun, ...] = ()
     until: Natural = 0
     events: Natural = 0
     full: Natural = 0
     restated: Natural = 0
 
-    def check(self, epoch: int) -> None:
+    def check_calls(self, epoch: int) -> None:
         """Raise `ValueError` unless calls up to an epoch can have made this record.  O(runs)."""
         gone = self.events + self.full + self.restated
         if (self.until == 0) != (gone == 0):
@@ -98,53 +100,53 @@ class Fed(Strict, frozen=True):
             odd = (way.scope is not None and way.kind != FULL) or (way.order is not None and way.kind == EVENTS_KIND)
             if odd or way == before or not last <= first <= to or calls < (1 if first == to else 2):
                 raise ValueError(f"runs[{number}] is no run of calls that follows the one before")
-            last, before, size = to, way, size + run.size
+            last, before, size = to, way, size + run.text_length
         if last > epoch:
             raise ValueError(f"it tells of calls up to epoch {last}, and the last one is {epoch}")
         if size > ROOM:
             raise ValueError(f"its runs take {size:,} characters, of which there may be {ROOM:,}")
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether no call gave anything but events: then it does not matter how they were split."""
         return not (self.full or self.restated) and all(run.way == EVENTS for run in self.runs)
 
     @property
-    def forgotten(self) -> int:
+    def forgotten_calls(self) -> int:
         """The number of calls that are not kept one by one."""
         return self.events + self.full + self.restated
 
     @property
     def calls(self) -> int:
         """The number of calls that fed the input."""
-        return self.forgotten + sum(run.calls for run in self.runs)
+        return self.forgotten_calls + sum(run.calls for run in self.runs)
 
     @property
-    def wholes(self) -> int:
+    def full_calls(self) -> int:
         """The number of calls that gave anything but events."""
         return self.full + self.restated + sum(run.calls for run in self.runs if run.way != EVENTS)
 
-    def after(self, epoch: int, way: Way) -> Fed:
+    def add_call(self, epoch: int, way: FeedWay) -> FeedRecord:
         """Return the record with one more call.  O(runs)."""
         last = self.runs[-1] if self.runs else None
         if last is not None and last.way == way:
-            return replace(self, runs=(*self.runs[:-1], FedCalls(last.first, epoch, last.calls + 1, way)))
-        runs = (*self.runs, FedCalls(epoch, epoch, 1, way))
-        over, at = sum(run.size for run in runs) - ROOM, 0
+            return replace(self, runs=(*self.runs[:-1], FeedRun(last.first, epoch, last.calls + 1, way)))
+        runs = (*self.runs, FeedRun(epoch, epoch, 1, way))
+        over, at = sum(run.text_length for run in runs) - ROOM, 0
         while over > 0:
-            over, at = over - runs[at].size, at + 1
-        return self._without(at, runs)
+            over, at = over - runs[at].text_length, at + 1
+        return self._forget_runs(at, runs)
 
-    def blind(self) -> Fed:
+    def drop_words(self) -> FeedRecord:
         """Return the record without the words of scopes and orders: drops each run that has such words, and all before
         it."""
         worded = [n for n, run in enumerate(self.runs, 1) if run.way.scope is not None or run.way.order is not None]
-        return self._without(max(worded, default=0), self.runs)
+        return self._forget_runs(max(worded, default=0), self.runs)
 
-    def _without(self, count: int, runs: tuple[FedCalls, ...]) -> Fed:
+    def _forget_runs(self, count: int, runs: tuple[FeedRun, ...]) -> FeedRecord:
         gone = runs[:count]
         more = {kind: sum(run.calls for run in gone if run.way.kind == kind) for kind in WAYS}
-        return Fed(
+        return FeedRecord(
             runs[count:],
             gone[-1].last if gone else self.until,
             self.events + more[EVENTS_KIND],
@@ -158,16 +160,18 @@ class Fed(Strict, frozen=True):
         told = [str(run) for run in self.runs[-SHOWN:]]
         if len(self.runs) > SHOWN:
             told.insert(0, f"... {len(self.runs) - SHOWN:,} runs of calls more")
-        if self.forgotten:
+        if self.forgotten_calls:
             kinds = f"{self.events:,} of events, {self.full:,} of full contents, {self.restated:,} restated"
-            calls = f"{self.forgotten:,} calls that are not kept one by one"
+            calls = f"{self.forgotten_calls:,} calls that are not kept one by one"
             told.insert(0, f"{calls} (epochs up to {self.until:,}: {kinds})")
         return ", ".join(told)
 
 
-def fed_by(known: Mapping[str, Fed], names: Iterable[str], way: Way, epoch: int) -> dict[str, Fed]:
-    """Return how inputs were fed after one more call, which fed the ``names`` in one way.  O(names), as `Fed.after`."""
-    return {**known} | {name: known.get(name, Fed()).after(epoch, way) for name in names}
+def record_feed(
+    known: Mapping[str, FeedRecord], names: Iterable[str], way: FeedWay, epoch: int
+) -> dict[str, FeedRecord]:
+    """Return how inputs were fed after one more call, which fed the ``names`` in one way.  O(names + runs)."""
+    return {**known} | {name: known.get(name, FeedRecord()).add_call(epoch, way) for name in names}
 
 
 def _epochs(first: int, last: int) -> str:

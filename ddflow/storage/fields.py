@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from ddflow.errors import Command, CorruptState, Phrase, cut
+from ddflow.errors import Command, CorruptState, Phrase, shorten
 from ddflow.time import CLOSED, NEVER
 
 T = TypeVar("T")
@@ -86,4 +86,4 @@ def convert_record(given: Any, kind: type[T], what: str) -> T:
 
 def record_error(what: str, error: Exception, remedy: str = MEND) -> CorruptState:
     """Build the error for data that is no record."""
-    return CorruptState(what, f"it is no record of this format: {cut(str(error))}", remedy)
+    return CorruptState(what, f"it is no record of this format: {shorten(str(error))}", remedy)

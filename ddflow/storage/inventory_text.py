@@ -1,15 +1,15 @@
 """The text of an inventory: the files that it names, and its sheets, so that a commit writes only what changed.
 
 Invariant: every file that a text names is found, since a file is three values in a list (`Blob`) and no text of a user
-can hold an unescaped quote. The text that `read` gives is the one that `Sheets.put` was given, byte for byte. A file of
-text may have lines that name other files, its *sheets*; each stands for the text of that sheet, which may have such
-lines itself. An inventory of `INLINE` files or fewer is one file without such a line. The meaning of the text is not
-known here.
+can hold an unescaped quote. The text that `read` gives is the one that `SheetWriter.put` was given, byte for byte. A
+file of text may have lines that name other files, its *sheets*; each stands for the text of that sheet, which may have
+such lines itself. An inventory of `INLINE` files or fewer is one file without such a line. The meaning of the text is
+not known here.
 
 >>> from ddflow.storage.memory import MemoryStore
 >>> store = MemoryStore()
 >>> files = [b'{"file":["00ff00ff00ff00ff-%d.arrow"]},' % n for n in range(1000)]
->>> sheets = Sheets(store)
+>>> sheets = SheetWriter(store)
 >>> lengths = [sheets.put(b"[" + b"".join(files) + b"%d]" % n).length for n in range(20)]
 >>> last = sheets.put(b"[" + b"".join(files) + b"]")
 >>> lengths[0], last.length < 4000, 20 < len(sheets.blobs) < 60
@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import xxhash
 from msgspec.json import Decoder
 
-from ddflow.errors import CorruptState, cut
+from ddflow.errors import CorruptState, shorten
 from ddflow.storage.fields import MEND, REFUSALS, encode_record
 from ddflow.storage.protocol import Blob, Blobs, Store
 
@@ -36,12 +36,12 @@ _BLOB_TEXT: Final = re.compile(
 )
 
 
-def names_in(inventory: Any) -> set[str]:
+def find_names(inventory: Any) -> set[str]:
     """Return the names of all files in an inventory, and no other text.  O(bytes)."""
     return {name.decode() for name in _NAME.findall(inventory)}
 
 
-def files_in(inventory: Any) -> list[Blob]:
+def find_files(inventory: Any) -> list[Blob]:
     """Return all files in an inventory, in their order.  O(bytes)."""
     return [_BLOB.decode(found[0]) for found in _BLOB_TEXT.finditer(inventory)]
 
@@ -56,7 +56,7 @@ def inside(blob: Blob) -> bool:
     return not blob.name.endswith(PARQUET)
 
 
-def names_inside(blobs: Iterable[Blob]) -> set[str]:
+def state_names(blobs: Iterable[Blob]) -> set[str]:
     """Return the names of the files that belong to the state.  O(blobs)."""
     return {blob.name for blob in blobs if not blob.name.endswith(PARQUET)}
 
@@ -68,9 +68,9 @@ EDGE: Final = 32
 FEWEST, MOST = 8, 128
 """The least and the greatest number of them."""
 FRESH: Final = 4
-"""Sheets that a commit writes at most."""
+"""SheetWriter that a commit writes at most."""
 DEEPEST: Final = 16
-"""Sheets within each other: more than any text of ours has."""
+"""SheetWriter within each other: more than any text of ours has."""
 
 _FILE: Final = b'{"file":'
 """The beginning of the record of a file; a text of a user would have escaped quotes."""
@@ -88,12 +88,12 @@ class Text(NamedTuple):
     @property
     def files(self) -> list[Blob]:
         """All files that it names: its sheets, then the others in their order.  O(bytes)."""
-        return [*self.sheets, *files_in(self.data)]
+        return [*self.sheets, *find_files(self.data)]
 
     @property
     def names(self) -> set[str]:
         """The names of those.  O(bytes)."""
-        return names_in(self.data).union(sheet.name for sheet in self.sheets)
+        return find_names(self.data).union(sheet.name for sheet in self.sheets)
 
 
 Fetch = Callable[[Blob], Any]
@@ -135,13 +135,13 @@ def _decode_sheet(line: bytes, what: str) -> Blob:
     try:
         blob = _BLOB.decode(line)
     except REFUSALS as error:
-        raise CorruptState(what, f"a line of it names no sheet: {cut(str(error))}", MEND) from None
+        raise CorruptState(what, f"a line of it names no sheet: {shorten(str(error))}", MEND) from None
     if not blob.name.endswith(".json"):
         raise CorruptState(what, f"it names {blob.name} as a sheet", MEND)
     return blob
 
 
-class Sheets:
+class SheetWriter:
     """The sheets of one inventory, from one version to the next.  ``blobs``: those of the last one.  ``names``: of all
     files that its text names.
 
@@ -174,18 +174,18 @@ class Sheets:
     def _replace_pieces(self, data: bytes, fresh: int) -> bytes:
         """Replace pieces of a text by the names of sheets; ``fresh`` of the sheets may be new."""
         if data.count(_FILE) < INLINE:
-            self.blobs, self.names, self._seen = [], names_in(data), {}
+            self.blobs, self.names, self._seen = [], find_names(data), {}
             return data
         known, kept, seen = {each.digest: each for each in self.blobs}, list[Blob](), dict[bytes, set[str]]()
         first, *rest = data.split(_FILE)
         lines, level = [first, *[_FILE + each for each in rest]], 0
         while len(lines) > INLINE:
             out = list[bytes]()
-            for piece in _pieces(lines, level):
+            for piece in _cut_lines(lines, level):
                 text = b"".join(piece)
                 digest = xxhash.xxh3_128_digest(text)
                 before, sheet = self._seen.get(digest), known.get(digest)
-                seen[digest] = names_in(text) if before is None else before
+                seen[digest] = find_names(text) if before is None else before
                 if sheet is None and fresh and before is not None and len(piece) >= FEWEST:
                     sheet, fresh = self._write_text(text), fresh - 1
                 if sheet is None:
@@ -201,7 +201,7 @@ class Sheets:
         return b"".join(lines)
 
 
-def _pieces(lines: list[bytes], level: int) -> Iterator[list[bytes]]:
+def _cut_lines(lines: list[bytes], level: int) -> Iterator[list[bytes]]:
     """Yield lines in groups; the hash of a line's name ends a group.  O(lines).
 
     ``level``: of the tree, so that what ended a group does not end one above it."""

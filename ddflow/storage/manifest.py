@@ -34,13 +34,13 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.aside import aside
-from ddflow.errors import Command, CorruptState, Phrase, StateRefused, cut
-from ddflow.storage.backlog import BacklogFile, check
+from ddflow.errors import Command, CorruptState, Phrase, StateRefused, shorten
+from ddflow.storage.backlog import BacklogFile, check_sequence
 from ddflow.storage.epochs import (
     REMEDY,
-    Attached,
+    AttachedSink,
+    AttachedSource,
     Call,
-    Delivered,
     Epoch,
     Feed,
     Output,
@@ -48,7 +48,7 @@ from ddflow.storage.epochs import (
     check_files,
     damage_error,
 )
-from ddflow.storage.feeding import Fed
+from ddflow.storage.feeding import FeedRecord
 from ddflow.storage.fields import (
     REFUSALS,
     Hex,
@@ -69,16 +69,16 @@ __all__ = [
     "GREATEST",
     "MANIFEST",
     "PARTITIONS",
-    "Attached",
+    "AttachedSink",
+    "AttachedSource",
     "Call",
-    "Delivered",
     "Epoch",
     "Feed",
     "Manifest",
     "Output",
     "PastColumns",
-    "at",
-    "newest",
+    "load_manifest",
+    "load_newest",
 ]
 
 FORMAT: Final = 11
@@ -134,10 +134,10 @@ class Manifest(Strict, frozen=True, kw_only=True):
     horizons: dict[str, Instant]
     greatest: dict[str, Instant]
     feed: Feed | None
-    fed: dict[str, Fed]
+    fed: dict[str, FeedRecord]
     past: tuple[PastColumns, ...]
-    sources: dict[str, Attached]
-    sinks: dict[str, Delivered]
+    sources: dict[str, AttachedSource]
+    sinks: dict[str, AttachedSink]
     added: dict[str, tuple[str, ...]]
     dropped: dict[str, Natural]
     retain: Natural
@@ -162,7 +162,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
             if _decode_body(body) != self:
                 raise ValueError("its plan has a value that JSON has not")
         except REFUSALS as error:
-            raise _unreadable(asked, cut(str(error))) from None
+            raise _unreadable(asked, shorten(str(error))) from None
         data = f"ddflow manifest {FORMAT} {len(body)} {_checksum(body, FORMAT)}\n".encode("ascii") + body
         if len(data) > MANIFEST:
             raise _unreadable(asked, f"it has {len(data):,} bytes, of {MANIFEST:,} at most")
@@ -198,7 +198,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
             # How deep a plan may be nested must not depend on who calls.
             manifest = aside(lambda: _decode_body(body))
         except REFUSALS as error:
-            raise damage_error(what, f"its body is no manifest: {cut(str(error))}") from None
+            raise damage_error(what, f"its body is no manifest: {shorten(str(error))}") from None
         if manifest.number != number:
             raise damage_error(what, f"it says it is manifest {manifest.number}")
         return manifest
@@ -214,7 +214,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
 _DECODER: Final = Decoder(Manifest)
 
 
-def newest(store: Store) -> Manifest | None:
+def load_newest(store: Store) -> Manifest | None:
     """Load the manifest with the greatest number; return None if none was ever published.  O(manifests + bytes).
 
     Raises `CorruptState` if it is damaged, or if it is marked as published and missing; also raises
@@ -222,7 +222,7 @@ def newest(store: Store) -> Manifest | None:
     """
     while True:
         # The mark first: it follows its manifest, so that whoever commits meanwhile does not look like a loss.
-        marked, numbers = store.last_mark(), store.numbers()
+        marked, numbers = store.last_mark(), store.list_manifests()
         last = numbers[-1] if numbers else -1
         if marked > last:
             raise CorruptState(
@@ -233,16 +233,16 @@ def newest(store: Store) -> Manifest | None:
         if last < 0:
             return None
         try:
-            return at(store, last)
+            return load_manifest(store, last)
         except CorruptState:
             # A writer that went on may have expired what was the newest a moment ago.
-            if store.numbers()[-1:] <= [last]:
+            if store.list_manifests()[-1:] <= [last]:
                 raise
 
 
-def at(store: Store, number: int) -> Manifest:
+def load_manifest(store: Store, number: int) -> Manifest:
     """Load the manifest with a number.  O(bytes).  Raises `CorruptState` if it is damaged or missing."""
-    return Manifest.decode(store.manifest(number), number, store.where)
+    return Manifest.decode(store.read_manifest(number), number, store.where)
 
 
 def _unreadable(asked: str, found: str) -> StateRefused:
@@ -261,7 +261,7 @@ def _checksum(body: bytes, format_: int) -> str:
 def _decode_body(body: bytes) -> Manifest:
     """Decode and check the body of a manifest.  Raises one of `REFUSALS`."""
     manifest = _DECODER.decode(body)
-    check(manifest.backlog)
+    check_sequence(manifest.backlog)
     first = manifest.receipts[0].epoch if manifest.receipts else None
     if manifest.backlog and manifest.backlog[-1].last + 1 != first:
         raise ValueError(
@@ -277,7 +277,7 @@ def _decode_body(body: bytes) -> Manifest:
     if until != sorted(set(until)) or until[-1:] > [manifest.epoch]:
         raise ValueError(f"the epochs {until} of its past columns do not ascend to {manifest.epoch}")
     for fed in manifest.fed.values():
-        fed.check(manifest.epoch)
+        fed.check_calls(manifest.epoch)
     for name, sink in manifest.sinks.items():
         if sink.epoch > manifest.epoch:
             raise ValueError(f"the sink {name} has acknowledged epoch {sink.epoch}, which is later than its own")

@@ -15,7 +15,7 @@ not know what partitions hold, but for which files they name.
 >>> part = store.put("json", lambda sink: sink.write(b"{}"))
 >>> manifest_log.commit(manifest_log.manifest, (part,), set(), note="an example").epoch
 0
->>> ManifestLog(store, newest(store), set()).number, manifest_log.number
+>>> ManifestLog(store, load_newest(store), set()).number, manifest_log.number
 (1, 1)
 """
 
@@ -33,11 +33,11 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Secret
 from ddflow.errors import CorruptState, DdflowError, Fenced, OutcomeUnknown
 from ddflow.storage.backlog import Backlog, BacklogFile
-from ddflow.storage.manifest import Epoch, Manifest, at, newest
+from ddflow.storage.manifest import Epoch, Manifest, load_manifest, load_newest
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER
 
-__all__ = ["ManifestLog", "newest"]
+__all__ = ["ManifestLog", "load_newest"]
 
 GRACE: Final = 60.0
 """Seconds for which a manifest, and what it names, outlives its successor."""
@@ -64,7 +64,7 @@ class ManifestLog:
 
     def __init__(self, store: Store, manifest: Manifest, names: set[str], grace: float = GRACE) -> None:
         self.store, self.manifest, self.names, self.grace = store, manifest, names, grace
-        self.digest, self._since = digest(store.manifest(manifest.number)), monotonic()
+        self.digest, self._since = digest(store.read_manifest(manifest.number)), monotonic()
         self.backlog = Backlog(store)
         self._past: list[Past] = []
         self._sweeping: Thread | None = None
@@ -116,9 +116,9 @@ class ManifestLog:
             retain=0,
         )
         if store.publish(0, first.encode()):
-            store.mark(0)
+            store.mark_published(0)
             return cls(store, first, set(), grace)
-        found = newest(store)
+        found = load_newest(store)
         assert found is not None, "a manifest was published and is not there"
         return cls(store, found, set(), grace)
 
@@ -156,7 +156,7 @@ class ManifestLog:
         self._past.append(Past(self.number, self._since, self.names, self.manifest.backlog))
         self.manifest, self.names, self.digest, self._since = new, names, mine, monotonic()
         with suppress(DdflowError):  # it has happened, with a mark or without
-            self.store.mark(new.number)
+            self.store.mark_published(new.number)
         return new
 
     def sign_receipts(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
@@ -178,9 +178,9 @@ class ManifestLog:
         cannot be read; none is swept then.
         """
         now, past = time(), list[Past]()
-        for number in self.store.numbers():
+        for number in self.store.list_manifests():
             if number < self.number:
-                manifest = at(self.store, number)
+                manifest = load_manifest(self.store, number)
                 age = max(now - manifest.written / 1000, 0.0)
                 past.append(Past(number, monotonic() - age, names_of(self.store, manifest), manifest.backlog))
         self._past = [*past, *self._past]
@@ -218,7 +218,7 @@ class ManifestLog:
         beside = [*self._past[max(at - 1, 0) : at], self._past[at] if at < len(self._past) else now]
         gone = gone.difference(*(each.names for each in beside))
         try:
-            mine, theirs = self.backlog.only(backlog, [part for each in beside for part in each.backlog])
+            mine, theirs = self.backlog.compare_files(backlog, [part for each in beside for part in each.backlog])
         except DdflowError:  # then they are garbage that a later collection finds
             return number, set()
         return number, (gone | mine).difference(theirs, *(each.names for each in beside))
@@ -254,7 +254,7 @@ def publish_manifest(store: Store, new: Manifest) -> str | None:
     mine = digest(data)
     try:
         # The number may have been free again since others had gone on: what is there is void then.
-        void = max(store.numbers(), default=-1) > new.number and not _is_followed(store, new.number, mine)
+        void = max(store.list_manifests(), default=-1) > new.number and not _is_followed(store, new.number, mine)
     except DdflowError as error:
         raise OutcomeUnknown(
             f"publish manifest {new.number}, in the state {store.where}",
@@ -271,6 +271,6 @@ def _is_followed(store: Store, number: int, mine: str) -> bool:
     """Return whether the next manifest was made from the one with this digest.  If it is gone, it was published long
     ago: no."""
     try:
-        return at(store, number + 1).previous == mine
+        return load_manifest(store, number + 1).previous == mine
     except CorruptState:
         return False

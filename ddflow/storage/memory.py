@@ -7,7 +7,7 @@ is not for several threads.
 
 >>> one = MemoryStore()
 >>> other = one.writer()
->>> one.publish(0, b"by one"), other.publish(0, b"by the other"), other.manifest(0)
+>>> one.publish(0, b"by one"), other.publish(0, b"by the other"), other.read_manifest(0)
 (True, False, b'by one')
 >>> one.map(other.put("arrow", lambda sink: sink.write(b"four"))).to_pybytes()
 b'four'
@@ -15,7 +15,6 @@ b'four'
 
 from __future__ import annotations
 
-import builtins
 import tempfile
 import time
 
@@ -24,7 +23,7 @@ import pyarrow as pa
 from ddflow.errors import CorruptState
 from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.folder.scratch import ScratchStore
-from ddflow.storage.protocol import NAME, Blob, Entry, Store, Write, check_length, missing_error, verify_bytes
+from ddflow.storage.protocol import NAME, Blob, BlobEntry, Store, Write, check_length, missing_error, verify_bytes
 
 
 class Shared:
@@ -66,7 +65,7 @@ class MemoryStore(Store):
 
     def sync(self) -> None:
         """Do nothing: nothing is durable in memory."""
-        self._must_write()
+        self._check_writable()
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Return the bytes of a blob.  O(bytes), for the checksum.  See `Store.map`."""
@@ -75,27 +74,27 @@ class MemoryStore(Store):
         whole = pa.py_buffer(self.shared.blobs[blob.name][0])
         return verify_bytes(whole, blob, self.where) if check else check_length(whole, blob, self.where)
 
-    def list(self) -> builtins.list[Entry]:
+    def list_blobs(self) -> list[BlobEntry]:
         """List all blobs.  O(blobs)."""
         now = time.time()
-        return [Entry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shared.blobs.items()]
+        return [BlobEntry(name, len(data), max(0.0, now - put)) for name, (data, put) in self.shared.blobs.items()]
 
-    def sizes(self, names: builtins.list[str]) -> dict[str, int]:
+    def sizes(self, names: list[str]) -> dict[str, int]:
         """Return lengths as `Store.sizes` does.  O(names)."""
         there = self.shared.blobs
         return {name: len(there[name][0]) for name in names if name in there}
 
     def delete(self, name: str) -> None:
         """Forget a blob.  O(1)."""
-        self._must_write()
+        self._check_writable()
         self.shared.blobs.pop(name, None)
 
-    def numbers(self) -> builtins.list[int]:
+    def list_manifests(self) -> list[int]:
         """List the numbers of all manifests, ascending.  O(manifests)."""
         return sorted(self.shared.manifests)
 
-    def manifest(self, number: int) -> bytes:
-        """Return the bytes of a manifest.  O(1).  See `Store.manifest`."""
+    def read_manifest(self, number: int) -> bytes:
+        """Return the bytes of a manifest.  O(1).  See `Store.read_manifest`."""
         if number not in self.shared.manifests:
             raise CorruptState(
                 f"manifest {number} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
@@ -104,17 +103,17 @@ class MemoryStore(Store):
 
     def publish(self, number: int, data: bytes) -> bool:
         """Publish a manifest if its number is free, and return whether it was.  O(1).  See `Store.publish`."""
-        self._must_write()
+        self._check_writable()
         return self.shared.manifests.setdefault(number, data) is data
 
     def expire(self, number: int) -> None:
         """Forget a manifest.  O(1)."""
-        self._must_write()
+        self._check_writable()
         self.shared.manifests.pop(number, None)
 
-    def mark(self, number: int) -> None:
+    def mark_published(self, number: int) -> None:
         """Keep the greatest number.  O(1)."""
-        self._must_write()
+        self._check_writable()
         self.shared.marked = max(self.shared.marked, number)
 
     def last_mark(self) -> int:
@@ -123,5 +122,5 @@ class MemoryStore(Store):
 
     def scratch(self) -> ScratchStore:
         """Open a scratch store as `Store.scratch` does, among the system's temporary folders."""
-        self._must_write()
+        self._check_writable()
         return ScratchStore(tempfile.mkdtemp(prefix="ddflow-"), whole=True)

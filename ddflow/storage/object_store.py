@@ -8,13 +8,12 @@ obstore repeats by itself are requests that do no harm twice. Keys are the calle
 a fork, and who waits for them waits for ever: in a child of a process that has had a bucket every method raises
 `EngineClosed`.
 
->>> line(ValueError("no answer\\n in 30 s\\n\\nDebug source:\\nGeneric {...}"))
+>>> format_error(ValueError("no answer\\n in 30 s\\n\\nDebug source:\\nGeneric {...}"))
 'no answer in 30 s'
 >>> is_bucket_url("s3://bucket/state of/orders"), is_bucket_url("s3://bucket/../orders"), is_bucket_url("gs://bucket/orders")
 (True, False, False)
 """
 
-import builtins
 import os
 import re
 import time
@@ -34,7 +33,7 @@ from ddflow.errors import (
     import_extra,
     mask_secrets,
 )
-from ddflow.storage.address import public, scheme
+from ddflow.storage.address import mask_address, parse_scheme
 
 PIECE: Final = 8 << 20
 """Bytes that go over the network at once; larger objects go in pieces, `AT_ONCE` of them at a time."""
@@ -52,7 +51,7 @@ _process = 0  # The one that obstore's threads are in.
 _CONFLICT = "status code: 409"  # Two at once, of which neither was judged yet.
 
 
-class Found(NamedTuple):
+class ObjectFacts(NamedTuple):
     """An object as a listing or a look gives it.  ``written``: seconds since 1970, by the server's clock."""
 
     key: str
@@ -74,7 +73,7 @@ class Bucket:
                 "it is not of the form s3://bucket/prefix",
                 "give such a URL, or a folder; keys belong into the environment (AWS_ACCESS_KEY_ID, ...)",
             )
-        self._check()
+        self._check_process()
         errors = self._api.exceptions
         self._exists = errors.AlreadyExistsError
         self._refusals = (
@@ -87,8 +86,8 @@ class Bucket:
         self._failures = (errors.BaseError, OSError, ValueError, NotImplementedError)
         given = dict(options or {})
         retry: dict[str, Any] = {**_RETRIES, **given.pop("retry_config", {})}
-        client = {"allow_http": _is_plain(given), **given.pop("client_options", {})}
-        store, needed = CLOUDS[scheme(url)]
+        client = {"allow_http": _is_http(given), **given.pop("client_options", {})}
+        store, needed = CLOUDS[parse_scheme(url)]
         made, config = getattr(self._api.store, store), {**needed, **given}
         try:
             self._many, self._once = (
@@ -96,7 +95,7 @@ class Bucket:
                 for each in (retry, {**retry, "max_retries": 0})
             )
         except (*self._failures, TypeError) as error:
-            raise self.build_refusal(line(error), "correct the options, or the environment") from None
+            raise self.build_refusal(format_error(error), "correct the options, or the environment") from None
         first = retry["backoff"].get("init_backoff", timedelta(seconds=0.1)).total_seconds()
         self._waits = [0.0, *(min(15.0, first * 2.0**n) for n in range(retry["max_retries"]))]
         self._patience = retry["retry_timeout"].total_seconds()
@@ -108,7 +107,7 @@ class Bucket:
         No other writer may put the same ``data``.  Tried again while there is nothing, as often as any request.  Raises
         `StorageFailed`: it did not happen; `OutcomeUnknown`: it may have, or may yet.
         """
-        self._check()
+        self._check_process()
         doubt, began = "", time.monotonic()
         for wait in self._waits:
             time.sleep(wait)
@@ -119,10 +118,10 @@ class Bucket:
                 # Only when every earlier try was refused as well is it sure that none is still on its way.
                 if not doubt:
                     raise self.build_failure(f"put {key}", error) from None
-                doubt = line(error)
+                doubt = format_error(error)
             except self._failures as error:
-                doubt = line(error)
-            ours = self._holds(key, data)
+                doubt = format_error(error)
+            ours = self._has_bytes(key, data)
             if ours is not None:
                 return ours
             if time.monotonic() - began > self._patience:
@@ -135,7 +134,7 @@ class Bucket:
 
     def prove(self, key: str) -> None:
         """Raise `StateRefused` unless the second of two conditional puts is refused; the first may be long ago."""
-        self._check()
+        self._check_process()
         done, why = 0, ""
         for wait in (each for each in self._waits for _ in range(2)):
             time.sleep(wait)
@@ -143,13 +142,15 @@ class Bucket:
                 self._api.put(self._once, key, b"", mode="create", use_multipart=False)
                 done += 1
             except self._exists as error:
-                why = line(error)
+                why = format_error(error)
                 if _CONFLICT not in why:
                     return
             except self._refusals as error:
-                raise self.build_refusal(line(error), "give a bucket that exists and that you may write to") from None
+                raise self.build_refusal(
+                    format_error(error), "give a bucket that exists and that you may write to"
+                ) from None
             except self._failures as error:
-                why = line(error)
+                why = format_error(error)
             if done > 1:
                 raise self.build_refusal(
                     "two conditional puts of one key both succeeded, so two writers could both win",
@@ -157,16 +158,16 @@ class Bucket:
                 )
         raise self.build_failure("prove the conditional put", why)
 
-    def put(self, key: str, data: bytes) -> None:
+    def put_object(self, key: str, data: bytes) -> None:
         """Put an object, and replace any object of its key."""
-        self._ask(f"put {key}", self._api.put, self._many, key, data)
+        self._request(f"put {key}", self._api.put, self._many, key, data)
 
     def upload(self, key: str, path: str, length: int) -> None:
         """Put a file as an object whose key no other writer uses.  O(bytes), at most `AT_ONCE` pieces in memory.
 
         A put in pieces takes effect at once or not at all; an object of the full length is therefore whole.
         """
-        self._check()
+        self._check_process()
         chunk = max(PIECE, length // _MOST_PARTS + 1)
         try:
             self._api.put(self._many, key, Path(path), chunk_size=chunk, max_concurrency=AT_ONCE)
@@ -178,27 +179,27 @@ class Bucket:
                 self._api.delete(self._once, key)
             raise self.build_failure(f"put {key}", error) from None
 
-    def open(self, key: str) -> tuple[int, Iterator[bytes]]:
+    def open_object(self, key: str) -> tuple[int, Iterator[bytes]]:
         """Open an object: return its length and an iterator of its pieces.  Both raise `FileNotFoundError`."""
-        result = self._ask(f"read {key}", self._api.get, self._many, key)
+        result = self._request(f"read {key}", self._api.get, self._many, key)
         length: int = result.meta["size"]
-        return length, self._pieces(key, result, length)
+        return length, self._read_pieces(key, result, length)
 
-    def read(self, key: str, begin: int, end: int) -> bytes:
+    def read_range(self, key: str, begin: int, end: int) -> bytes:
         """Read the bytes of an object from ``begin`` to before ``end``.  Raises `FileNotFoundError`."""
-        return bytes(self._ask(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
+        return bytes(self._request(f"read {key}", self._api.get_range, self._many, key, start=begin, end=end))
 
-    def look(self, key: str) -> Found:
+    def head(self, key: str) -> ObjectFacts:
         """Look at an object, without its bytes.  Raises `FileNotFoundError`."""
-        found = self._ask(f"look at {key}", self._api.head, self._many, key)
-        return Found(key, found["size"], found["last_modified"].timestamp())
+        found = self._request(f"look at {key}", self._api.head, self._many, key)
+        return ObjectFacts(key, found["size"], found["last_modified"].timestamp())
 
-    def lengths(self, keys: builtins.list[str]) -> dict[str, int]:
+    def lengths(self, keys: list[str]) -> dict[str, int]:
         """Return the lengths of the objects that exist.  A request for each, `LOOKS` at a time."""
 
         def length(key: str) -> tuple[str, int | None]:
             with suppress(FileNotFoundError):
-                return key, int(self._ask(f"look at {key}", self._api.head, self._many, key)["size"])
+                return key, int(self._request(f"look at {key}", self._api.head, self._many, key)["size"])
             return key, None
 
         with ThreadPoolExecutor(LOOKS) as pool:
@@ -207,58 +208,58 @@ class Bucket:
     def delete(self, key: str) -> None:
         """Delete an object; one that is not there is as good as deleted."""
         with suppress(FileNotFoundError):
-            self._ask(f"delete {key}", self._api.delete, self._many, key)
+            self._request(f"delete {key}", self._api.delete, self._many, key)
 
-    def drop(self, keys: builtins.list[str]) -> None:
+    def delete_all(self, keys: list[str]) -> None:
         """Delete objects.  A request for each, `LOOKS` at a time."""
         with ThreadPoolExecutor(LOOKS) as pool:
             for _ in pool.map(self.delete, keys):
                 pass
 
-    def list(self, folder: str | None = None, all: bool = True) -> builtins.list[Found]:
+    def list_objects(self, folder: str | None = None, all: bool = True) -> list[ObjectFacts]:
         """List the objects of a folder; ``all=False``: the first 1,000.  A request for each 1,000.
 
         Raises `FileNotFoundError` if the bucket does not exist.
         """
 
-        def chunks() -> builtins.list[Found]:
+        def chunks() -> list[ObjectFacts]:
             found = []
             for chunk in self._api.list(self._many, folder, chunk_size=1000):
-                found += [Found(each["path"], each["size"], each["last_modified"].timestamp()) for each in chunk]
+                found += [ObjectFacts(each["path"], each["size"], each["last_modified"].timestamp()) for each in chunk]
                 if not all:
                     break
             return found
 
-        found: builtins.list[Found] = self._ask(f"list {folder or 'everything'}", chunks)
+        found: list[ObjectFacts] = self._request(f"list {folder or 'everything'}", chunks)
         return found
 
     def build_refusal(self, found: str, remedy: str) -> StateRefused:
         """Build the error for a bucket that cannot be used."""
-        return StateRefused(f"open the state {public(self.url)}", found, remedy)
+        return StateRefused(f"open the state {mask_address(self.url)}", found, remedy)
 
     def build_failure(self, what: str, error: Exception | str) -> StorageFailed | StorageFull:
         """Build the error for a request that the bucket did not carry out."""
-        found = line(error)
+        found = format_error(error)
         if _FULL.search(found):
             return StorageFull(f"{what} of {self.url}", found, "free space and open the state again")
         return StorageFailed(
             f"{what} of {self.url}", found, "see to the network, the bucket and its keys, and open the state again"
         )
 
-    def _pieces(self, key: str, result: Any, length: int) -> Iterator[bytes]:
+    def _read_pieces(self, key: str, result: Any, length: int) -> Iterator[bytes]:
         """Yield the bytes of an object whose first answer is ``result``; requests a large one again, in ranges."""
         if length <= PIECE:
-            yield self._ask(f"read {key}", result.bytes)
+            yield self._request(f"read {key}", result.bytes)
             return
 
         def piece(begin: int) -> bytes:
-            return self.read(key, begin, min(begin + PIECE, length))
+            return self.read_range(key, begin, min(begin + PIECE, length))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for begin in range(0, length, AT_ONCE * PIECE):
                 yield from pool.map(piece, range(begin, min(begin + AT_ONCE * PIECE, length), PIECE))
 
-    def _check(self) -> None:
+    def _check_process(self) -> None:
         global _process
         _process = _process or os.getpid()
         if _process != os.getpid():
@@ -268,23 +269,23 @@ class Bucket:
                 "start a new process instead (multiprocessing: spawn)",
             )
 
-    def _holds(self, key: str, data: bytes) -> bool | None:
+    def _has_bytes(self, key: str, data: bytes) -> bool | None:
         """Return whether an object has these bytes; None if it is missing or cannot be read."""
         with suppress(*self._failures):
             result = self._api.get(self._once, key)
             return bool(result.meta["size"] == len(data) and bytes(result.bytes()) == data)
         return None
 
-    def _ask(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _request(self, what: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call a function of obstore, and raise its failures as errors of ddflow, except `FileNotFoundError`."""
-        self._check()
+        self._check_process()
         try:
             return call(*given, **named)
         except FileNotFoundError:
             raise
         except self._failures as error:
             if "NoSuchBucket" in str(error):
-                raise FileNotFoundError(line(error)) from None
+                raise FileNotFoundError(format_error(error)) from None
             raise self.build_failure(what, error) from None
 
 
@@ -294,14 +295,14 @@ def is_bucket_url(url: str) -> bool:
     return found is not None and found[1] in CLOUDS and not {".", ".."} & set(url.split("/"))
 
 
-def line(error: Exception | str) -> str:
+def format_error(error: Exception | str) -> str:
     """Return an error's text on one line, without obstore's debug output and the password of an endpoint."""
     said = " ".join(str(error).split("\n\nDebug source")[0].split()) or type(error).__name__
     said = mask_secrets(said)
     return said if len(said) <= 400 else f"{said[:397]}..."
 
 
-def _is_plain(options: Mapping[str, Any]) -> bool:
+def _is_http(options: Mapping[str, Any]) -> bool:
     """Return whether the endpoint, of the options or else of the environment, uses http."""
     given = [str(options[name]) for name in options if name.lower().endswith(("endpoint", "endpoint_url"))]
     named = given or [os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3")]

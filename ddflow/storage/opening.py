@@ -37,13 +37,13 @@ def check_state_address(given: Any) -> str | os.PathLike[str]:
         raise StateRefused("open a state", f"{type(given).__name__} is no address", address.EITHER)
     if _in_a_bucket(given):
         return given
-    if (scheme := address.scheme(given).lower()) in CLOUDS:  # what pathlib makes of a URL, too
+    if (scheme := address.parse_scheme(given).lower()) in CLOUDS:  # what pathlib makes of a URL, too
         raise StateRefused(
-            f"open the state {address.public(given)}",
+            f"open the state {address.mask_address(given)}",
             f"it is not of the form {scheme}://bucket/prefix",
             "give such a URL, as a text and in small letters",
         )
-    found: str | os.PathLike[str] = address.folder(given, "open the state", remedy=address.EITHER)
+    found: str | os.PathLike[str] = address.require_folder(given, "open the state", remedy=address.EITHER)
     return found
 
 

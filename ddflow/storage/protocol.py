@@ -11,7 +11,6 @@ names is garbage, whose collection is another's.
 4
 """
 
-import builtins
 import itertools
 import os
 import re
@@ -55,7 +54,7 @@ class Blob(NamedTuple):
     digest: Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
-class Entry(NamedTuple):
+class BlobEntry(NamedTuple):
     """A blob as its store lists it.  ``age``: seconds since it was written."""
 
     name: str
@@ -104,12 +103,12 @@ class Blobs(ABC):
         """Release what was opened: nothing can be put any more, mapped bytes stay.  Twice is harmless."""
 
     @abstractmethod
-    def _must_write(self) -> None:
+    def _check_writable(self) -> None:
         """Raise unless this store may still change what is there."""
 
     def _new_name(self, ending: str) -> str:
         """Return a name that no blob has or had."""
-        self._must_write()
+        self._check_writable()
         return f"{self.prefix}{self.nonce}-{next(self._numbers)}.{ending}"
 
 
@@ -133,12 +132,12 @@ class Store(Blobs):
         """
 
     @abstractmethod
-    def list(self) -> list[Entry]:
+    def list_blobs(self) -> list[BlobEntry]:
         """List all blobs: files named like `NAME`; other files are not ours and are left out.  O(blobs)."""
 
-    def sizes(self, names: builtins.list[str]) -> dict[str, int]:
+    def sizes(self, names: list[str]) -> dict[str, int]:
         """Return the lengths in bytes of the blobs that exist, by name.  O(names), or O(blobs) if that is cheaper."""
-        there = {entry.name: entry.length for entry in self.list()}
+        there = {entry.name: entry.length for entry in self.list_blobs()}
         return {name: there[name] for name in names if name in there}
 
     def discard(self, names: Iterable[str]) -> None:
@@ -147,15 +146,15 @@ class Store(Blobs):
             self.delete(name)
 
     @abstractmethod
-    def numbers(self) -> builtins.list[int]:
+    def list_manifests(self) -> list[int]:
         """List the numbers of all manifests, ascending."""
 
     def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number."""
-        return number in self.numbers()
+        return number in self.list_manifests()
 
     @abstractmethod
-    def manifest(self, number: int) -> bytes:
+    def read_manifest(self, number: int) -> bytes:
         """Read the bytes of a manifest, at most `MANIFEST`.  Raises `CorruptState` if it is missing or larger."""
 
     @abstractmethod
@@ -171,7 +170,7 @@ class Store(Blobs):
         """Delete a manifest; a missing one counts as deleted."""
 
     @abstractmethod
-    def mark(self, number: int) -> None:
+    def mark_published(self, number: int) -> None:
         """Note that a manifest was published and that its writer knows; marks of smaller numbers may go.
 
         Need not be durable.  A mark whose manifest is missing tells that the newest manifest was lost.
@@ -192,7 +191,7 @@ class Store(Blobs):
         """Close the store, as `Blobs.close` does."""
         self._closed = True
 
-    def _must_write(self) -> None:
+    def _check_writable(self) -> None:
         asked = f"write to the state {self.where}"
         if self.readonly:
             raise StateRefused(asked, "it was opened for reading", "open it without readonly=True")

@@ -10,7 +10,6 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: open the state s3://...@bucket/orders: it is not of the form s3://bucket/prefix; ...
 """
 
-import builtins
 import contextlib
 import os
 import re
@@ -33,7 +32,7 @@ from ddflow.storage.protocol import (
     NAME,
     RESTORE,
     Blob,
-    Entry,
+    BlobEntry,
     Store,
     Write,
     missing_error,
@@ -102,25 +101,25 @@ class Cache:
                 if sink.size > blob.length:
                     break
 
-        path, _ = self.written(what, fetch)
+        path, _ = self.write_part(what, fetch)
         with on_failure(self.drop, path):
             with self.site.translate_disk_errors(what):
                 whole = verify_bytes(self.site.disk.map(path), blob, where)
             self.keep(path, blob)
         return whole
 
-    def written(self, what: str, write: Write) -> tuple[str, FileWriter]:
+    def write_part(self, what: str, write: Write) -> tuple[str, FileWriter]:
         """Write a new file that only this user may read; return its path and its writer.  Call `keep` or `drop` on the
         path.
 
-        O(bytes).  Raises as `Site.written` does, for ``what``; nothing is left then.
+        O(bytes).  Raises as `Site.write_file` does, for ``what``; nothing is left then.
         """
         self._make()  # Somebody may have cleared the caches, which is their right.
         path = os.path.join(self.path, f"{os.urandom(8).hex()}.part")
-        return path, self.site.written(path, what, write)
+        return path, self.site.write_file(path, what, write)
 
     def keep(self, path: str, blob: Blob) -> None:
-        """Give a file of `written` its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
+        """Give a file of write_part its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
         if blob.length > self.size:
             return self.drop(path)
         try:
@@ -132,8 +131,8 @@ class Cache:
             self._evict()
 
     def drop(self, path: str) -> None:
-        """Unlink a file of `written`; twice is harmless."""
-        self.site.tidy(path)
+        """Unlink a file of write_part; twice is harmless."""
+        self.site.try_unlink(path)
 
     def _make(self) -> None:
         asked = f"cache blobs in {self.path}"
@@ -213,7 +212,7 @@ class S3Store(Store):
         self.readonly = readonly
         self._bucket = Bucket(url, options)
         self._marks = set[int]()
-        self._look(create and not readonly)
+        self._check_prefix(create and not readonly)
         if not readonly:
             self._bucket.prove("probes/put-if-absent")
         self.cache = cache if isinstance(cache, Cache) else Cache(cache)
@@ -222,7 +221,7 @@ class S3Store(Store):
         """Write a blob to the cache's disk, then upload it, as `Store.put`.  O(bytes); memory for a few pieces."""
         name = self._new_name(ending)
         what = f"write the file {name} of {self.where}"
-        path, sink = self.cache.written(what, write)
+        path, sink = self.cache.write_part(what, write)
         with on_failure(self.cache.drop, path):
             blob = Blob(name, sink.size, sink.state.digest())
             with self.cache.site.translate_disk_errors(what):
@@ -241,55 +240,57 @@ class S3Store(Store):
 
     def fetch(self, blob: Blob) -> pa.Buffer:
         """Fetch a blob from the bucket even if the cache has it, for checks of the bucket."""
-        return self.cache.fill(blob, self._pieces(blob), self.where)
+        return self.cache.fill(blob, self._read_pieces(blob), self.where)
 
-    def list(self) -> builtins.list[Entry]:
-        """List all blobs, as `Store.list`; O(blobs), a request for each 1,000.
+    def list_blobs(self) -> list[BlobEntry]:
+        """List all blobs, as `Store.list_blobs`; O(blobs), a request for each 1,000.
 
         Ages are at most the true ones, by the server's clock; a reader, which may not write, uses its own clock.
         """
         if self.readonly:
             now = time.time()
         else:
-            self._bucket.put("probes/clock", b"")
-            now = self._bucket.look("probes/clock").written
-        found = [(each.key.removeprefix("blobs/"), each) for each in self._bucket.list("blobs")]
-        return [Entry(name, each.length, max(0.0, now - each.written)) for name, each in found if NAME.fullmatch(name)]
+            self._bucket.put_object("probes/clock", b"")
+            now = self._bucket.head("probes/clock").written
+        found = [(each.key.removeprefix("blobs/"), each) for each in self._bucket.list_objects("blobs")]
+        return [
+            BlobEntry(name, each.length, max(0.0, now - each.written)) for name, each in found if NAME.fullmatch(name)
+        ]
 
-    def sizes(self, names: builtins.list[str]) -> dict[str, int]:
+    def sizes(self, names: list[str]) -> dict[str, int]:
         """Return lengths as `Store.sizes` does; a request for each name, many at a time, or for each 1,000 blobs."""
         if len(names) > MANY:
             return super().sizes(names)
-        found = self._bucket.lengths([_blob(name) for name in names])
-        return {name: found[_blob(name)] for name in names if _blob(name) in found}
+        found = self._bucket.lengths([_blob_key(name) for name in names])
+        return {name: found[_blob_key(name)] for name in names if _blob_key(name) in found}
 
     def delete(self, name: str) -> None:
         """Delete a blob, as `Store.delete`; one request."""
-        self._must_write()
-        self._bucket.delete(_blob(name))
+        self._check_writable()
+        self._bucket.delete(_blob_key(name))
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete blobs, as `Store.discard`; a request for each, many at a time."""
-        self._must_write()
-        self._bucket.drop([_blob(name) for name in names])
+        self._check_writable()
+        self._bucket.delete_all([_blob_key(name) for name in names])
 
-    def numbers(self) -> builtins.list[int]:
-        """List numbers as `Store.numbers` does; O(manifests), a request for each 1,000."""
+    def list_manifests(self) -> list[int]:
+        """List numbers as `Store.list_manifests` does; O(manifests), a request for each 1,000."""
         return self._list_numbers("manifests")
 
     def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number; one request."""
         try:
-            self._bucket.look(_key("manifests", number))
+            self._bucket.head(_number_key("manifests", number))
         except FileNotFoundError:
             return False
         return True
 
-    def manifest(self, number: int) -> bytes:
-        """Read a manifest, as `Store.manifest` does."""
-        key = _key("manifests", number)
+    def read_manifest(self, number: int) -> bytes:
+        """Read a manifest, as `Store.read_manifest` does."""
+        key = _number_key("manifests", number)
         try:
-            length, pieces = self._bucket.open(key)
+            length, pieces = self._bucket.open_object(key)
             if length > MANIFEST:
                 raise CorruptState(
                     f"the file {key} of {self.where}",
@@ -302,25 +303,25 @@ class S3Store(Store):
 
     def publish(self, number: int, data: bytes) -> bool:
         """Publish a manifest by a conditional put; compares the object there after any answer but a plain yes."""
-        self._must_write()
+        self._check_writable()
         try:
-            return self._bucket.create(_key("manifests", number), data)
+            return self._bucket.create(_number_key("manifests", number), data)
         except OutcomeUnknown:
             self._broken = f"it is unknown whether manifest {number} was published"
             raise
 
     def expire(self, number: int) -> None:
         """Delete a manifest, as `Store.expire` does."""
-        self._must_write()
-        self._bucket.delete(_key("manifests", number))
+        self._check_writable()
+        self._bucket.delete(_number_key("manifests", number))
 
-    def mark(self, number: int) -> None:
-        """Mark a number, as `Store.mark` does; removes smaller marks that this writer knows of."""
-        self._must_write()
-        self._bucket.put(_key("marks", number), b"")
+    def mark_published(self, number: int) -> None:
+        """Mark a number, as `Store.mark_published` does; removes smaller marks that this writer knows of."""
+        self._check_writable()
+        self._bucket.put_object(_number_key("marks", number), b"")
         for smaller in [each for each in self._marks if each < number]:
             with contextlib.suppress(StorageFailed):
-                self._bucket.delete(_key("marks", smaller))
+                self._bucket.delete(_number_key("marks", smaller))
                 self._marks.discard(smaller)
         self._marks.add(number)
 
@@ -331,19 +332,19 @@ class S3Store(Store):
 
     def scratch(self) -> ScratchStore:
         """Open a scratch store below the cache, as `Store.scratch` does.  Raises `StorageFull`, `StorageFailed` too."""
-        self._must_write()
+        self._check_writable()
         with self.cache.site.translate_disk_errors("make a folder to spill to"):
             spill = os.path.join(self.cache.path, "spill")
             os.makedirs(spill, mode=0o700, exist_ok=True)
             sweep(spill)
-            return ScratchStore.within(spill)
+            return ScratchStore.create_below(spill)
 
-    def _look(self, create: bool) -> None:
+    def _check_prefix(self, create: bool) -> None:
         """Raise `StateRefused` unless the prefix has a state, or, to create one, is empty."""
         try:
-            if self.numbers() or self.last_mark() >= 0:
+            if self.list_manifests() or self.last_mark() >= 0:
                 return
-            first = self._bucket.list(all=False)
+            first = self._bucket.list_objects(all=False)
         except FileNotFoundError as error:
             raise self._bucket.build_refusal(str(error), "make the bucket, or give another") from None
         if not create:
@@ -356,10 +357,10 @@ class S3Store(Store):
                     f"it has no state and is not empty ({each.key!r})", "give a new prefix"
                 )
 
-    def _pieces(self, blob: Blob) -> Iterator[bytes]:
+    def _read_pieces(self, blob: Blob) -> Iterator[bytes]:
         """Yield the pieces of a blob whose length is right, each requested when it is needed."""
         try:
-            length, pieces = self._bucket.open(_blob(blob.name))
+            length, pieces = self._bucket.open_object(_blob_key(blob.name))
             if length != blob.length:
                 raise CorruptState(
                     f"the file {blob.name} of {self.where}",
@@ -370,19 +371,19 @@ class S3Store(Store):
         except FileNotFoundError:
             raise missing_error(blob.name, self.where) from None
 
-    def _list_numbers(self, folder: str) -> builtins.list[int]:
+    def _list_numbers(self, folder: str) -> list[int]:
         return parse_numbers(
-            folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list(folder)), self.where
+            folder, (each.key.removeprefix(f"{folder}/") for each in self._bucket.list_objects(folder)), self.where
         )
 
 
-def _key(folder: str, number: int) -> str:
+def _number_key(folder: str, number: int) -> str:
     if not 0 <= number < 10**16:
         raise ValueError(f"{number} is no number of a manifest")
     return f"{folder}/{number:016d}"
 
 
-def _blob(name: str) -> str:
+def _blob_key(name: str) -> str:
     if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a blob")
     return f"blobs/{name}"

@@ -35,7 +35,7 @@ from ddflow.storage.inventory_text import inside, unfold_sheets
 from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.opening import State, Trust, opened_store
-from ddflow.storage.protocol import Blob, Entry, Store
+from ddflow.storage.protocol import Blob, BlobEntry, Store
 from ddflow.tools.inventory_check import (
     Examination,
     Known,
@@ -137,7 +137,7 @@ class Report:
             files = f"{self.garbage:,} files of {shown_size(self.garbage_bytes or 0)}"
             lines.append(Phrase(f"  garbage: {files} that no manifest names; ", Command("gc"), " removes them"))
         lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
-        return Phrase.joined("\n", lines)
+        return Phrase.join_texts("\n", lines)
 
 
 NAMED: Final = re.compile(r"[0-9a-f]{16}-[0-9]{1,12}\.(?:arrow|json)")
@@ -241,8 +241,8 @@ class _Check:
 
     def run(self) -> Report:
         """Check the state and return the report."""
-        entries = self.store.list()
-        marked, numbers = self.store.last_mark(), self.store.numbers()
+        entries = self.store.list_blobs()
+        marked, numbers = self.store.last_mark(), self.store.list_manifests()
         if marked > max(numbers, default=-1):
             self.report.problem(manifest_file(marked), "it was committed and is missing")
         elif not numbers:
@@ -254,7 +254,7 @@ class _Check:
         if isinstance(self.store, LocalStore):
             self.report.ignored.extend(list_strangers(self.store))
         # What was swept while this went on need not be whole.
-        there = set(self.store.numbers())
+        there = set(self.store.list_manifests())
         self.report.problems = [p for p in self.report.problems if p.manifest is None or p.manifest in there]
         self.report.files = len(self.files)
         self.report.bytes = sum((each if isinstance(each, Blob) else each[1]).length for each in self.files)
@@ -283,7 +283,7 @@ class _Check:
 
     def _check_manifest(self, number: int) -> None:
         self.report.manifests += 1
-        data = self.store.manifest(number)
+        data = self.store.read_manifest(number)
         manifest = Manifest.decode(data, number, self.store.where)
         if self.made_of.get(number, "") not in ("", digest(data)):
             self.report.note(
@@ -471,7 +471,7 @@ class _Check:
             return rows
         return None
 
-    def _count_garbage(self, entries: list[Entry]) -> None:
+    def _count_garbage(self, entries: list[BlobEntry]) -> None:
         left = [entry for entry in entries if entry.name not in self.named]
         found = len(left), sum(entry.length for entry in left)
         self.report.garbage, self.report.garbage_bytes = found if self.all_named else (None, None)

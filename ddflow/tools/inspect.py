@@ -28,9 +28,9 @@ from ddflow.errors import DdflowError
 from ddflow.plan.text.codec import list_columns, read_inputs, read_time_type, show_node
 from ddflow.plan.text.formulas import JsonRecord
 from ddflow.storage.backlog import Backlog
-from ddflow.storage.epochs import Attached
-from ddflow.storage.feeding import Fed
-from ddflow.storage.manifest import Epoch, Manifest, at
+from ddflow.storage.epochs import AttachedSource
+from ddflow.storage.feeding import FeedRecord
+from ddflow.storage.manifest import Epoch, Manifest, load_manifest
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Store
 from ddflow.trace.records import ArrangementRecord, RunRecord
@@ -104,11 +104,11 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
             out["parts"].append(within | _add_inventory(out, stored.of, manifest, store.where))
             named |= files
-        versions = [_version(store, number) for number in reversed(store.numbers())]
+        versions = [_version(store, number) for number in reversed(store.list_manifests())]
         return out | {"files": len(named), "bytes": sum(named.values()), "versions": versions}
 
 
-def _source(of: Attached, name: str, manifest: Manifest) -> dict[str, Any]:
+def _source(of: AttachedSource, name: str, manifest: Manifest) -> dict[str, Any]:
     """Describe an attached source, and by input its columns that runs added."""
     added = {each: manifest.added[each] for each in (of.left_out or (name,)) if each in manifest.added}
     out: dict[str, Any] = to_builtins(of)
@@ -123,7 +123,7 @@ def _sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
         | {"columns": list(sink.columns)}
         | {
             "waiting": manifest.epoch - sink.epoch,
-            "waiting_bytes": sum(receipt.size(name) for receipt in kept if receipt.epoch > sink.epoch),
+            "waiting_bytes": sum(receipt.output_bytes(name) for receipt in kept if receipt.epoch > sink.epoch),
         }
         for name, sink in manifest.sinks.items()
     }
@@ -143,13 +143,13 @@ def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
         name: {
             "columns": list_columns(schema),
             "spec": json.loads(spec.to_json()),
-            "fed": _describe_calls(manifest.fed.get(name, Fed())),
+            "fed": _describe_calls(manifest.fed.get(name, FeedRecord())),
         }
         for name, (schema, spec) in read_inputs(manifest.plan, where).items()
     }
 
 
-def _describe_calls(fed: Fed) -> dict[str, Any]:
+def _describe_calls(fed: FeedRecord) -> dict[str, Any]:
     before = {"until": fed.until, "events": fed.events, "full": fed.full, "restated": fed.restated}
     runs = [
         {
@@ -162,7 +162,7 @@ def _describe_calls(fed: Fed) -> dict[str, Any]:
         }
         for run in fed.runs
     ]
-    return {"runs": runs, "before": before if fed.forgotten else None}
+    return {"runs": runs, "before": before if fed.forgotten_calls else None}
 
 
 def _describe_folder(manifest: Manifest) -> dict[str, Any] | None:
@@ -234,7 +234,7 @@ def _receipt(receipt: Epoch) -> dict[str, Any]:
 def _version(store: Store, number: int) -> dict[str, Any]:
     """Describe a kept manifest, or the error that makes it unreadable."""
     try:
-        manifest = at(store, number)
+        manifest = load_manifest(store, number)
     except DdflowError as error:
         return {"manifest": number, "error": str(error)}
     return {

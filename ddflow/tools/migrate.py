@@ -26,7 +26,7 @@ from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
 from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.plan import Plan
-from ddflow.storage.feeding import Fed
+from ddflow.storage.feeding import FeedRecord
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.opening import State, Trust, open_store, opened_store
 from ddflow.storage.protocol import Store
@@ -43,7 +43,7 @@ class FedLog:
     @property
     def plain(self) -> bool:
         """Whether all that the old state was fed are events."""
-        return all(fed.plain for fed in self.old.dataflow.fed.values())
+        return all(fed.is_plain for fed in self.old.dataflow.fed.values())
 
     def __call__(self, name: str, parts: Iterable[Any]) -> Iterator[Any]:
         """Mark the parts of a log of a new plan's input like the calls that fed the old state.
@@ -59,7 +59,7 @@ class FedLog:
             name = next(iter(inputs))
         if name not in inputs:
             return iter(parts)
-        return mark_log_parts(parts, self.old.dataflow.fed.get(name, Fed()), inputs[name].bound, to)
+        return mark_log_parts(parts, self.old.dataflow.fed.get(name, FeedRecord()), inputs[name].bound, to)
 
 
 Feed = Callable[[Engine, int, FedLog], None]
@@ -350,6 +350,6 @@ def _has_state(state: State, trust: Trust) -> bool:
     """Return whether there is a state. Raises the errors of the store."""
     try:
         with opened_store(state, trust=trust) as store:
-            return bool(store.numbers()) or store.last_mark() >= 0
+            return bool(store.list_manifests()) or store.last_mark() >= 0
     except StateRefused:
         return False  # and if it is for another reason, it is said when it is made

@@ -24,7 +24,7 @@ from ddflow.metrics import Look
 from ddflow.storage.backlog import Backlog
 from ddflow.storage.fields import encode_record
 from ddflow.storage.inventory_text import inside, read, rename_files
-from ddflow.storage.manifest import Epoch, Manifest, at
+from ddflow.storage.manifest import Epoch, Manifest, load_manifest
 from ddflow.storage.manifest_log import digest, publish_manifest
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
@@ -72,7 +72,7 @@ def list_versions(state: State, *, trust: Trust = "owner") -> list[OldVersion]:
     O(bytes of manifests and inventories + files). Raises `StateRefused` if there is no state.
     """
     with opened_store(state, trust=trust) as store:
-        lengths = {entry.name: entry.length for entry in store.list()}
+        lengths = {entry.name: entry.length for entry in store.list_blobs()}
         return [_describe_version(store, number, lengths) for number in _list_numbers(store)]
 
 
@@ -142,7 +142,7 @@ def rollback(
 
 def _list_numbers(store: Store) -> list[int]:
     """List the numbers of all manifests, descending, with that of a lost one that has left its mark."""
-    marked, numbers = store.last_mark(), store.numbers()
+    marked, numbers = store.last_mark(), store.list_manifests()
     if marked > max(numbers, default=-1):
         numbers.append(marked)
     if not numbers:
@@ -153,7 +153,7 @@ def _list_numbers(store: Store) -> list[int]:
 def _describe_version(store: Store, number: int, lengths: dict[str, int]) -> OldVersion:
     manifest = None
     try:
-        manifest = at(store, number)
+        manifest = load_manifest(store, number)
         wrong = [
             blob.name for blob in list_blobs(store, manifest) if lengths.get(blob.name) != blob.length and inside(blob)
         ]
@@ -168,7 +168,7 @@ def _choose_version(store: Store, numbers: list[int], epoch: int | None, look: L
     most: int | None = None
     for number in numbers:
         try:
-            manifest = at(store, number)
+            manifest = load_manifest(store, number)
         except CorruptState as error:
             passed.append(f"{error.asked}: {error.found}")
             continue
@@ -210,7 +210,7 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
         reader = Backlog(store)
         older = _RECEIPTS.decode(rename_files(encode_record(tuple(reader.receipts(old.backlog))), made))
         receipts = _RECEIPTS.decode(rename_files(encode_record(old.receipts), made))
-        backlog, older = reader.after((), older, 0, 0)
+        backlog, older = reader.move_receipts((), older, 0, 0)
         made |= {part.file.name: part.file for part in backlog}
         new = replace(
             old,
@@ -242,14 +242,14 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
             with suppress(DdflowError):
                 store.delete(blob.name)
         raise
-    store.mark(number)
+    store.mark_published(number)
     return new
 
 
 def _compute_digest(store: Store, number: int) -> str:
     """Compute the digest of a manifest of any content; "" if it is lost."""
     with suppress(CorruptState):
-        return digest(store.manifest(number))
+        return digest(store.read_manifest(number))
     return ""
 
 
@@ -279,6 +279,6 @@ def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -
 
 
 def _readable(store: Store) -> Iterator[Manifest]:
-    for number in store.numbers():
+    for number in store.list_manifests():
         with suppress(CorruptState):
-            yield at(store, number)
+            yield load_manifest(store, number)

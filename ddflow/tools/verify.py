@@ -31,7 +31,7 @@ from ddflow.plan.collection import Collection
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan, node_ids, show_node
-from ddflow.storage.feeding import Fed
+from ddflow.storage.feeding import FeedRecord
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
 from ddflow.terminal import as_text, count_of
@@ -390,7 +390,7 @@ class _Comparison:
         """Read both sides, once."""
         self._count_pending()
         bound = self.bound
-        fed = self.snapshot.dataflow.fed.get(bound.name, Fed())
+        fed = self.snapshot.dataflow.fed.get(bound.name, FeedRecord())
         given = self._convert_parts(mark_log_parts(iterate_parts(log, repr(bound.name)), fed, bound))
         how: Any = {"memory": memory, "spill": spill, "format": None if bound.unique else bound.format}
         with fold_log(given, bound.spec, bound.schema, secret=self.secret, **how) as expected:

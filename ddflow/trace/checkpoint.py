@@ -35,7 +35,7 @@ from msgspec import Raw
 
 from ddflow.columns.hashing import NONE, Ints
 from ddflow.columns.rows import Rows
-from ddflow.errors import CorruptState, cut
+from ddflow.errors import CorruptState, shorten
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.merge import first_wrong
 from ddflow.kernels.resolve import LIVE, OCCUPIED
@@ -372,7 +372,7 @@ class _Items:
 def _fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Field]:
     """Select the columns of a payload by name."""
     if names != [name for name in schema.names if name in names]:
-        raise _wrong(what, f"its files have the columns {cut(str(names))}, which the plan has not")
+        raise _wrong(what, f"its files have the columns {shorten(str(names))}, which the plan has not")
     return [schema.field(name) for name in names]
 
 

@@ -304,7 +304,7 @@ class ChangeStream(StreamReader):
     def find_end(self) -> Manifest:
         """Return the newest manifest; look for it a hundred times a second, and read it only if it is new."""
         store = self._open_store()
-        if self._last is None or store.numbers()[-1:] != [self._last.number]:
+        if self._last is None or store.list_manifests()[-1:] != [self._last.number]:
             self._last = find_version(store)
         return self._last
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from ddflow.connectors.kafka.source import Ends, KafkaTopic, RangeReader, TopicPosition, build_position
+from ddflow.connectors.kafka.source import KafkaTopic, RangeReader, TopicEnds, TopicPosition, build_position
 from ddflow.errors import SpecError
 from spark_bridge.errors import attach_errors
 from spark_bridge.sources.base import StreamReader, check_limit, check_options
@@ -193,15 +193,15 @@ class Topics:
 
     def __init__(self, of: Sequence[KafkaTopic], given: Mapping[str, Mapping[str, int]]) -> None:
         self.of, self.given = {each.topic: each for each in of}, given
-        self._ends: dict[str, Ends] = {}
+        self._ends: dict[str, TopicEnds] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ends": {}}
 
-    def connect(self, topic: str) -> Ends:
+    def connect(self, topic: str) -> TopicEnds:
         """Connect to a topic."""
         if topic not in self._ends:
-            self._ends[topic] = Ends(self.of[topic])
+            self._ends[topic] = TopicEnds(self.of[topic])
         return self._ends[topic]
 
     def find_starts(self) -> Offsets:
@@ -213,9 +213,9 @@ class Topics:
         if topic not in self.given:
             return {}
         ends, asked = self.connect(topic), {int(p): n for p, n in self.given[topic].items()}
-        now = ends.now()
+        now = ends.read_offsets()
         found = {p: now[p][{-1: 1, -2: 0}[n]] if n in (-1, -2) and p in now else n for p, n in asked.items()}
-        ends.check(found, now)
+        ends.check_offsets(found, now)
         at = int(self.of[topic].start == "latest")
         return as_json({partition: each[at] for partition, each in now.items()} | found)
 
@@ -227,9 +227,9 @@ class Topics:
         found = dict[str, dict[str, int]]()
         for topic in self.of:
             ends = self.connect(topic)
-            now = ends.now()
+            now = ends.read_offsets()
             if since is not None:
-                ends.check({int(p): n for p, n in since.get(topic, {}).items()}, now)
+                ends.check_offsets({int(p): n for p, n in since.get(topic, {}).items()}, now)
             found[topic] = as_json({partition: high for partition, (_, high) in now.items()})
         return found
 
@@ -242,14 +242,16 @@ class Topics:
 
         Raises the errors of `find_starts`, and `SourceChanged` for positions of another topic.
         """
-        return {topic: dict(self.connect(topic).still(each)) for topic, each in positions.items() if topic in self.of}
+        return {
+            topic: dict(self.connect(topic).check_origin(each)) for topic, each in positions.items() if topic in self.of
+        }
 
     def split_ranges(self, start: Offsets, end: Offsets) -> list[InputPartition]:
         """Split the messages between two offsets into ranges for tasks. O(partitions)."""
         made = list[InputPartition]()
         for topic, partitions in end.items():
             before = start.get(topic, {})
-            new = self.connect(topic).now() if partitions.keys() - before.keys() else {}
+            new = self.connect(topic).read_offsets() if partitions.keys() - before.keys() else {}
             for partition, last in partitions.items():
                 first = before[partition] if partition in before else new[int(partition)][0]
                 if first < last:

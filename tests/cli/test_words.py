@@ -20,7 +20,7 @@ from ddflow.errors import (
     Option,
     Phrase,
     SchemaMismatch,
-    in_words,
+    write_text,
 )
 
 OPTIONS = {"null_key": "--null-key", "track": "--track", "time": "--time", "scalar": "--scalar", "types": "--types"} | {
@@ -66,15 +66,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_words_of_python_become_those_of_the_shell(fix: str, shell: str) -> None:
-    assert in_words(fix, ShellWords(OPTIONS)) == shell
+    assert write_text(fix, ShellWords(OPTIONS)) == shell
 
 
 def test_how_text_is_written_is_said_in_the_address_of_a_source() -> None:
     fix = "give " + FileFix("a.csv", {"delimiter": ";", "null": ["NA", "-"]})
-    said = in_words(fix, ShellWords({"from": "--from"}))
+    said = write_text(fix, ShellWords({"from": "--from"}))
     assert said == "give --from 'INPUT=files:PATTERN:delimiter=;:null=NA:null=-'"
-    assert in_words(fix, ShellWords({}, tables=True)) == "give 'NAME=FILE:delimiter=;:null=NA:null=-'"
-    assert in_words(Phrase(DeleteRule("op", "D")), ShellWords({}, tables=True)) == ":tombstone=op=D"
+    assert write_text(fix, ShellWords({}, tables=True)) == "give 'NAME=FILE:delimiter=;:null=NA:null=-'"
+    assert write_text(Phrase(DeleteRule("op", "D")), ShellWords({}, tables=True)) == ":tombstone=op=D"
 
 
 def test_the_same_mistake_is_worded_for_who_made_it() -> None:

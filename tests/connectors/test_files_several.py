@@ -212,11 +212,11 @@ def bucket(moto: Moto, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 def test_objects_of_several_patterns(bucket: Bucket, tmp_path: Path) -> None:
     state, source = str(tmp_path / "state"), dd.sources.files(patterns(f"{bucket.url}/in"))
-    bucket.put("in/a/1.csv", b"id;amount;shop\n1;1,50;n/a\n")
-    bucket.put("in/b/1.tsv", b"ID\tamount\tshop\n2\t2.50\tb\n")
+    bucket.put_object("in/a/1.csv", b"id;amount;shop\n1;1,50;n/a\n")
+    bucket.put_object("in/b/1.tsv", b"ID\tamount\tshop\n2\t2.50\tb\n")
     with flow_of().open(state) as engine:
         engine.run({"t": source})
-    bucket.put("in/c/1.txt", b'{"id": 3, "amount": 3.5, "shop": "c"}\n')
+    bucket.put_object("in/c/1.txt", b'{"id": 3, "amount": 3.5, "shop": "c"}\n')
     with flow_of().open(state) as engine:
         assert engine.run({"t": source}).rows == 1
         assert held(engine) == FIRST

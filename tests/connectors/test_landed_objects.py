@@ -52,13 +52,13 @@ def said(*rows: tuple[int, str]) -> bytes:
 
 def test_objects_of_days_are_taken_once_and_late_ones_too(bucket: Bucket, tmp_path: Path) -> None:
     source = dd.sources.files(f"{bucket.url}/orders/2026/**/*.json.gz")
-    bucket.put("orders/2026/11/25/10/b.json.gz", gzip.compress(said((1, "Bern"), (2, "Chur"))))
-    bucket.put("orders/2026/11/25/10/b.txt", b"not meant")
-    bucket.put("orders/2025/a.json.gz", gzip.compress(said((9, "Genf"))))
+    bucket.put_object("orders/2026/11/25/10/b.json.gz", gzip.compress(said((1, "Bern"), (2, "Chur"))))
+    bucket.put_object("orders/2026/11/25/10/b.txt", b"not meant")
+    bucket.put_object("orders/2025/a.json.gz", gzip.compress(said((9, "Genf"))))
     with flow().open(tmp_path / "state") as engine:
         assert engine.run({"rows": source}).rows == 2
         assert engine.run({"rows": source}).rows == 0
-    bucket.put("orders/2026/11/24/a.json.gz", gzip.compress(said((2, "Basel"))))
+    bucket.put_object("orders/2026/11/24/a.json.gz", gzip.compress(said((2, "Basel"))))
     with flow().open(tmp_path / "state") as engine:
         done = engine.run({"rows": source})
         assert (done.rows, held(engine)) == (1, [(1, "Bern"), (2, "Basel")])
@@ -66,13 +66,13 @@ def test_objects_of_days_are_taken_once_and_late_ones_too(bucket: Bucket, tmp_pa
 
 def test_messages_come_by_lines_whatever_the_objects_are_called(bucket: Bucket, tmp_path: Path) -> None:
     source = dd.sources.files(f"{bucket.url}/firehose/**", lines=True)
-    bucket.put("firehose/2026/11/25/10/stream-1-uuid", said((1, "Bern")))
-    bucket.put("firehose/2026/11/25/11/stream-1-uuid", gzip.compress(said((1, "Chur"), (2, "Genf"))))
+    bucket.put_object("firehose/2026/11/25/10/stream-1-uuid", said((1, "Bern")))
+    bucket.put_object("firehose/2026/11/25/11/stream-1-uuid", gzip.compress(said((1, "Chur"), (2, "Genf"))))
     with messages().open(tmp_path / "state") as engine:
         assert engine.run({"rows": source}).rows == 3
         assert held(engine) == [(1, "Chur"), (2, "Genf")]
         bucket.delete("firehose/2026/11/25/10/stream-1-uuid")  # and is forgotten
-        bucket.put("firehose/2026/11/25/12/stream-1-uuid", said((3, "Thun")))
+        bucket.put_object("firehose/2026/11/25/12/stream-1-uuid", said((3, "Thun")))
         assert engine.run({"rows": source}).rows == 1
         position = engine.calls.durable.log.sources["rows"].position
         assert sorted(position["done"]) == [f"2026/11/25/{hour}/stream-1-uuid" for hour in (11, 12)]
@@ -80,7 +80,7 @@ def test_messages_come_by_lines_whatever_the_objects_are_called(bucket: Bucket, 
 
 def test_a_faulty_network_is_tried_again(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     for n in range(5):
-        bucket.put(f"in/{n}.json", said((n, "Bern")))
+        bucket.put_object(f"in/{n}.json", said((n, "Bern")))
     proxy.fail(7, 0.2, "500", "503", "silent", "lost", times=10)
     with flow().open(tmp_path / "state") as engine:
         assert engine.run({"rows": dd.sources.files(f"{bucket.url}/in/")}).rows == 5
@@ -92,11 +92,11 @@ def test_a_faulty_network_is_tried_again(bucket: Bucket, proxy: Proxy, tmp_path:
 
 
 def test_an_object_that_changed_is_an_error(bucket: Bucket, tmp_path: Path) -> None:
-    bucket.put("in/a.json", said((1, "Bern")))
+    bucket.put_object("in/a.json", said((1, "Bern")))
     source = dd.sources.files(f"{bucket.url}/in/*.json")
     with flow().open(tmp_path / "state") as engine:
         engine.run({"rows": source})
-        bucket.put("in/a.json", said((1, "Bern"), (2, "Chur")))
+        bucket.put_object("in/a.json", said((1, "Bern"), (2, "Chur")))
         with raises(SourceChanged):
             engine.run({"rows": source})
 

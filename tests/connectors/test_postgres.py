@@ -209,7 +209,7 @@ def test_another_shape_is_refused_and_a_new_column_is_added(server: Server) -> N
         opened.prepare()
     ask(server, "alter table t alter column city type text")
     opened.prepare()
-    assert list(opened.columns("t")) == ["id", "city", "n"]  # type: ignore[attr-defined]
+    assert list(opened.read_column_types("t")) == ["id", "city", "n"]  # type: ignore[attr-defined]
     ask(server, "alter table t add column more text")
     with raises(SinkRefused):
         opened.prepare()

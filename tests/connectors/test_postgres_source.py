@@ -31,7 +31,7 @@ from ddflow.errors import (
     SourceFailed,
     SpecError,
     UnreadableInput,
-    in_words,
+    write_text,
 )
 
 ORDERS = "create table orders (id bigint primary key, customer int, amount numeric(9, 2), note text)"
@@ -255,7 +255,7 @@ def test_a_column_that_widens_ends_the_run_until_the_state_is_evolved(
     for _ in "12":
         with pytest.raises(BadMessage) as error:
             run(flow())
-        command = re.search(r"ddflow (evolve .*/state) --types (.*)", in_words(error.value.message, ShellWords({})))
+        command = re.search(r"ddflow (evolve .*/state) --types (.*)", write_text(error.value.message, ShellWords({})))
         assert command is not None and command[2] == f"customer={wide}"
         assert not dd.fsck(tmp_path / "state").problems
     evolved = CliRunner().invoke(app, [*command[1].split(), "--types", command[2]])

@@ -386,7 +386,7 @@ def test_what_lasts_can_be_cancelled(kind: str, tmp_path: Path) -> None:
     table.prepare()
     timer = threading.Timer(0.2, table.cancel)
     timer.start()
-    with raises(SinkFailed), table.talking("write"), table.transaction():
+    with raises(SinkFailed), table.translate_errors("write"), table.transaction():
         table.execute(COUNTED.get(kind, "select count(*) from range(1000000000000) t(n) where n % 7 = 3"))
     timer.join()
     table.write(TableChanges(None, pa.table({"id": [7]}), 1), TargetRecord("0" * 32, "t", 1, "f" * 32), None)

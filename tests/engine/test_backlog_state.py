@@ -14,9 +14,9 @@ from ddflow.engine.garbage import gc, list_blobs
 from ddflow.partitions.evolve import evolve
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
-from ddflow.storage.epochs import Delivered
+from ddflow.storage.epochs import AttachedSink
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.manifest import Manifest, load_manifest, load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 from ddflow.tools.fsck import fsck
@@ -48,7 +48,7 @@ def lag(engine: dd.Engine, target: Path, epoch: int = 0) -> None:
     """A sink that has an epoch, as the next version says it."""
     assert engine.durable is not None
     place = dd.sinks.sqlite(target, "rows").target
-    engine.durable.log.sinks["rows"] = Delivered("sqlite", place, "upsert", epoch, 0, "")
+    engine.durable.log.sinks["rows"] = AttachedSink("sqlite", place, "upsert", epoch, 0, "")
 
 
 def steps(engine: dd.Engine, count: int) -> None:
@@ -58,7 +58,7 @@ def steps(engine: dd.Engine, count: int) -> None:
 
 
 def newest_of(store: Any) -> Manifest:
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     return manifest
 
@@ -70,7 +70,7 @@ def files(state: Path) -> set[str]:
 def named(state: Path) -> set[str]:
     """What all versions that are there name."""
     store = LocalStore(state, readonly=True)
-    return {blob.name for number in store.numbers() for blob in list_blobs(store, at(store, number))}
+    return {blob.name for number in store.list_manifests() for blob in list_blobs(store, load_manifest(store, number))}
 
 
 def held(target: Path) -> list[Any]:

@@ -30,7 +30,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.plan.text.codec import describe_plan, node_ids, show_node
 from ddflow.plan.verbs.family import load_operators
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import at
+from ddflow.storage.manifest import load_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.export import open_contents
 
@@ -172,7 +172,7 @@ def test_closed_and_opened_after_every_step(tmp_path: Path, truth: dd.Engine, st
 def arrangements(state: Path) -> dict[str, list[str]]:
     """By operator that keeps something: the files of its arrangements in the newest version."""
     with closing(LocalStore(state, readonly=True)) as store:
-        (inventory,) = at(store, max(store.numbers())).inventories
+        (inventory,) = load_manifest(store, max(store.list_manifests())).inventories
         stored = StoredInventory.read(store, inventory)
     out = {f"input {name}": [each.file.name for each in c.rows.batches] for name, c in stored.of.inputs.items()}
     for number, kept in stored.of.operators.items():

@@ -20,9 +20,9 @@ from ddflow.connectors.parquet.folder import folder_name
 from ddflow.engine.garbage import DAY, CollectedGarbage, collect_file_names, gc
 from ddflow.errors import CorruptState, StateRefused
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import at, newest
+from ddflow.storage.manifest import load_manifest, load_newest
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.protocol import Entry
+from ddflow.storage.protocol import BlobEntry
 
 
 def plan() -> dd.Flow:
@@ -44,9 +44,9 @@ def steps(engine: dd.Engine, times: range) -> None:
 
 def whole(store: Any) -> None:
     """Every version that is there can be read."""
-    for number in store.numbers():
-        manifest = at(store, number)
-        assert collect_file_names(store, manifest) <= {entry.name for entry in store.list()}
+    for number in store.list_manifests():
+        manifest = load_manifest(store, number)
+        assert collect_file_names(store, manifest) <= {entry.name for entry in store.list_blobs()}
         with dd.Snapshot.open(store.writer(), epoch=manifest.epoch) as snapshot:
             snapshot.read("people")
 
@@ -65,12 +65,12 @@ def test_versions_go_when_their_successor_is_old_enough_and_the_two_newest_stay(
     other = store.writer()
     assert gc(other).manifests == []  # all are within their grace
     told = gc(other, grace=0, dry_run=True)
-    assert (told.manifests, told.kept) == ([0, 1, 2, 3], [4, 5]) and other.numbers() == [0, 1, 2, 3, 4, 5]
-    before = {entry.name: entry.length for entry in other.list()}
-    named = set[str]().union(*(collect_file_names(other, at(other, number)) for number in (4, 5)))
+    assert (told.manifests, told.kept) == ([0, 1, 2, 3], [4, 5]) and other.list_manifests() == [0, 1, 2, 3, 4, 5]
+    before = {entry.name: entry.length for entry in other.list_blobs()}
+    named = set[str]().union(*(collect_file_names(other, load_manifest(other, number)) for number in (4, 5)))
     done = gc(other, grace=0)
-    assert done == told and other.numbers() == [4, 5]
-    assert {entry.name for entry in other.list()} == named and done.files == len(before) - len(named) > 0
+    assert done == told and other.list_manifests() == [4, 5]
+    assert {entry.name for entry in other.list_blobs()} == named and done.files == len(before) - len(named) > 0
     assert done.bytes == sum(size for name, size in before.items() if name not in named)
     assert gc(other, grace=0) == CollectedGarbage(kept=[4, 5])
     whole(other)
@@ -112,13 +112,13 @@ def test_what_is_put_and_published_while_the_collector_looks_is_not_garbage() ->
     class Late(MemoryStore):
         """A collector that is interrupted by a commit after each thing it looks at."""
 
-        def list(self) -> list[Entry]:
-            found = super().list()
+        def list_blobs(self) -> list[BlobEntry]:
+            found = super().list_blobs()
             steps(engine, range(engine.last + 1, engine.last + 2))
             return found
 
-        def manifest(self, number: int) -> bytes:
-            data = super().manifest(number)
+        def read_manifest(self, number: int) -> bytes:
+            data = super().read_manifest(number)
             if random.Random(number).random() < 0.5:
                 steps(engine, range(engine.last + 1, engine.last + 2))
             return data
@@ -172,9 +172,9 @@ def test_nothing_is_deleted_when_something_cannot_be_accounted_for(what: str) ->
     store = MemoryStore()
     with plan().open(store) as engine:
         steps(engine, range(4))
-    number = store.numbers()[-1] - (what == "second")
+    number = store.list_manifests()[-1] - (what == "second")
     if what == "inventory":
-        name = at(store, number).inventories[0].name
+        name = load_manifest(store, number).inventories[0].name
         data, put = store.shared.blobs[name]
         store.shared.blobs[name] = data[:-1] + b"?", put
     else:
@@ -221,7 +221,7 @@ def test_junk_is_left_and_hidden_outputs_of_failed_commits_go(tmp_path: Path) ->
     assert gc(state, grace=0).outputs == [str(old)]
     assert (old.exists(), new.exists(), junk.exists()) == (False, True, True)
     assert sorted(there.glob("0*.parquet")) == shown and (state / "blobs" / "notes.txt").read_text() == "mine"
-    assert newest(LocalStore(state, readonly=True)).epoch == 3  # type: ignore[union-attr]
+    assert load_newest(LocalStore(state, readonly=True)).epoch == 3  # type: ignore[union-attr]
 
 
 def test_random_lives_of_a_state_lose_nothing(seed: int = 7) -> None:
@@ -239,12 +239,12 @@ def test_random_lives_of_a_state_lose_nothing(seed: int = 7) -> None:
         elif what == "collect":
             age(store, choice.choice([0, 3, DAY]))
             gc(store.writer(), grace=choice.choice([0, 60]), orphans=choice.choice([0, DAY]))
-        elif what == "back" and len(store.numbers()) > 1 and engine.epoch > 1:
-            dd.rollback(store.writer(), at(store, store.numbers()[-2]).epoch)
+        elif what == "back" and len(store.list_manifests()) > 1 and engine.epoch > 1:
+            dd.rollback(store.writer(), load_manifest(store, store.list_manifests()[-2]).epoch)
             engine = plan().open(store := store.writer(), grace=0)
         elif what == "compact":
             engine.compact(forget=choice.random() < 0.5)
-        number = store.numbers()[-1]
+        number = store.list_manifests()[-1]
         table = engine.read("people")
         assert held.setdefault(number, table).equals(table), (seed, turn, what)
         whole(store.writer())

@@ -20,7 +20,7 @@ from ddflow.cli import app
 from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import EpochSkipped, Fenced, NotReadable, SpecError
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import at
+from ddflow.storage.manifest import load_manifest
 from ddflow.storage.memory import MemoryStore
 
 TEXT, NUMBER = "FORGET-ME-OF-ALL", 0x46524754_4D455F4E
@@ -120,8 +120,10 @@ def test_no_byte_of_a_row_that_is_gone_is_in_any_file(tmp_path: Path, spec: str,
             with pytest.raises(EpochSkipped):  # what it put out was forgotten, too
                 engine.step(calls[-1], engine.last, epoch=epoch)
     store = LocalStore(state, readonly=True)
-    named = set[str]().union(*(collect_file_names(store, at(store, number)) for number in store.numbers()))
-    assert {entry.name for entry in store.list()} == named and len(store.numbers()) == 2
+    named = set[str]().union(
+        *(collect_file_names(store, load_manifest(store, number)) for number in store.list_manifests())
+    )
+    assert {entry.name for entry in store.list_blobs()} == named and len(store.list_manifests()) == 2
     with flow.open(state, memory=memory) as engine:
         engine._check()
         assert engine.epoch == epoch and engine.read("people").equals(rows)
@@ -155,10 +157,10 @@ def test_without_forgetting_history_stays_and_epochs_can_be_given_again() -> Non
     with flow.open(store, retain=3) as engine:
         live(engine, calls)
         then = engine.read("people", as_of=3)
-        runs = len(store.list())
+        runs = len(store.list_blobs())
         engine.compact()
         engine._check()
-        assert engine.read("people", as_of=3).equals(then) and len(store.list()) > runs
+        assert engine.read("people", as_of=3).equals(then) and len(store.list_blobs()) > runs
         again = engine.step(calls[-1], 5, epoch=5)
         assert again["people"].num_rows and engine.epoch == 5
         slow = engine.reader("people", at=4)

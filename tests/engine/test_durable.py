@@ -192,14 +192,14 @@ def test_each_epoch_given_again_returns_what_it_returned_however_its_rows_are_cu
         case.go(door, epoch)
         assert door.engine.epoch == epoch
         case.holds(door, epoch)
-    before = store.shared.blobs.keys(), store.numbers()
+    before = store.shared.blobs.keys(), store.list_manifests()
     for shape in SHAPES.values():
         for again in (door, opened(case.scenario, store.writer(), None, shape=shape)):
             again.shape = shape
             for epoch in (len(case.calls), 1, *range(1, len(case.calls) + 1)):
                 case.go(again, epoch)
             case.holds(again, len(case.calls))
-    assert (store.shared.blobs.keys(), store.numbers()) == before
+    assert (store.shared.blobs.keys(), store.list_manifests()) == before
 
 
 def test_a_step_at_a_time_that_was_committed_is_told_again_without_its_number() -> None:
@@ -292,7 +292,7 @@ def test_what_old_epochs_returned_is_deleted_when_they_cannot_be_given_again() -
         sizes = []
         for time in range(1, 40):
             engine.step({"a": pa.table({"k": [7]})}, time)
-            sizes.append((len(store.list()), len(store.numbers())))
+            sizes.append((len(store.list_blobs()), len(store.list_manifests())))
     # Seven of the steps say nothing new; one row, its receipts and the manifests are all that is left.
     assert max(sizes[20:]) == min(sizes[20:]) and sizes[-1][1] == 2 and sizes[-1][0] <= 4
 
@@ -307,7 +307,7 @@ def test_without_commits_of_its_own_nothing_is_there_until_the_commit_and_then_a
 ) -> None:
     case, store = CASES[name], MemoryStore()
     door = case.open(store, medium, commit_every=None)
-    assert door.engine.flush() == 0 and store.numbers() == [0]
+    assert door.engine.flush() == 0 and store.list_manifests() == [0]
     for number in (1, 2):
         case.agrees(door, perform(door, case.calls[number - 1]), number)
     case.holds(door, 2)

@@ -16,7 +16,7 @@ import ddflow as dd
 from ddflow.engine.garbage import gc
 from ddflow.errors import CorruptState, DdflowError, StateRefused
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import at, newest
+from ddflow.storage.manifest import load_manifest, load_newest
 from ddflow.storage.protocol import GREATEST
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import list_versions, rollback
@@ -68,7 +68,7 @@ LAST = "9999999999999999"
 ASKED: dict[str, Callable[[Any], Any]] = {
     "open": lambda store: plan().open(store),
     "read": lambda store: dd.read(store, "people"),
-    "newest": newest,
+    "newest": load_newest,
     "rollback": rollback,
     "versions": list_versions,
     "gc": gc,
@@ -90,11 +90,11 @@ def test_a_number_that_no_manifest_can_have_is_refused_by_name(
     store = opened()
     with plan().open(store) as engine:
         engine.step(ROWS, 1)
-    whole = store.manifest(1)
+    whole = store.read_manifest(1)
     if place == "local":
         (tmp_path / "s" / folder / LAST).write_bytes(whole)
     else:
-        store._bucket.put(f"{folder}/{LAST}", whole)
+        store._bucket.put_object(f"{folder}/{LAST}", whole)
     for ask in ASKED.values():
         with pytest.raises(CorruptState) as caught:
             ask(opened())
@@ -113,7 +113,7 @@ def test_after_the_greatest_number_nothing_is_written_and_the_error_says_why(tmp
         engine.step(ROWS, 1)
     store = LocalStore(tmp_path / "s")
 
-    last = replace(at(store, 1), number=GREATEST)
+    last = replace(load_manifest(store, 1), number=GREATEST)
     assert store.publish(GREATEST, last.encode())
     with plan().open(tmp_path / "s") as engine, pytest.raises(DdflowError) as caught:
         engine.step(ROWS, 2)

@@ -23,7 +23,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.inventory_text import read
-from ddflow.storage.manifest import at, newest
+from ddflow.storage.manifest import load_manifest, load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 from ddflow.tools.rollback import rollback
@@ -87,7 +87,7 @@ def settled(files: int) -> tuple[tuple[float, float, int], int]:
     with of_many_files(store, files) as engine:
         commits(engine, store, 20 + files // 64)
         found = commits(engine, store, 64)
-        manifest = newest(store)
+        manifest = load_newest(store)
         assert manifest is not None
         assert collect_file_names(store, manifest) == engine.durable.log.manifest_log.names  # type: ignore[union-attr]
         return found, len(read(store, manifest.inventories[0]).data)
@@ -111,7 +111,7 @@ def test_a_small_state_is_in_one_inventory() -> None:
             store.puts = 0
             engine.step(rows(range(time, time + 3)), time)
             assert store.puts == 1
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None and b"\n" not in store.map(manifest.inventories[0]).to_pybytes()
 
 
@@ -127,12 +127,12 @@ def in_sheets(store: Any, epochs: int = 14, **options: Any) -> None:
     with plan().open(store, grace=0.0, **options) as engine:
         for time in range(1, epochs + 1):
             engine.step(rows(sorted(chance.sample(range(60), 9))), time)
-    manifest = newest(store if not isinstance(store, Path) else LocalStore(store, readonly=True))
+    manifest = load_newest(store if not isinstance(store, Path) else LocalStore(store, readonly=True))
     assert manifest is not None and manifest.epoch == epochs
 
 
 def sheets_of(store: Any) -> list[Blob]:
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     return [sheet for part in manifest.inventories for sheet in read(store, part).sheets]
 
@@ -141,12 +141,14 @@ def test_a_collection_keeps_the_sheets_that_versions_name_and_no_other(tiny: Non
     store = MemoryStore()
     in_sheets(store)
     assert len(sheets_of(store)) > 1
-    there = {entry.name for entry in store.list()}
-    named = set[str]().union(*(collect_file_names(store, at(store, number)) for number in store.numbers()))
+    there = {entry.name for entry in store.list_blobs()}
+    named = set[str]().union(
+        *(collect_file_names(store, load_manifest(store, number)) for number in store.list_manifests())
+    )
     assert there == named and {each.name for each in sheets_of(store)} <= named
     lost = store.writer().put("json", lambda sink: sink.write(b"nobody names it"))
     gc(store.writer(), grace=0.0, orphans=0.0)
-    in_between = {entry.name for entry in store.list()}
+    in_between = {entry.name for entry in store.list_blobs()}
     assert named <= in_between <= named | {lost.name}
     assert dd.fsck(store).ok
 
@@ -155,18 +157,18 @@ def test_a_collection_deletes_nothing_where_an_inventory_is_not_one(tiny: None) 
     """Its checksum is right and its JSON is not: what it would name is not known."""
     store = MemoryStore()
     in_sheets(store)
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     store = store.writer()
     orphan = store.put("arrow", lambda sink: sink.write(b"an orphan"))
     for data in (b'{"inputs":{},"operators":{}', b'{"inputs":{},"operators":{},"totals":{},"more":1}', b"\n[]\n"):
         broken = store.put("json", lambda sink, data=data: sink.write(data))
-        number = store.numbers()[-1] + 1
+        number = store.list_manifests()[-1] + 1
         assert store.publish(number, replace(manifest, number=number, inventories=(broken,)).encode())
-        before = {entry.name for entry in store.list()}
+        before = {entry.name for entry in store.list_blobs()}
         with pytest.raises(CorruptState, match=broken.name):
             gc(store.writer(), grace=0.0, orphans=0.0)
-        assert {entry.name for entry in store.list()} == before >= {orphan.name}
+        assert {entry.name for entry in store.list_blobs()} == before >= {orphan.name}
         report = dd.fsck(store)
         assert f"blobs/{broken.name}" in {each.file for each in report.problems} and report.garbage is None
 
@@ -249,7 +251,7 @@ def test_the_files_of_a_sheet_are_read_as_records(tiny: None) -> None:
     """A sheet whose checksum is right and whose fields are not."""
     store = MemoryStore()
     in_sheets(store)
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     store = store.writer()
     whole = read(store, manifest.inventories[0])

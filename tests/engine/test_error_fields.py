@@ -12,7 +12,7 @@ from messages import raises
 
 import ddflow as dd
 from ddflow.cli.words import ShellWords
-from ddflow.errors import Command, Evolve, Option, Phrase, Row, SpecError, Widen, in_words
+from ddflow.errors import Command, Evolve, Option, Phrase, Row, SpecError, Widen, write_text
 from ddflow.errors.base import name_rows, replace_texts
 
 
@@ -71,7 +71,7 @@ def test_another_plan_is_fixed_by_calls_as_data(tmp_path: Path) -> None:
         two("a").open(tmp_path / "state")
     state = str(tmp_path / "state")
     assert caught.value.fixes == (Evolve(state=state, drop_outputs=["b"], drop_inputs=["b"]), Command("migrate"))
-    shell = in_words(caught.value.message, ShellWords({}))
+    shell = write_text(caught.value.message, ShellWords({}))
     assert f"ddflow evolve {state} --drop-output b --drop-input b;" in shell and "ddflow migrate" in shell
 
 
@@ -88,4 +88,4 @@ def test_an_error_keeps_its_data_on_its_way() -> None:
 def test_no_option_of_an_error_holds_a_secret(words: Any) -> None:
     fix = Phrase("give ", Option("password", "hunter2"), " or ", Option("url", "postgres://me:hunter2@db/shop"))
     error = SpecError("connect", "no", fix)
-    assert "hunter2" not in f"{error} {error!r} {error.fixes!r} {in_words(error.message, words) if words else ''}"
+    assert "hunter2" not in f"{error} {error!r} {error.fixes!r} {write_text(error.message, words) if words else ''}"

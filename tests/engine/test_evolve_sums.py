@@ -141,10 +141,10 @@ def test_a_sum_that_is_no_double_is_refused_and_is_a_decimal() -> None:
     store = MemoryStore()
     with one({}, lambda c: c.agg(s="sum(n)"), kind=pa.int64()).open(store) as engine:
         engine.step({"a": pa.table({"id": [1, 2], "n": [2**53, 1]})}, 1)
-    before = store.writer().numbers()
+    before = store.writer().list_manifests()
     with raises(SchemaMismatch):
         dd.evolve(store.writer(), {"n": pa.float64()})
-    assert store.writer().numbers() == before and dd.fsck(store.writer()).ok
+    assert store.writer().list_manifests() == before and dd.fsck(store.writer()).ok
     dd.evolve(store.writer(), {"n": pa.decimal128(20, 1)})
     assert dd.read(store.writer(), "out").to_pylist() == [{"s": Decimal("9007199254740993.0"), "_diff": 1}]
 

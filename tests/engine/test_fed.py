@@ -19,8 +19,8 @@ from proof_case import ARRIVAL, BERN, EPOCH, HELD, SCHEMA, WIDE, one, plan, repl
 
 import ddflow as dd
 from ddflow.errors import LogUnclear, OutOfScope, SpecError, WrongMode
-from ddflow.storage.feeding import EVENTS, FULL, Fed, FedCalls, Way
-from ddflow.storage.manifest import newest
+from ddflow.storage.feeding import EVENTS, FULL, FeedRecord, FeedRun, FeedWay
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import fsck
 
@@ -214,9 +214,9 @@ def test_full_contents_bring_no_deleted_key_back_when_they_are_migrated() -> Non
     flow = plan(dd.Upsert(key="id", order_by="at", delete=dd.tombstone("gone")))
     done = dd.migrate(old, new, flow, ({"orders": part} for part in log))
     assert dd.read(new, "orders")["id"].to_pylist() == [3] and not done.tables["orders"].num_rows
-    found = newest(new)
-    runs = (FedCalls(1, 1, 1, EVENTS), FedCalls(2, 2, 1, Way(FULL)), FedCalls(3, 3, 1, Way(FULL, BERN)))
-    assert found is not None and found.fed == {"orders": Fed(runs)}
+    found = load_newest(new)
+    runs = (FeedRun(1, 1, 1, EVENTS), FeedRun(2, 2, 1, FeedWay(FULL)), FeedRun(3, 3, 1, FeedWay(FULL, BERN)))
+    assert found is not None and found.fed == {"orders": FeedRecord(runs)}
     assert dd.verify(new, {"orders": log}).ok
     with raises(WrongMode):
         dd.migrate(old, MemoryStore(), plan(HELD), [{"orders": part} for part in log], whole=True)
@@ -246,7 +246,7 @@ def test_one_call_of_a_log_may_bring_events_and_full_contents_of_several_inputs(
         engine.flush()
     done = dd.migrate(old, new, flow, [first, then])
     assert (done.epoch, done.last) == (2, 5) and not any(net.num_rows for net in done.tables.values())
-    fed, again = newest(old), newest(new)
+    fed, again = load_newest(old), load_newest(new)
     assert fed is not None and again is not None and fed.fed == again.fed
 
 
@@ -330,9 +330,9 @@ def test_a_state_of_one_long_history_is_folded_as_it_comes() -> None:
 
 
 def test_of_many_runs_of_calls_the_last_are_told_and_the_others_counted() -> None:
-    fed = Fed()
+    fed = FeedRecord()
     for epoch in range(1, 8):
-        fed = fed.after(epoch, Way(FULL, f"region = '{epoch}'"))
+        fed = fed.add_call(epoch, FeedWay(FULL, f"region = '{epoch}'"))
     told = str(fed).split(", ")
     assert told[0] == "... 3 runs of calls more"
     assert [part.split()[-1] for part in told[1:]] == ["4)", "5)", "6)", "7)"]

@@ -18,9 +18,9 @@ from ddflow.engine.full_contents import decode_order, encode_order
 from ddflow.errors import CorruptState, LogUnclear, SpecError
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import feeding as module
-from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, FedCalls, Way
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, FeedRecord, FeedRun, FeedWay
 from ddflow.storage.fields import Decoder, decode_record, encode_record
-from ddflow.storage.manifest import newest
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import fsck
 
@@ -31,8 +31,10 @@ def test_the_record_goes_with_the_version_that_it_led_to() -> None:
     with pytest.raises(SpecError), plan(ARRIVAL).open(store.writer()) as engine:
         engine.replace("orders", one(1), 4, order=3)  # refused: no trace of it
     dd.rollback(store.writer(), 2)
-    found = newest(store)
-    assert found is not None and found.fed["orders"] == Fed((FedCalls(1, 1, 1, EVENTS), FedCalls(2, 2, 1, Way(FULL))))
+    found = load_newest(store)
+    assert found is not None and found.fed["orders"] == FeedRecord(
+        (FeedRun(1, 1, 1, EVENTS), FeedRun(2, 2, 1, FeedWay(FULL)))
+    )
     assert dd.verify(store, {"orders": log[:2]}).ok
     rescale(store.writer(), 4)
     assert dd.verify(store, {"orders": log[:2]}).ok
@@ -52,8 +54,8 @@ def test_what_many_tasks_are_given_are_events() -> None:
     hands.epoch({"orders": SCHEMA.empty_table()})
     hands.epoch({"orders": one(9, city="Chur")})
     hands.close()
-    found = newest(store)
-    assert found is not None and found.fed["orders"].runs[-1] == FedCalls(4, 6, 2, EVENTS)
+    found = load_newest(store)
+    assert found is not None and found.fed["orders"].runs[-1] == FeedRun(4, 6, 2, EVENTS)
     assert dd.verify(store, {"orders": [a, b, c, one(8, 9), one(9, city="Chur")]}).ok
     assert dd.verify(store, {"orders": [a, dd.Full(b), dd.Full(c), one(8), one(9, city="Chur")]}).ok
 
@@ -67,8 +69,10 @@ def test_forgetting_leaves_no_word_of_a_scope_and_counts_are_enough_for_a_marked
         engine.compact(forget=True)
     every = [*store.shared.manifests.values(), *(data for data, _ in store.shared.blobs.values())]
     assert not any(b"Zermatt" in data or b"424242" in data for data in every)
-    found = newest(store)
-    assert found is not None and found.fed["orders"] == Fed((FedCalls(3, 3, 1, Way(FULL)),), 2, events=1, full=1)
+    found = load_newest(store)
+    assert found is not None and found.fed["orders"] == FeedRecord(
+        (FeedRun(3, 3, 1, FeedWay(FULL)),), 2, events=1, full=1
+    )
     marked = [one(1, 2), dd.Full(one(2), "city = 'Bern'", 424242), dd.Full(one(3, at=5))]
     assert dd.verify(store, {"orders": marked}).ok and dd.verify(store, {"orders": marked[2:]}).ok
     for log in ([one(1, 2), one(2), one(3, at=5)], [marked[1], *marked], [marked[0], dd.Restated(one(2)), marked[2]]):
@@ -78,26 +82,28 @@ def test_forgetting_leaves_no_word_of_a_scope_and_counts_are_enough_for_a_marked
 
 
 def test_the_record_is_bounded_and_loses_no_call() -> None:
-    fed = Fed()
+    fed = FeedRecord()
     for epoch in range(1, 100_001):
-        fed = fed.after(epoch, EVENTS)
-    assert fed == Fed((FedCalls(1, 100_000, 100_000, EVENTS),))
-    fed, kinds = Fed(), Counter[str]()
+        fed = fed.add_call(epoch, EVENTS)
+    assert fed == FeedRecord((FeedRun(1, 100_000, 100_000, EVENTS),))
+    fed, kinds = FeedRecord(), Counter[str]()
     for epoch in range(1, 2_001):
-        way = [EVENTS, Way(FULL, f"day = '{epoch}'"), Way(RESTATED), Way(FULL, None, (epoch, "x"))][epoch % 4]
-        fed, kinds = fed.after(epoch, way), kinds + Counter([way.kind])
-        assert sum(run.size for run in fed.runs) <= ROOM
+        way = [EVENTS, FeedWay(FULL, f"day = '{epoch}'"), FeedWay(RESTATED), FeedWay(FULL, None, (epoch, "x"))][
+            epoch % 4
+        ]
+        fed, kinds = fed.add_call(epoch, way), kinds + Counter([way.kind])
+        assert sum(run.text_length for run in fed.runs) <= ROOM
     assert 100 < len(fed.runs) < 400 and fed.until == fed.runs[0].first - 1 and len(encode_record(fed)) < 3 * ROOM
     known = Counter(run.way.kind for run in fed.runs)
     assert {
         kind: known[kind] + n for kind, n in zip(module.WAYS, (fed.events, fed.full, fed.restated), strict=True)
     } == kinds
-    assert decode_record(Decoder(Fed), encode_record(fed), "m") == fed and fed.calls == 2_000
-    fed.check(2_000)
+    assert decode_record(Decoder(FeedRecord), encode_record(fed), "m") == fed and fed.calls == 2_000
+    fed.check_calls(2_000)
     with pytest.raises(ValueError, match="up to epoch 2000, and the last one is 1999"):
-        fed.check(1_999)
+        fed.check_calls(1_999)
     # A scope that is longer than all the room is not kept, and neither is what came before it.
-    assert fed.after(2_001, Way(FULL, "x" * ROOM)).runs == ()
+    assert fed.add_call(2_001, FeedWay(FULL, "x" * ROOM)).runs == ()
 
 
 ORDERS = {
@@ -126,9 +132,9 @@ def test_an_order_is_kept_in_words_that_give_it_back(kind: str) -> None:
         column = pa.array([value], type_)
         schema = pa.schema([pa.field("o", type_)])
         words = encode_order(pa.RecordBatch.from_arrays([column], schema=schema))
-        fed = Fed((FedCalls(1, 1, 1, Way(FULL, None, words)),))
-        again = decode_record(Decoder(Fed), encode_record(fed), "m")
-        again.check(1)
+        fed = FeedRecord((FeedRun(1, 1, 1, FeedWay(FULL, None, words)),))
+        again = decode_record(Decoder(FeedRecord), encode_record(fed), "m")
+        again.check_calls(1)
         assert again.runs[0].way.order == words
         assert decode_order(words, ["o"], schema)["o"].equals(column[0])
 
@@ -169,8 +175,8 @@ def test_orders_that_were_given_decide_again_unless_another_order_decides() -> N
 
 def test_a_manifest_that_lies_about_how_it_was_fed_is_found() -> None:
     for fed, said in (
-        ({"nobody": Fed((FedCalls(1, 1, 1, EVENTS),))}, "it says how ['nobody'] were fed"),
-        ({"orders": Fed((FedCalls(1, 3, 3, EVENTS),))}, "epoch 2 had a replace"),
+        ({"nobody": FeedRecord((FeedRun(1, 1, 1, EVENTS),))}, "it says how ['nobody'] were fed"),
+        ({"orders": FeedRecord((FeedRun(1, 3, 3, EVENTS),))}, "epoch 2 had a replace"),
     ):
         store = MemoryStore()
         replaced(store)
@@ -182,7 +188,7 @@ def test_a_manifest_that_lies_about_how_it_was_fed_is_found() -> None:
 def test_no_more_than_the_log_is_walked_however_many_calls_a_manifest_claims() -> None:
     store = MemoryStore()
     log = replaced(store)
-    lie_in(store, fed={"orders": Fed((FedCalls(1, 3, 2**62, Way(FULL)),))})
+    lie_in(store, fed={"orders": FeedRecord((FeedRun(1, 3, 2**62, FeedWay(FULL)),))})
     with pytest.raises(LogUnclear):
         dd.verify(store, {"orders": log})
     assert dd.verify(store, {"orders": [dd.Full(one(3))]}).ok

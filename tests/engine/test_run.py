@@ -32,8 +32,8 @@ from ddflow.errors import (
     SpecError,
     UnreadableInput,
 )
-from ddflow.storage.manifest import at as manifest_at
-from ddflow.storage.manifest import newest
+from ddflow.storage.manifest import load_manifest as manifest_at
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.opening import open_store
 
 COLUMNS = {"id": pa.int64(), "city": pa.string(), "amount": pa.int64()}
@@ -79,7 +79,7 @@ def manifest_of(place: Path) -> Any:
     """The newest manifest of a state."""
     store = open_store(place)
     try:
-        return newest(store)
+        return load_newest(store)
     finally:
         store.close()
 
@@ -88,7 +88,7 @@ def past(place: Path) -> list[Any]:
     """All manifests of a state, oldest first."""
     store = open_store(place)
     try:
-        return [manifest_at(store, number) for number in store.numbers()]
+        return [manifest_at(store, number) for number in store.list_manifests()]
     finally:
         store.close()
 

@@ -17,7 +17,7 @@ from ddflow.connectors.sources import describe_place, describe_position
 from ddflow.engine.lineage.story import Story
 from ddflow.engine.run.source_reader import SourceFeed, find_source_feed
 from ddflow.engine.snapshot import Snapshot
-from ddflow.storage.epochs import Attached
+from ddflow.storage.epochs import AttachedSource
 
 WRITTEN = 1_790_000_000_000_000_000
 FILES = {"1.csv": [9, 1], "2.csv": [9, 1]}
@@ -78,8 +78,8 @@ def test_a_place_in_the_log_of_postgres_is_shown_as_postgres_writes_it() -> None
 
 
 def test_a_source_is_known_by_its_name_and_by_the_inputs_that_it_gave_rows() -> None:
-    shop = Attached("kafka", "kafka://b:1/shop", offsets(p0=1), {"orders": ("secret",), "people": ()})
-    files = Attached("files", "/in/*.csv", {"done": {}, "at": None, "before": 0}, {})
+    shop = AttachedSource("kafka", "kafka://b:1/shop", offsets(p0=1), {"orders": ("secret",), "people": ()})
+    files = AttachedSource("files", "/in/*.csv", {"done": {}, "at": None, "before": 0}, {})
     found = {
         name: find_source_feed({"shop": shop, "cities": files}, name)
         for name in ("orders", "people", "cities", "others")

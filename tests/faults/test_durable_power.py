@@ -188,7 +188,7 @@ def late_outputs(patch: pytest.MonkeyPatch) -> None:
         out = real(manifest_log, *given, **named)
         while waiting:
             store, name, data = waiting.pop()
-            store.site.written(store._blob(name), "late", lambda sink, data=data: sink.write(data))
+            store.site.write_file(store._blob_path(name), "late", lambda sink, data=data: sink.write(data))
         return out
 
     real = ManifestLog.commit
@@ -259,7 +259,7 @@ def unsynced(patch: pytest.MonkeyPatch) -> None:
 
 def late_inventory(patch: pytest.MonkeyPatch) -> None:
     """The inventory is durable after the manifest only."""
-    real = Site.written
+    real = Site.write_file
 
     def written(place: Site, path: str, what: str, write: Any) -> Any:
         if not path.endswith(".json"):
@@ -270,7 +270,7 @@ def late_inventory(patch: pytest.MonkeyPatch) -> None:
         finally:
             place.disk = fsync
 
-    patch.setattr(Site, "written", written)
+    patch.setattr(Site, "write_file", written)
 
 
 class Unsynced(Faulty):
@@ -313,12 +313,12 @@ def whole_runs(given: Any) -> Any:
 
 def forgotten_file(patch: pytest.MonkeyPatch) -> None:
     """One file of the inventory is not counted among those that the manifest names."""
-    real = inventory_text.names_in
+    real = inventory_text.find_names
 
     def named(value: Any) -> set[str]:
         return set(sorted(real(value))[1:])
 
-    patch.setattr(inventory_text, "names_in", named)
+    patch.setattr(inventory_text, "find_names", named)
 
 
 def told_too_early(patch: pytest.MonkeyPatch) -> None:

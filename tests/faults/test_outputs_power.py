@@ -31,7 +31,7 @@ from ddflow.engine.outputs import Outputs
 from ddflow.errors import DdflowError
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.folder.site import Site
-from ddflow.storage.manifest import newest
+from ddflow.storage.manifest import load_newest
 
 PATH, FOLDER = "/data/orders", "/data/out"
 LAST, IMAGES, CHUNKS = 13, 50, 2
@@ -145,7 +145,7 @@ def look(disk: Any, epoch: int, notes: list[Any], all: bool) -> None:
 def check(store: Any, notes: list[Any]) -> None:
     """The folder is right when the power comes back, when the state is opened, and after all its receipts went."""
     disk, told = store.disk, max((note[1] for note in notes if note[0] != "tried"), default=0)
-    manifest = newest(store)
+    manifest = load_newest(store)
     epoch = 0 if manifest is None else manifest.epoch
     assert told <= epoch <= told + 1, f"{epoch} is the last, {told} was told"
     look(disk, epoch, notes, all=False)
@@ -160,7 +160,7 @@ def check(store: Any, notes: list[Any]) -> None:
     for seed in range(3 if epoch else 0):
         again = disk.image(seed, cut=len(disk.log))
         look(again, epoch, notes, all=True)
-        assert json.loads(again.read(f"{FOLDER}/outputs.json", 1 << 20))["state"] == newest(local(again)).id  # type: ignore[union-attr]
+        assert json.loads(again.read(f"{FOLDER}/outputs.json", 1 << 20))["state"] == load_newest(local(again)).id  # type: ignore[union-attr]
 
 
 def local(disk: Any) -> LocalStore:
@@ -320,7 +320,7 @@ def in_place(patch: pytest.MonkeyPatch) -> None:
         return path
 
     patch.setattr(OutputPlace, "_write_part", written)
-    patch.setattr(Site, "tidy", lambda site, path: None)
+    patch.setattr(Site, "try_unlink", lambda site, path: None)
 
 
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -54,7 +54,7 @@ def troubled(make: Callable[[Any], Store], disk: Faulty, note: Callable[[Any], N
         writer = Writer(store, told)
         for blob in writer.blobs:
             store.map(blob)
-        store.list(), store.last_mark()
+        store.list_blobs(), store.last_mark()
         writer.commit(Random(3))
     except (StorageFull, StorageFailed, OutcomeUnknown) as error:
         if isinstance(error, OutcomeUnknown):
@@ -66,8 +66,8 @@ def troubled(make: Callable[[Any], Store], disk: Faulty, note: Callable[[Any], N
 
 def held(store: Store) -> dict[int, tuple[bytes, tuple[bytes, ...]]]:
     """Everything that can be read: manifests and what the newest names."""
-    numbers = store.numbers()
-    found = {number: (store.manifest(number), ()) for number in numbers}
+    numbers = store.list_manifests()
+    found = {number: (store.read_manifest(number), ()) for number in numbers}
     data = found[numbers[-1]][0]
     return found | {numbers[-1]: (data, tuple(store.map(blob).to_pybytes() for blob in blobs(data)))}
 
@@ -128,8 +128,10 @@ def test_on_a_real_disk_nothing_stays_open_or_half_written(tmp_path: Path, kind:
         after = held(store)
         assert max(after) == won or (max(after) == 2 and isinstance(error, OutcomeUnknown)), where
         assert max(after) > 1 or after[1] == before[1], where
-        named = blobs(store.manifest(max(after)))
-        assert {blob.name: blob.length for blob in named}.items() <= {n: size for n, size, _ in store.list()}.items()
+        named = blobs(store.read_manifest(max(after)))
+        assert {blob.name: blob.length for blob in named}.items() <= {
+            n: size for n, size, _ in store.list_blobs()
+        }.items()
         if faulty.failed[0] != "unlink":
             assert not [name for name in os.listdir(tmp_path / str(at) / "manifests") if name.startswith(".")], where
         assert Writer(store, lambda _: None).commit(Random(4)), where
@@ -168,7 +170,7 @@ def test_a_blob_that_is_given_up_leaves_nothing_and_its_error_is_the_writers_own
     with pytest.raises(type(error)) as caught:
         store.put("arrow", write)
     assert caught.value is error
-    assert store.list() == [] and disk.names(f"{PATH}/blobs") == [] and not disk.open
+    assert store.list_blobs() == [] and disk.names(f"{PATH}/blobs") == [] and not disk.open
 
 
 def test_a_full_disk_is_told_through_arrows_code_and_even_when_the_writer_hides_it() -> None:
@@ -199,7 +201,7 @@ def test_after_a_failed_sync_of_names_it_takes_no_more() -> None:
     for call in (store.sync, lambda: store.publish(0, b"names what may be lost")):
         with raises(StorageFailed):
             call()
-    assert LocalStore(PATH, disk=disk).numbers() == []
+    assert LocalStore(PATH, disk=disk).list_manifests() == []
 
 
 class Full(Faulty):

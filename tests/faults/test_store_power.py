@@ -45,8 +45,8 @@ class Writer:
 
     def __init__(self, store: Store, note: Callable[[Any], None]) -> None:
         self.store, self.note = store, note
-        self.number = max(store.numbers(), default=-1)
-        self.blobs = blobs(store.manifest(self.number)) if self.number >= 0 else []
+        self.number = max(store.list_manifests(), default=-1)
+        self.blobs = blobs(store.read_manifest(self.number)) if self.number >= 0 else []
         self.garbage: list[str] = []
         self.note(("seen", self.number))
 
@@ -75,7 +75,7 @@ class Writer:
         return won
 
     def finish(self) -> None:
-        self.store.mark(self.number)
+        self.store.mark_published(self.number)
         self.clean()
 
     def clean(self) -> None:
@@ -130,10 +130,10 @@ def check(store: Store, notes: list[Any]) -> None:
             acknowledged = max(acknowledged, number)
         if kind == "won":
             assert won.setdefault(number, data[0]) == data[0], f"two writers won number {number}"
-    newest = max(store.numbers(), default=-1)
+    newest = max(store.list_manifests(), default=-1)
     assert acknowledged <= newest <= acknowledged + 1, f"{newest} is the newest, {acknowledged} was acknowledged"
     if newest >= 0:
-        found = store.manifest(newest)
+        found = store.read_manifest(newest)
         assert found in tried.get(newest, []), f"manifest {newest} is not what was written"
         assert found == won.get(newest, found), f"manifest {newest} is another's"
         for blob in blobs(found):
@@ -141,7 +141,7 @@ def check(store: Store, notes: list[Any]) -> None:
     assert store.last_mark() <= newest, f"{store.last_mark()} is marked, {newest} is the newest"
     again = Writer(store, lambda _: None)
     assert again.commit(Random(newest))
-    for blob in blobs(store.manifest(newest + 1)):
+    for blob in blobs(store.read_manifest(newest + 1)):
         store.map(blob)
 
 
@@ -262,7 +262,7 @@ class Replaces(LocalStore):
     """A number that is taken is taken over."""
 
     def _link_manifest(self, temporary: str, target: str, data: bytes) -> bool:
-        self.site.tidy(target)
+        self.site.try_unlink(target)
         return super()._link_manifest(temporary, target, data)
 
 
@@ -270,7 +270,10 @@ class LinksFirst(LocalStore):
     """A manifest has its number before its bytes."""
 
     def publish(self, number: int, data: bytes) -> bool:
-        temporary, target = self.site.below("manifests", f".{self.nonce}-1.part"), self._path("manifests", number)
+        temporary, target = (
+            self.site.below("manifests", f".{self.nonce}-1.part"),
+            self._number_path("manifests", number),
+        )
         file = self.disk.create(temporary, 0o600)
         won = self._link_manifest(temporary, target, data)
         if won:
@@ -286,7 +289,7 @@ class InPlace(LocalStore):
 
     def publish(self, number: int, data: bytes) -> bool:
         try:
-            file = self.disk.create(self._path("manifests", number), 0o600)
+            file = self.disk.create(self._number_path("manifests", number), 0o600)
         except FileExistsError:
             return False
         for begin in range(0, len(data), 500):
@@ -311,7 +314,7 @@ class ExpiresFirst(Writer):
 
 class MarksFirst(Writer):
     def publish(self, number: int, data: bytes) -> bool:
-        self.store.mark(number)
+        self.store.mark_published(number)
         return super().publish(number, data)
 
 

@@ -20,7 +20,7 @@ from ddflow.errors import SinkAhead, SinkRefused
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
-from ddflow.storage.manifest import newest
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.opening import open_store, opened_store
 from ddflow.tools.fsck import fsck
 
@@ -81,7 +81,7 @@ class Place:
 
     def manifest(self) -> Any:
         with opened_store(self.state) as store:
-            return newest(store)
+            return load_newest(store)
 
     def check(self) -> None:
         """Targets hold what the state does, each update once."""

@@ -33,7 +33,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.plan.text.codec import describe_plan
 from ddflow.storage import backlog
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import Manifest, at, newest
+from ddflow.storage.manifest import Manifest, load_manifest, load_newest
 from ddflow.storage.memory import MemoryStore
 
 NAMES = [*plan(NARROW).outputs]
@@ -41,7 +41,7 @@ COLUMNS = {"id": pa.int64(), "city": pa.string()}
 
 
 def newest_of(store: Any) -> Manifest:
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     return manifest
 
@@ -214,7 +214,7 @@ def test_a_state_that_waits_for_its_first_epoch_and_a_writer_that_is_there() -> 
             engine.step(some(1))
     with people("people", "towns").open(store.writer()) as engine:
         engine.step(some(1))
-        blobs = {entry.name for entry in store.list()}
+        blobs = {entry.name for entry in store.list_blobs()}
 
         class Late(MemoryStore):
             """Somebody commits just before we publish."""
@@ -229,9 +229,9 @@ def test_a_state_that_waits_for_its_first_epoch_and_a_writer_that_is_there() -> 
         late.publish = publish  # type: ignore[method-assign]
         with pytest.raises(Fenced):
             dd.evolve(late, drop_outputs="towns")
-        assert engine.epoch == 2 and blobs < {entry.name for entry in store.list()}
-    named = {blob.name for n in store.numbers() for blob in list_blobs(store, at(store, n))}
-    assert {entry.name for entry in store.list()} == named
+        assert engine.epoch == 2 and blobs < {entry.name for entry in store.list_blobs()}
+    named = {blob.name for n in store.list_manifests() for blob in list_blobs(store, load_manifest(store, n))}
+    assert {entry.name for entry in store.list_blobs()} == named
 
 
 def test_an_output_with_a_sink_is_detached_first_and_others_keep_what_waits(

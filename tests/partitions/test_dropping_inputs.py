@@ -33,7 +33,7 @@ from ddflow.partitions.evolve import _leave_out_sources
 from ddflow.partitions.rescale import rescale
 from ddflow.plan.text.codec import describe_plan
 from ddflow.storage import backlog
-from ddflow.storage.epochs import Attached
+from ddflow.storage.epochs import AttachedSource
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.memory import MemoryStore
 
@@ -244,12 +244,12 @@ def test_where_its_source_stands_goes_and_a_shared_one_stays(tmp_path: Path) -> 
         assert engine.run({"people": sources["people"]}).epochs == 0
     shared = {"people": ("note",), "cities": ()}
     given = {
-        "shop": Attached("kafka", "k", 7, shared),
-        "cities": Attached("kafka", "k", 7, shared),
-        "quiet": Attached("kafka", "k", None, {}),
-        "towns": Attached("kafka", "k", 7, {"cities": ()}),
+        "shop": AttachedSource("kafka", "k", 7, shared),
+        "cities": AttachedSource("kafka", "k", 7, shared),
+        "quiet": AttachedSource("kafka", "k", None, {}),
+        "towns": AttachedSource("kafka", "k", 7, {"cities": ()}),
     }
-    kept = Attached("kafka", "k", 7, {"people": ("note",)})
+    kept = AttachedSource("kafka", "k", 7, {"people": ("note",)})
     assert _leave_out_sources(given, ["cities"]) == {"shop": kept, "cities": kept, "quiet": given["quiet"]}
 
 

@@ -43,7 +43,7 @@ from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.inventory_text import inside, read
-from ddflow.storage.manifest import Feed, Output, at, newest
+from ddflow.storage.manifest import Feed, Output, load_manifest, load_newest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
@@ -142,10 +142,10 @@ def test_an_epoch_is_one_manifest_of_all_receipts() -> None:
     assert (coordinator.cut.stages, coordinator.partitions, coordinator.epoch) == (2, 2, 0)
     start = coordinator.begin()
     assert start.inventories == () and (start.epoch, start.time, start.frontier) == (1, 1, NEVER)
-    assert start.version.digest == digest(store.manifest(start.version.number)) and start.secret == (1, 2)
+    assert start.version.digest == digest(store.read_manifest(start.version.number)) and start.secret == (1, 2)
     receipts = Tasks(coordinator, start).all()
     done = coordinator.finish(start, receipts[::-1])
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None and manifest == coordinator.manifest
     assert manifest.inventories == tuple(each.inventory for each in receipts) and manifest.partitions == 2
     assert (manifest.epoch, manifest.frontier, manifest.last, manifest.folder) == (1, 2, 1, None)
@@ -320,8 +320,10 @@ def names_are_right() -> int:
         assert manifest_log.names == collect_file_names(store, manifest)
         seen += sum(len(read(store, part).sheets) for part in manifest.inventories)
         assert dd.fsck(store.writer()).ok
-        kept = set().union(*(collect_file_names(store, at(store, number)) for number in store.numbers()))
-        assert kept <= set(store.shared.blobs) and len(store.numbers()) <= 3
+        kept = set().union(
+            *(collect_file_names(store, load_manifest(store, number)) for number in store.list_manifests())
+        )
+        assert kept <= set(store.shared.blobs) and len(store.list_manifests()) <= 3
         if n % 10 == 9:
             hands.close()
             hands = Hands(flow, store.writer(), None, chance, grace=0, keep=3)
@@ -520,7 +522,7 @@ def test_what_a_plan_may_have_got_since() -> None:
     flow.upserts("orders", {"id": pa.int64()}, dd.Upsert(key="id"))
     with raises(SpecError):
         opened(fresh := MemoryStore(), flow)
-    assert fresh.numbers() == []
+    assert fresh.list_manifests() == []
 
 
 def test_commands_quote_a_folder_with_a_space(tmp_path: Path) -> None:
@@ -540,10 +542,10 @@ def test_partitions_are_the_states_until_it_is_rescaled() -> None:
     assert opened(store, partitions=None, default_partitions=8).partitions == 3
     assert opened(store, partitions=5).partitions == 5  # nothing was committed yet
     epoch(opened(store, partitions=5))
-    before = store.numbers()
+    before = store.list_manifests()
     with raises(SpecError):
         opened(store, partitions=2)
-    assert store.numbers() == before
+    assert store.list_manifests() == before
     assert opened(store, partitions=5).partitions == 5
     assert opened(store, partitions=None).begin().partitions == 5
     assert opened(partitions=None, default_partitions=7).partitions == 7
@@ -581,7 +583,7 @@ def test_a_state_of_one_engine_goes_on_with_one_partition_and_back() -> None:
     with flow.open(store.writer()) as engine:
         assert engine.epoch == 3 and engine.read("by_city").to_pylist() == [{"city": "Wil", "count": 3, "_diff": 1}]
         engine.step({"orders": rows}, time=20)
-    assert len(newest(store).inventories) == 1  # type: ignore[union-attr]
+    assert len(load_newest(store).inventories) == 1  # type: ignore[union-attr]
     hands = Hands(flow, store.writer(), None, random.Random(3))
     assert hands.epoch({})[0].epoch == 5
     hands.close()
@@ -611,8 +613,8 @@ def test_much_is_deleted_while_the_next_tasks_run(monkeypatch: pytest.MonkeyPatc
         assert log._sweeping is None or log._sweeping.is_alive()
     free.update({log._sweeping} - {None})
     coordinator.close()
-    left = {entry.name for entry in LocalStore(tmp_path / "state").list()}
-    kept = [at(log.store, number) for number in log.store.numbers()]
+    left = {entry.name for entry in LocalStore(tmp_path / "state").list_blobs()}
+    kept = [load_manifest(log.store, number) for number in log.store.list_manifests()]
     assert len(kept) == 2
     assert left == set().union(*(collect_file_names(log.store, each) for each in kept))
 

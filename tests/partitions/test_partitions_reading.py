@@ -34,7 +34,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.engine.garbage import gc
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import CorruptState, DdflowError, NotReadable, StateRefused
-from ddflow.storage.manifest import Manifest, newest
+from ddflow.storage.manifest import Manifest, load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.opening import open_store
 from ddflow.tools.export import open_contents
@@ -128,7 +128,7 @@ def scd2(snapshot: Snapshot, name: str) -> Any:
 @pytest.mark.parametrize("partitions", [1, 2, 5])
 def test_what_was_cut_is_read_as_if_it_were_one(kind: str, partitions: int) -> None:
     cut, whole = case(kind, partitions, retain=0 if kind == "expiring" else 4)
-    manifest = newest(cut)
+    manifest = load_newest(cut)
     assert manifest is not None and (manifest.partitions, len(manifest.inventories)) == (partitions, 2 * partitions)
     alike(cut, whole)
     assert dd.read(cut, "by_city").num_rows == dd.read(whole, "by_city").num_rows > 1
@@ -208,7 +208,7 @@ def test_a_local_engine_goes_on_with_the_levels_of_one_partition_and_spark_with_
                     engine.step({"orders": table}, time=engine.last + 1)
                 engine.compact()
         alike(cut, whole)
-        manifest = newest(cut)
+        manifest = load_newest(cut)
         assert manifest is not None and len(manifest.inventories) == 1
         greatest = max(t["at"].to_numpy().max() for t in log[:8])
         assert set(manifest.horizons) == ({"orders"} if kind == "expiring" else set())
@@ -250,7 +250,7 @@ def test_old_versions_are_kept_collected_and_gone_back_to() -> None:
     hands = Hands(plan(EPOCH), cut.writer(), None, random.Random(2))
     hands.epoch({"orders": events(3, 6)[4]})
     hands.close()
-    assert dd.fsck(cut.writer()).ok and newest(cut).epoch == 5  # type: ignore[union-attr]
+    assert dd.fsck(cut.writer()).ok and load_newest(cut).epoch == 5  # type: ignore[union-attr]
 
 
 def test_migration_reads_an_old_state_of_many_partitions() -> None:
@@ -258,12 +258,12 @@ def test_migration_reads_an_old_state_of_many_partitions() -> None:
     calls = [{"orders": table} for table in events(3, 7)]
     done = dd.migrate(cut, new := MemoryStore(), plan(EPOCH), calls)
     assert {name: table.num_rows for name, table in done.tables.items()} == dict.fromkeys(done.tables, 0)
-    assert newest(new).partitions == 1  # type: ignore[union-attr]
+    assert load_newest(new).partitions == 1  # type: ignore[union-attr]
 
 
 def lie(store: MemoryStore, tell: Callable[[Manifest, list[Any]], Any]) -> MemoryStore:
     """Publish the newest version again with other inventories, whose checksums are right."""
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     given_ = [json.loads(store.map(part).to_pybytes()) for part in manifest.inventories]
     given_ = tell(manifest, given_) or given_
@@ -330,7 +330,7 @@ def test_a_pending_event_in_another_partition_is_found() -> None:
 
 def test_each_byte_of_each_inventory_is_looked_at() -> None:
     cut, _ = case("epochs", 3)
-    manifest = newest(cut)
+    manifest = load_newest(cut)
     assert manifest is not None
     for part in manifest.inventories:
         data, put = cut.shared.blobs[part.name]

@@ -50,7 +50,7 @@ from ddflow.partitions.rewrite import Rewrite
 from ddflow.partitions.rewrite_task import run_task
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import newest
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 from ddflow.trace.records import MergeRecord
@@ -139,7 +139,7 @@ def reads(state: Any, flow: dd.Flow) -> dict[tuple[str, int | None], Counter[Any
 
 def accounts(store: MemoryStore, flow: dd.Flow) -> None:
     """Assert that in each partition the events that came are resolved, or wait under numbers that were given out."""
-    manifest = newest(store.writer())
+    manifest = load_newest(store.writer())
     assert manifest is not None
     for blob in manifest.inventories:
         inventory = StoredInventory.read(store, blob).of
@@ -236,7 +236,7 @@ def test_a_group_that_left_and_came_again_stays_with_its_key_though_nothing_says
     for number in (3, 5):
         rescale(store.writer(), number)
         assert reads(store, flow) == before
-        manifest = newest(store)
+        manifest = load_newest(store)
         assert manifest is not None and len(manifest.inventories) == number
         for blob in manifest.inventories:
             inventory = json.loads(store.map(blob).to_pybytes())
@@ -254,7 +254,7 @@ def test_what_all_partitions_must_know_of_an_input_is_known_after(tmp_path: Path
         engine.push({"a": pa.table({"k": [1, 2], "t": [90, 100]})})
     for number in (4, 1):
         rescale(store.writer(), number)
-        manifest = newest(store)
+        manifest = load_newest(store)
         assert manifest is not None and manifest.greatest["a"] == 100
     with flow.open(store.writer()) as engine:
         assert engine.push({"b": pa.table({"k": [1], "t": [500]})}).frontier == 95
@@ -290,7 +290,7 @@ def test_each_file_is_read_once_whatever_the_numbers(
     monkeypatch.setattr(tasks, "FILE", 50)
     for number in (8, 3, 5, 1):
         store = LocalStore(state, readonly=True)
-        manifest = newest(store)
+        manifest = load_newest(store)
         assert manifest is not None
         held = [file for blob in manifest.inventories for file in held_in(StoredInventory.read(store, blob).of)]
         monkeypatch.setattr(LocalStore, "map", map)
@@ -331,7 +331,7 @@ def made(place: Path, name: str = "epochs") -> dd.Flow:
 
 def goes_on(place: Path, name: str = "epochs", partitions: int = 1) -> None:
     """Assert that a state has so many partitions, and is that of the story still; with one partition it goes on."""
-    manifest = newest(LocalStore(place, readonly=True))
+    manifest = load_newest(LocalStore(place, readonly=True))
     assert manifest is not None and manifest.partitions == partitions
     if partitions > 1:
         rescale(place, 1)
@@ -382,10 +382,10 @@ def test_who_commits_first_wins_and_the_other_is_fenced_and_leaves_nothing(tmp_p
     door.close()
     dd.gc(state, grace=0, orphans=0)
     store = LocalStore(state, readonly=True)
-    newest_one = newest(store)
+    newest_one = load_newest(store)
     assert newest_one is not None and newest_one.note == "rescale 1 -> 3"
     old = {blob.name for each in some for blob in each.added}
-    assert not old & {entry.name for entry in store.list()}
+    assert not old & {entry.name for entry in store.list_blobs()}
     with raises(StateRefused):
         case.open(state)
 
@@ -398,11 +398,11 @@ def test_a_damaged_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     whole[len(whole) // 2] ^= 1
     os.chmod(path, 0o600)
     path.write_bytes(whole)
-    before = {entry.name for entry in LocalStore(state, readonly=True).list()}
+    before = {entry.name for entry in LocalStore(state, readonly=True).list_blobs()}
     with pytest.raises(CorruptState, match=path.name):
         rescale(state, 3)
     gc.collect()
-    assert {entry.name for entry in LocalStore(state, readonly=True).list()} == before
+    assert {entry.name for entry in LocalStore(state, readonly=True).list_blobs()} == before
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_a_state_without_a_commit_has_as_many_as_one_says() -> None:
     with flow.open(store := MemoryStore()):
         pass
     assert rescale(store.writer(), 7).files == 0
-    manifest = newest(store.writer())
+    manifest = load_newest(store.writer())
     assert manifest is not None and (manifest.partitions, manifest.inventories) == (7, ())
 
 
@@ -458,7 +458,7 @@ def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pyt
         state = tmp_path / str(at)
         shutil.copytree(first, state)
         dead = killed(state, at, kind)
-        manifest = newest(LocalStore(state, readonly=True))
+        manifest = load_newest(LocalStore(state, readonly=True))
         assert manifest is not None
         found[manifest.partitions] += 1
         assert reads(state, door.flow) == before, at
@@ -467,8 +467,8 @@ def test_killed_anywhere_it_has_happened_or_not(tmp_path: Path, monkeypatch: pyt
             case.recovered(state, len(case.calls) - 1, len(case.calls) - 1)
             dd.gc(state, grace=0, orphans=0)
             store = LocalStore(state, readonly=True)
-            now = newest(store)
-            assert now is not None and collect_file_names(store, now) <= {entry.name for entry in store.list()}
+            now = load_newest(store)
+            assert now is not None and collect_file_names(store, now) <= {entry.name for entry in store.list_blobs()}
         at += 1 if kind == "half" else 2
     assert found[1] > 5 and found[2] >= 1
 
@@ -479,6 +479,6 @@ def test_the_horizon_of_a_local_state_is_that_of_the_rescaled_one() -> None:
         for time, table in enumerate(steps, 1):
             engine.step({"orders": table}, time)
     rescale(store.writer(), 3)
-    manifest = newest(store.writer())
+    manifest = load_newest(store.writer())
     assert manifest is not None
     assert manifest.horizons == {"orders": max(table["at"].to_numpy().max() for table in steps)}

@@ -24,7 +24,7 @@ import spark_bridge
 from ddflow.engine.run.delivery import Delivery
 from ddflow.errors import SinkAhead, SinkFailed, SpecError
 from ddflow.partitions import driver_epochs
-from ddflow.storage.manifest import newest
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.opening import opened_store
 
 pytestmark = pytest.mark.together("spark")
@@ -73,7 +73,7 @@ def changed(rows: list[dict[str, Any]]) -> Counter[Any]:
 
 def manifest_of(state: str) -> Any:
     with opened_store(state) as store:
-        return newest(store)
+        return load_newest(store)
 
 
 def test_a_run_gives_its_epoch_to_tables(spark: SparkSession, tmp_path: Path, monkeypatch: Any) -> None:

@@ -338,7 +338,7 @@ def test_a_batch_that_is_read_again_is_the_same(state: str, grace: float) -> Non
         for query, rows in zip(queries, first, strict=True):
             query.restart()
             assert query.rows(*query.log[0]) == rows != Counter()
-    assert (len(LocalStore(state, create=False, readonly=True).numbers()) > 6) == (grace > 0)
+    assert (len(LocalStore(state, create=False, readonly=True).list_manifests()) > 6) == (grace > 0)
     for query in queries:
         query.poll()
         again = query.rows(*query.log[1])

@@ -23,7 +23,7 @@ from ddflow.partitions.rescale import rescale
 from ddflow.storage import address
 from ddflow.storage import object_store as bucket
 from ddflow.storage.memory import MemoryStore
-from ddflow.storage.object_store import line
+from ddflow.storage.object_store import format_error
 from ddflow.storage.opening import open_store
 from ddflow.tools.inspect import inspect
 from ddflow.tools.rollback import list_versions
@@ -171,7 +171,7 @@ def test_a_bucket_with_a_password_is_refused_without_it(given: str, monkeypatch:
 
 
 def test_an_endpoint_s_password_is_no_part_of_an_error() -> None:
-    assert line(ValueError(f"cannot reach http://me:{SECRET.replace('/', '')}@host:9/x")) == (
+    assert format_error(ValueError(f"cannot reach http://me:{SECRET.replace('/', '')}@host:9/x")) == (
         "cannot reach http://...@host:9/x"
     )
 
@@ -185,7 +185,7 @@ def test_what_is_no_address_is_not_shown(given: Any) -> None:
 
 @pytest.mark.parametrize("name", ["a:b", "state@home", "./gs://x", "C", "a b/c#d?e", "s3", "-://x", "1a://x"])
 def test_a_folder_may_have_almost_any_name(name: str, here: Path) -> None:
-    assert not address.scheme(name) and address.public(name) == name
+    assert not address.parse_scheme(name) and address.mask_address(name) == name
     with contextlib.suppress(FileExistsError):
         flow().open(name).close()
     assert os.path.exists(os.path.join(name, "manifests"))

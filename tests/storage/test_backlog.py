@@ -9,7 +9,7 @@ import pytest
 
 from ddflow.errors import CorruptState
 from ddflow.storage import backlog as module
-from ddflow.storage.backlog import Backlog, BacklogFile, check
+from ddflow.storage.backlog import Backlog, BacklogFile, check_sequence
 from ddflow.storage.epochs import Call, Epoch, Output
 from ddflow.storage.fields import encode_record
 from ddflow.storage.memory import MemoryStore
@@ -43,7 +43,7 @@ def test_any_commits_and_acknowledgements_keep_what_is_needed(seed: int, monkeyp
         if chance.random() < 0.01:
             log = Backlog(store)  # another process
         before = parts
-        parts, receipts = log.after(parts, receipts, keep, taken)
+        parts, receipts = log.move_receipts(parts, receipts, keep, taken)
         kept = [*Backlog(store).receipts(parts), *receipts]
         assert kept == [receipt(each) for each in range(kept[0].epoch, number + 1)]
         # No epoch that is needed is missing, and of others there are few.
@@ -56,10 +56,10 @@ def test_any_commits_and_acknowledgements_keep_what_is_needed(seed: int, monkeyp
         most = max(most, len(parts))
         versions.append(before)
         others = [*before, *(chance.choice(versions) if chance.random() < 0.2 else ())]
-        mine, theirs = log.only(parts, others)
+        mine, theirs = log.compare_files(parts, others)
         ours, all_theirs = names(store, parts), names(store, tuple(others))
         assert mine == ours - all_theirs and all_theirs - ours <= theirs <= all_theirs
-        check(parts)
+        check_sequence(parts)
     assert most <= 2 * fan * 9
 
 
@@ -67,20 +67,20 @@ def test_a_manifest_names_the_logarithm_and_a_commit_writes_a_constant() -> None
     store, parts, receipts = MemoryStore(), tuple[BacklogFile, ...](), tuple[Epoch, ...]()
     log, sizes = Backlog(store), list[int]()
     for number in range(1, 10_001):
-        parts, receipts = log.after(parts, (*receipts, receipt(number)), 8, 0)
+        parts, receipts = log.move_receipts(parts, (*receipts, receipt(number)), 8, 0)
         sizes.append(len(encode_record((parts, receipts))))
     assert len(parts) <= 3 * 15 and max(sizes[5_000:]) < 1.5 * max(sizes[200:500])
     written = sum(len(data) for data, _ in store.shared.blobs.values())
     assert written < 1.2 * sum(len(encode_record(receipt(number))) for number in range(1, 10_001))
     assert len(log._held) <= module.HELD
-    parts, receipts = log.after(parts, receipts, 8, 9_000)
+    parts, receipts = log.move_receipts(parts, receipts, 8, 9_000)
     assert 8_985 < parts[0].first <= 9_001 and len(parts) <= 5 * 15
 
 
 def test_no_receipts_keep_no_backlog() -> None:
     log = Backlog(MemoryStore())
-    parts, _ = log.after((), tuple(map(receipt, range(1, 100))), 8, 0)
-    assert parts and log.after(parts, (), 8, 0) == ((), ())
+    parts, _ = log.move_receipts((), tuple(map(receipt, range(1, 100))), 8, 0)
+    assert parts and log.move_receipts(parts, (), 8, 0) == ((), ())
 
 
 def damaged(what: str, receipts: tuple[Epoch, ...]) -> tuple[MemoryStore, BacklogFile, str]:

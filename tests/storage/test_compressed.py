@@ -22,8 +22,8 @@ from ddflow.partitions.rescale import rescale
 from ddflow.partitions.step import StagePart
 from ddflow.storage.files.arrow_file import MOST, OPTIONS, decompress, read_batches
 from ddflow.storage.files.flatbuffer import Malformed
-from ddflow.storage.inventory_text import names_in
-from ddflow.storage.manifest import newest
+from ddflow.storage.inventory_text import find_names
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.opening import open_store
 
 LZ4 = pa.Codec("lz4")
@@ -125,9 +125,9 @@ class Story:
     def compressed(self) -> Counter[bool]:
         """Bytes of the newest version's rows, in files that are compressed and in others."""
         store, out = open_store(str(self.place), create=False, readonly=True), Counter[bool]()
-        manifest = newest(store)
+        manifest = load_newest(store)
         assert manifest is not None
-        rows = {name for blob in manifest.inventories for name in names_in(store.map(blob))}
+        rows = {name for blob in manifest.inventories for name in find_names(store.map(blob))}
         for blob in list_blobs(store, manifest):
             if blob.name in rows:
                 out[FRAME in store.map(blob).to_pybytes()] += blob.length

@@ -106,14 +106,14 @@ class Spans:
         while size := struct.unpack_from("<i", data, at + 4)[0]:
             begin, end = at + 8, at + 8 + size
             message = root(memoryview(data)[begin:end])
-            body = message.number(3, "q")
+            body = message.read_number(3, "q")
             self.metadata.append((at, end))
             if body:
                 self.bodies.append((end, end + body))
-            header = message.table(2)
-            if message.number(1, "B") == 3 and header is not None:
+            header = message.read_table(2)
+            if message.read_number(1, "B") == 3 and header is not None:
                 for slot in (1, 2):
-                    first, count = header._vector(slot, 16)
+                    first, count = header._find_vector(slot, 16)
                     self.lists += [(begin + first + 16 * i, begin + first + 16 * i + 16) for i in range(count)]
             at = end + body
         self.end = at
@@ -509,17 +509,22 @@ def test_nothing_outside_of_a_flatbuffer_is_read() -> None:
     vtable = struct.pack("<I4HiI", 12, 6, 8, 4, 0, 8, 4)  # a table at 12 with its vtable at 4, and one field at 16
     good = vtable + struct.pack("<I", 3) + b"abc"
     table = root(memoryview(good))
-    assert (table.text(0), table.text(1), table.number(0, "I"), table.table(1)) == (b"abc", b"", 4, None)
-    assert root(memoryview(vtable + struct.pack("<I2i", 2, 5, -6))).numbers(0, np.int32) == [5, -6]
+    assert (table.read_text(0), table.read_text(1), table.read_number(0, "I"), table.read_table(1)) == (
+        b"abc",
+        b"",
+        4,
+        None,
+    )
+    assert root(memoryview(vtable + struct.pack("<I2i", 2, 5, -6))).read_numbers(0, np.int32) == [5, -6]
     for i in range(len(good)):
         with pytest.raises(Malformed):
-            root(memoryview(good[:i])).text(0)
+            root(memoryview(good[:i])).read_text(0)
     with pytest.raises(Malformed, match="a vtable of 200 bytes"):
         root(memoryview(put(good, 4, struct.pack("<H", 200))))
     with pytest.raises(Malformed, match="a vector of 3 times 8 bytes"):
-        table.numbers(0, np.int64)
+        table.read_numbers(0, np.int64)
     with pytest.raises(Malformed, match="a vector of 3 times 4 bytes"):
-        table.count(0)
+        table.count_tables(0)
     with pytest.raises(Malformed, match="2 bytes at -88 of 27"):
         root(memoryview(put(good, 12, struct.pack("<i", 100))))
 

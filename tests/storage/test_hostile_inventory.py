@@ -24,8 +24,8 @@ import ddflow as dd
 from ddflow.errors import DdflowError
 from ddflow.storage import inventory_text
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.inventory_text import Sheets, read
-from ddflow.storage.manifest import FORMAT, newest
+from ddflow.storage.inventory_text import SheetWriter, read
+from ddflow.storage.manifest import FORMAT, load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
@@ -98,7 +98,7 @@ def mutated(given: Any, rng: random.Random) -> Any:
 
 def in_sheets(store: MemoryStore, data: bytes, rng: random.Random) -> Blob:
     """A text in sheets, of which now and then one is named twice, or not, or elsewhere."""
-    cut = Sheets(store)
+    cut = SheetWriter(store)
     for _ in range(4):
         blob = cut.put(data)
     lines = store.map(blob).to_pybytes().split(b"\n")
@@ -120,12 +120,12 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
     from test_golden import events, plan
 
     store = LocalStore(folder)
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     [part] = manifest.inventories
     inventory = json.loads(read(store, part).data)
     shared = MemoryStore().shared
-    for entry in store.list():
+    for entry in store.list_blobs():
         shared.blobs[entry.name] = (folder / "blobs" / entry.name).read_bytes(), 0.0
     for seed in seeds:
         print(seed, flush=True)
@@ -133,9 +133,9 @@ def attack(kind: str, folder: Path, seeds: range) -> None:
         data = json.dumps(mutated(inventory, rng), separators=(",", ":")).encode()
         memory = MemoryStore()
         memory.shared.blobs = dict(shared.blobs)
-        blob: Blob = Sheets(memory).put(data) if kind != "sheets" else in_sheets(memory, data, rng)
+        blob: Blob = SheetWriter(memory).put(data) if kind != "sheets" else in_sheets(memory, data, rng)
         assert memory.publish(0, replace(manifest, number=0, inventories=(blob,)).encode())
-        memory.mark(0)
+        memory.mark_published(0)
         try:
             with dd.Snapshot.open(memory) as snapshot:
                 snapshot.read("rows")

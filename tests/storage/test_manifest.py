@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from ddflow.errors import CorruptState, StateRefused, StorageFailed
 from ddflow.storage.backlog import BacklogFile
 from ddflow.storage.epochs import Kind
-from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, Fed, FedCalls, Way
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, ROOM, FeedRecord, FeedRun, FeedWay
 from ddflow.storage.fields import I64, INSTANTS
 from ddflow.storage.manifest import (
     DEPTH,
@@ -28,16 +28,16 @@ from ddflow.storage.manifest import (
     GREATEST,
     MANIFEST,
     PARTITIONS,
-    Attached,
+    AttachedSink,
+    AttachedSource,
     Call,
-    Delivered,
     Epoch,
     Feed,
     Manifest,
     Output,
     PastColumns,
-    at,
-    newest,
+    load_manifest,
+    load_newest,
 )
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
@@ -51,11 +51,11 @@ def blob(number: int, ending: str = "json") -> Blob:
     return Blob(f"00ff00ff00ff00ff-{number}.{ending}", 10 * number, bytes([number]) * 16)
 
 
-FED = Fed(
+FED = FeedRecord(
     (
-        FedCalls(2, 3, 7, EVENTS),
-        FedCalls(3, 3, 1, Way(FULL, "a = 'ß\"'", (-(2**63), None, "x"))),
-        FedCalls(4, 5, 2, Way(RESTATED)),
+        FeedRun(2, 3, 7, EVENTS),
+        FeedRun(3, 3, 1, FeedWay(FULL, "a = 'ß\"'", (-(2**63), None, "x"))),
+        FeedRun(4, 5, 2, FeedWay(RESTATED)),
     ),
     until=2,
     events=3,
@@ -98,14 +98,14 @@ def typical(number: int = 7) -> Manifest:
         horizons={"orders": 40},
         greatest={"orders": NEVER, "ä": CLOSED},
         feed=Feed("a query", 3),
-        fed={"orders": FED, "ä": Fed().after(5, EVENTS)},
+        fed={"orders": FED, "ä": FeedRecord().add_call(5, EVENTS)},
         past=(PastColumns(4, {"orders": "AA=="}, {"totals": "AA==", "ä": ""}),),
         sources={
-            "orders": Attached(
+            "orders": AttachedSource(
                 "files", "in/*.csv", {"files": {"a": [1, 2]}, "at": None}, {"orders": ("at",)}, 1_700_000_000_000
             )
         },
-        sinks={"totals": Delivered("sqlite", "out.db", "upsert", 4, 3, "0b" * 16)},
+        sinks={"totals": AttachedSink("sqlite", "out.db", "upsert", 4, 3, "0b" * 16)},
         added={"orders": ("note",)},
         dropped={"gone": 3},
         retain=30,
@@ -184,23 +184,23 @@ calls = st.builds(
 ways = (
     st.just(EVENTS)
     | st.builds(
-        Way,
+        FeedWay,
         st.just(FULL),
         st.none() | st.text(max_size=8),
         st.none() | st.lists(st.none() | names | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=2).map(tuple),
     )
-    | st.just(Way(RESTATED))
+    | st.just(FeedWay(RESTATED))
 )
 
 
 @st.composite
-def feedings(draw: st.DrawFn, last: int) -> Fed:
+def feedings(draw: st.DrawFn, last: int) -> FeedRecord:
     """How an input was fed by some calls, up to an epoch; some of them may be forgotten."""
-    fed, at = Fed(), 1
+    fed, at = FeedRecord(), 1
     for way in draw(st.lists(ways, max_size=6)) if last else ():
         at = draw(st.integers(at, last))
-        fed = fed.after(at, way)
-    return fed.blind() if draw(st.booleans()) else fed
+        fed = fed.add_call(at, way)
+    return fed.drop_words() if draw(st.booleans()) else fed
 
 
 def pasts(last: int) -> st.SearchStrategy[Any]:
@@ -212,11 +212,11 @@ def pasts(last: int) -> st.SearchStrategy[Any]:
     )
 
 
-def sinks(last: int) -> st.SearchStrategy[Delivered]:
+def sinks(last: int) -> st.SearchStrategy[AttachedSink]:
     """A sink that has acknowledged epochs up to the last one."""
     upto = st.integers(0, last)
     kinds = st.text("abc", min_size=1, max_size=8)
-    return st.builds(Delivered, kinds, st.just("out.db"), st.just("upsert"), upto, counts, st.just("") | digests)
+    return st.builds(AttachedSink, kinds, st.just("out.db"), st.just("upsert"), upto, counts, st.just("") | digests)
 
 
 def backlogs(before: int) -> st.SearchStrategy[tuple[BacklogFile, ...]]:
@@ -281,7 +281,7 @@ manifests = st.tuples(receipts_and_epoch, st.integers(1, 3), st.integers(0, 2)).
         past=pasts(given[0][1]),
         sources=st.dictionaries(
             names,
-            st.builds(Attached, st.text("abc", min_size=1, max_size=8), st.just("in/*.csv"), values, columns),
+            st.builds(AttachedSource, st.text("abc", min_size=1, max_size=8), st.just("in/*.csv"), values, columns),
             max_size=2,
         ),
         sinks=st.dictionaries(names, sinks(given[0][1]), max_size=2),
@@ -540,11 +540,11 @@ class Stage(MemoryStore):
         self.meanwhile: Callable[[], None] | None = None
         for number in given:
             self.publish(number, typical(number).encode())
-        self.mark(mark)
+        self.mark_published(mark)
 
-    def numbers(self) -> list[int]:
+    def list_manifests(self) -> list[int]:
         """Ascending."""
-        out, self.meanwhile, then = super().numbers(), None, self.meanwhile
+        out, self.meanwhile, then = super().list_manifests(), None, self.meanwhile
         if then is not None:
             then()
         return out
@@ -552,28 +552,32 @@ class Stage(MemoryStore):
 
 def test_the_newest_is_the_greatest_number() -> None:
     stage = Stage(3, 7, 11)
-    assert newest(stage) == typical(11) and stage.numbers() == [3, 7, 11] and at(stage, 7) == typical(7)
-    stage.mark(11)
-    assert newest(stage) == typical(11)
-    assert newest(Stage(3, 7, 11, mark=7)) == typical(11)  # a mark need not be durable
+    assert (
+        load_newest(stage) == typical(11)
+        and stage.list_manifests() == [3, 7, 11]
+        and load_manifest(stage, 7) == typical(7)
+    )
+    stage.mark_published(11)
+    assert load_newest(stage) == typical(11)
+    assert load_newest(Stage(3, 7, 11, mark=7)) == typical(11)  # a mark need not be durable
 
 
 def test_a_place_where_nothing_was_published_has_none() -> None:
-    assert newest(Stage()) is None
+    assert load_newest(Stage()) is None
 
 
 @pytest.mark.parametrize("stage", [Stage(mark=0), Stage(3, 7, mark=8), Stage(0, mark=1)])
 def test_a_newest_that_was_lost_is_an_error_and_no_step_back(stage: Stage) -> None:
     with raises(CorruptState):
-        newest(stage)
+        load_newest(stage)
 
 
 def test_a_newest_that_is_damaged_is_an_error_and_no_step_back() -> None:
     stage = Stage(6, 7)
-    stage.shared.manifests[7] = stage.manifest(7)[:-1]
+    stage.shared.manifests[7] = stage.read_manifest(7)[:-1]
     with raises(CorruptState):
-        newest(stage)
-    assert at(stage, 6) == typical(6)
+        load_newest(stage)
+    assert load_manifest(stage, 6) == typical(6)
 
 
 def test_a_writer_that_goes_on_meanwhile_is_no_loss() -> None:
@@ -581,19 +585,19 @@ def test_a_writer_that_goes_on_meanwhile_is_no_loss() -> None:
 
     def commit() -> None:
         stage.publish(8, typical(8).encode())
-        stage.mark(8)
+        stage.mark_published(8)
 
     stage.meanwhile = commit
-    assert newest(stage) == typical(7)
+    assert load_newest(stage) == typical(7)
 
     def commit_and_expire() -> None:
         stage.publish(9, typical(9).encode())
-        stage.mark(9)
+        stage.mark_published(9)
         for number in (6, 7, 8):
             stage.expire(number)
 
     stage.meanwhile = commit_and_expire
-    assert newest(stage) == typical(9)
+    assert load_newest(stage) == typical(9)
 
 
 def test_what_a_store_raises_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,9 +605,9 @@ def test_what_a_store_raises_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         raise StorageFailed("read", "the disk is gone", "mend it")
 
     stage = Stage(7)
-    monkeypatch.setattr(stage, "manifest", fail)
+    monkeypatch.setattr(stage, "read_manifest", fail)
     with pytest.raises(StorageFailed):
-        newest(stage)
+        load_newest(stage)
 
 
 def test_a_manifest_names_the_files_of_its_outputs() -> None:
@@ -639,7 +643,7 @@ def test_inventories_are_whole_stages_of_partitions() -> None:
         ("greatest", {"a": NEVER - 1}, ">= -9223372036854775808 - at `$.greatest[...]`"),
         ("note", "x" * (MANIFEST + 1), "length <= 16777216 - at `$.note`"),
         ("secret", (2**64, 0), "its secret is not two words of 64 bits"),
-        ("fed", {"a": Fed(until=1)}, "it has forgotten 0 calls up to epoch 1"),
+        ("fed", {"a": FeedRecord(until=1)}, "it has forgotten 0 calls up to epoch 1"),
         ("plan", {"a": ["x" * (1 << 24)] * 17}, "bytes, of 268,435,456 at most"),
     ],
 )

@@ -17,8 +17,8 @@ import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage.fields import encode_record
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.inventory_text import files_in, names_in, read, rename_files
-from ddflow.storage.manifest import newest
+from ddflow.storage.inventory_text import find_files, find_names, read, rename_files
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Store
 
@@ -41,16 +41,16 @@ def blobs(value: Any) -> Iterator[Blob]:
 
 def agrees(store: Store) -> int:
     """How many files the newest version's inventories name, by either way."""
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     total = 0
     for part in manifest.inventories:
         data = read(store, part).data
         expected = list(blobs(StoredInventory.read(store, part).of))
-        assert sorted(files_in(data)) == sorted(expected)
-        assert names_in(data) == {blob.name for blob in expected}
+        assert sorted(find_files(data)) == sorted(expected)
+        assert find_names(data) == {blob.name for blob in expected}
         other = {blob.name: Blob(f"ff00ff00ff00ff00-{i}.arrow", i, bytes(16)) for i, blob in enumerate(expected)}
-        assert sorted(files_in(rename_files(data, other))) == sorted(other.values())
+        assert sorted(find_files(rename_files(data, other))) == sorted(other.values())
         total += len(expected)
     return total
 
@@ -73,11 +73,11 @@ def test_what_a_user_wrote_is_no_file(name: str) -> None:
     flow.output("out", rows.filter("text is not null").count(by="text"))
     with flow.open(store, secret=dd.Secret(1, 2)) as engine:
         engine.step({name: pa.table({"id": [1, 2], "text": ODD[:2]})}, time=1)
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     data = b"".join(store.map(part).to_pybytes() for part in manifest.inventories)
     assert encode_record(name) in data
     expected = {blob.name for part in manifest.inventories for blob in blobs(StoredInventory.read(store, part).of)}
-    assert {blob.name for blob in files_in(data)} == expected
+    assert {blob.name for blob in find_files(data)} == expected
     # A name alone may be taken for a file's, which keeps one too many and never one too few.
-    assert names_in(data) >= expected
+    assert find_names(data) >= expected

@@ -1,4 +1,4 @@
-"""Sheets: any text comes back, whatever of it was cut where; what is written is what changed; lies are refused."""
+"""SheetWriter: any text comes back, whatever of it was cut where; what is written is what changed; lies are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from messages import raises
 from ddflow.errors import CorruptState
 from ddflow.storage import inventory_text as module
 from ddflow.storage.fields import encode_record
-from ddflow.storage.inventory_text import Sheets, files_in, read, unfold_sheets
+from ddflow.storage.inventory_text import SheetWriter, find_files, read, unfold_sheets
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob
 
@@ -33,7 +33,7 @@ class Counting(MemoryStore):
 
 @contextmanager
 def tiny() -> Iterator[None]:
-    """Sheets of two files or so."""
+    """SheetWriter of two files or so."""
     with pytest.MonkeyPatch.context() as patch:
         for name, size in (("INLINE", 2), ("EDGE", 2), ("FEWEST", 2), ("MOST", 5)):
             patch.setattr(module, name, size)
@@ -60,7 +60,7 @@ def test_any_text_comes_back_and_every_sheet_and_file_is_known(data: st.DataObje
 def changed_and_read(data: st.DataObject) -> None:
     """A text that changes, put and read, by one engine or several."""
     store, numbers, following = Counting(), list(range(data.draw(st.integers(0, 60)))), 1000
-    sheets, blob = Sheets(store), None
+    sheets, blob = SheetWriter(store), None
     for _ in range(data.draw(st.integers(1, 12))):
         match data.draw(st.sampled_from(["add", "take", "replace", "none", "reopen"])):
             case "add":
@@ -72,7 +72,7 @@ def changed_and_read(data: st.DataObject) -> None:
             case "replace" if numbers:
                 numbers[data.draw(st.integers(0, len(numbers) - 1))], following = following, following + 1
             case "reopen":
-                sheets = Sheets(store)
+                sheets = SheetWriter(store)
                 if blob is not None:
                     sheets.resume(read(store, blob))
         written = text(numbers, data.draw(st.text(max_size=5)))
@@ -81,14 +81,14 @@ def changed_and_read(data: st.DataObject) -> None:
         assert again.data == written
         assert sorted(again.sheets) == sorted(sheets.blobs)
         assert again.names == sheets.names == {each.name for each in again.files}
-        assert [each.length for each in files_in(again.data)] == numbers
+        assert [each.length for each in find_files(again.data)] == numbers
     event("in sheets" if sheets.blobs else "in one file")
     event("a sheet of sheets" if any(b"\n" in store.map(each).to_pybytes() for each in sheets.blobs) else "flat")
 
 
 def test_a_text_of_few_files_is_one_file_as_it_is() -> None:
     store = Counting()
-    sheets = Sheets(store)
+    sheets = SheetWriter(store)
     few = text(list(range(module.INLINE - 1)))
     for _ in range(5):
         blob = sheets.put(few)
@@ -99,7 +99,7 @@ def test_a_text_of_few_files_is_one_file_as_it_is() -> None:
 @pytest.mark.parametrize("files", [500, 2_000, *(pytest.param(n, marks=pytest.mark.soak) for n in (8_000, 32_000))])
 def test_a_change_costs_its_logarithm(files: int) -> None:
     store, numbers = Counting(), list(range(files))
-    sheets = Sheets(store)
+    sheets = SheetWriter(store)
     while True:
         before = len(sheets.blobs)
         sheets.put(text(numbers))
@@ -120,7 +120,7 @@ def test_a_change_costs_its_logarithm(files: int) -> None:
 
 def test_a_text_that_is_new_is_cut_over_several_commits() -> None:
     store = Counting()
-    sheets, new = Sheets(store), text(list(range(3_000)))
+    sheets, new = SheetWriter(store), text(list(range(3_000)))
     counts = []
     for _ in range(60):
         before = store.puts
@@ -131,7 +131,7 @@ def test_a_text_that_is_new_is_cut_over_several_commits() -> None:
 
 def test_a_sheet_that_is_named_no_more_is_written_again_under_another_name() -> None:
     """Its file may be gone by then."""
-    sheets, one, other = Sheets(Counting()), text(list(range(20))), text(list(range(100, 120)))
+    sheets, one, other = SheetWriter(Counting()), text(list(range(20))), text(list(range(100, 120)))
     with tiny():
         for _ in range(8):
             sheets.put(one)

@@ -52,7 +52,7 @@ def test_what_is_put_is_mapped_and_listed(opener: Opener) -> None:
     assert len({blob.name for blob in blobs}) == len(blobs)
     for blob, data in blobs.items():
         assert one.map(blob).to_pybytes() == two.map(blob).to_pybytes() == data
-    entries = opener().list()
+    entries = opener().list_blobs()
     assert {(entry.name, entry.length) for entry in entries} == {(blob.name, blob.length) for blob in blobs}
     assert all(0.0 <= entry.age < 60.0 for entry in entries)
 
@@ -92,7 +92,7 @@ def test_a_write_that_raises_leaves_nothing(opener: Opener) -> None:
 
     with pytest.raises(KeyError, match="stop"):
         store.put("arrow", write)
-    assert store.list() == []
+    assert store.list_blobs() == []
     assert store.map(store.put("json", lambda sink: sink.write(b"{}"))).to_pybytes() == b"{}"
 
 
@@ -119,17 +119,17 @@ def test_a_deleted_blob_stays_mapped_and_is_deleted_twice(opener: Opener) -> Non
     other.delete(blob.name)
     store.delete(blob.name)
     assert whole.to_pybytes() == b"x" * 100_000
-    assert [entry.name for entry in store.list()] == [kept.name]
+    assert [entry.name for entry in store.list_blobs()] == [kept.name]
 
 
 def test_a_number_is_published_once(opener: Opener) -> None:
     one, two = opener(), opener()
-    assert one.numbers() == [] and not one.is_published(3)
+    assert one.list_manifests() == [] and not one.is_published(3)
     assert one.publish(3, b"one") and not two.publish(3, b"two") and not one.publish(3, b"one again")
     assert two.publish(12, b"") and two.publish(4, b"x" * 300_000)
     late = opener()
-    assert late.numbers() == [3, 4, 12] and late.is_published(3) and not late.is_published(5)
-    assert [late.manifest(number) for number in (3, 4, 12)] == [b"one", b"x" * 300_000, b""]
+    assert late.list_manifests() == [3, 4, 12] and late.is_published(3) and not late.is_published(5)
+    assert [late.read_manifest(number) for number in (3, 4, 12)] == [b"one", b"x" * 300_000, b""]
 
 
 def test_an_expired_manifest_is_missing(opener: Opener) -> None:
@@ -138,18 +138,18 @@ def test_an_expired_manifest_is_missing(opener: Opener) -> None:
     store.publish(2, b"b")
     store.expire(1)
     store.expire(1)
-    assert store.numbers() == [2] and not store.is_published(1)
+    assert store.list_manifests() == [2] and not store.is_published(1)
     with raises(CorruptState):
-        store.manifest(1)
+        store.read_manifest(1)
 
 
 def test_the_greatest_mark_is_kept(opener: Opener) -> None:
     store, other = opener(), opener()
     assert store.last_mark() == -1
     for number in (0, 7, 8):
-        store.mark(number)
+        store.mark_published(number)
         assert other.last_mark() == number
-    other.mark(8)
+    other.mark_published(8)
     assert opener().last_mark() == 8
 
 
@@ -177,7 +177,7 @@ def test_a_closed_store_takes_nothing(opener: Opener) -> None:
     for write in (lambda: store.put("arrow", lambda sink: sink.write(b"")), lambda: store.publish(1, b"")):
         with raises(EngineClosed):
             write()
-    assert whole.to_pybytes() == b"four" and opener().numbers() == []
+    assert whole.to_pybytes() == b"four" and opener().list_manifests() == []
 
 
 def test_one_of_many_writers_wins_each_number(opener: Opener) -> None:
@@ -199,4 +199,4 @@ def test_one_of_many_writers_wins_each_number(opener: Opener) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(won) == [(number, stores[0].manifest(number).decode()) for number in range(rounds)]
+    assert sorted(won) == [(number, stores[0].read_manifest(number).decode()) for number in range(rounds)]

@@ -70,20 +70,20 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     kept = [put(one, data) for data in (b"", b"four", bytes(3 << 20))]
     one.sync()
     assert [other.map(blob).to_pybytes() for blob in kept] == [b"", b"four", bytes(3 << 20)]
-    assert {(name, length) for name, length, _ in other.list()} == {(b.name, b.length) for b in kept}
-    assert all(0 <= entry.age < 60 for entry in one.list())
-    assert (one.numbers(), one.last_mark(), one.is_published(0)) == ([], -1, False)
+    assert {(name, length) for name, length, _ in other.list_blobs()} == {(b.name, b.length) for b in kept}
+    assert all(0 <= entry.age < 60 for entry in one.list_blobs())
+    assert (one.list_manifests(), one.last_mark(), one.is_published(0)) == ([], -1, False)
     assert one.publish(0, b"one") and not other.publish(0, b"two") and other.publish(1, b"two")
-    assert other.numbers() == [0, 1] and one.manifest(0) == b"one" and one.manifest(1) == b"two"
+    assert other.list_manifests() == [0, 1] and one.read_manifest(0) == b"one" and one.read_manifest(1) == b"two"
     assert other.is_published(1) and not other.is_published(2)
-    one.mark(0), other.mark(1), other.mark(1)
+    one.mark_published(0), other.mark_published(1), other.mark_published(1)
     assert one.last_mark() == 1
     assert kind == "memory" or os.listdir(place / "marks") == ["0000000000000001"]
     mapped = other.map(kept[1])
     one.delete(kept[1].name), one.delete(kept[1].name)
     one.expire(0), one.expire(0)
-    assert mapped.to_pybytes() == b"four" and other.numbers() == [1]
-    for gone in (lambda: other.map(kept[1]), lambda: other.manifest(0)):
+    assert mapped.to_pybytes() == b"four" and other.list_manifests() == [1]
+    for gone in (lambda: other.map(kept[1]), lambda: other.read_manifest(0)):
         with raises(CorruptState):
             gone()
     with raises(CorruptState):
@@ -94,7 +94,7 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     one.close(), one.close()
     with raises(EngineClosed):
         put(one)
-    assert other.numbers() == [1]
+    assert other.list_manifests() == [1]
 
 
 def test_arrow_files_are_mapped_and_thousands_need_no_descriptors(place: Path) -> None:
@@ -131,7 +131,7 @@ def test_only_the_owner_may_look_whatever_the_umask(place: Path, umask: None) ->
             root = place.parent / f"{trust}{mask}" / "orders"
             store = LocalStore(root, trust=trust)
             blob = put(store)
-            store.publish(0, b"m"), store.mark(0)
+            store.publish(0, b"m"), store.mark_published(0)
             store.scratch().close()
             folders = [root.parent, root, root / "blobs", root / "manifests", root / "marks", root / "spill"]
             files = [root / "blobs" / blob.name, root / "manifests" / NUMBER, root / "marks" / NUMBER]
@@ -148,9 +148,9 @@ def test_a_folder_that_others_may_write_to_is_refused_unless_they_are_trusted(pl
         for readonly in (False, True):
             with raises(StateRefused):
                 LocalStore(place, readonly=readonly)
-        assert LocalStore(place, trust="group").numbers() == [0]
+        assert LocalStore(place, trust="group").list_manifests() == [0]
     (place / which).chmod(0o755)
-    assert LocalStore(place).numbers() == [0]
+    assert LocalStore(place).list_manifests() == [0]
 
 
 def test_another_users_folder_is_refused_unless_they_are_trusted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,15 +210,15 @@ def test_links_are_followed_to_a_state_and_nowhere_inside(tmp_path: Path) -> Non
     store = LocalStore(link)
     blob = put(store)
     store.publish(0, b"m")
-    assert store.where == str(real) and LocalStore(link, readonly=True).numbers() == [0]
+    assert store.where == str(real) and LocalStore(link, readonly=True).list_manifests() == [0]
     secret.write_bytes(b"four")
     (real / "blobs" / blob.name).unlink()
     (real / "blobs" / blob.name).symlink_to(secret)
     (real / "manifests" / "0000000000000001").symlink_to(secret)
     os.mkfifo(real / "manifests" / "0000000000000002")  # to open it would wait for ever
     (real / "manifests" / "0000000000000003").mkdir()
-    assert store.list() == []
-    for read in (lambda: store.map(blob), *(lambda n=n: store.manifest(n) for n in (1, 2, 3))):
+    assert store.list_blobs() == []
+    for read in (lambda: store.map(blob), *(lambda n=n: store.read_manifest(n) for n in (1, 2, 3))):
         with raises(CorruptState):
             read()
     (real / "marks").rmdir()
@@ -230,7 +230,7 @@ def test_links_are_followed_to_a_state_and_nowhere_inside(tmp_path: Path) -> Non
 def test_junk_is_neither_listed_nor_deleted(place: Path) -> None:
     store = LocalStore(place)
     blob = put(store)
-    store.publish(3, b"m"), store.mark(3)
+    store.publish(3, b"m"), store.mark_published(3)
     junk = [
         "blobs/.DS_Store",
         "blobs/x.arrow",
@@ -249,8 +249,8 @@ def test_junk_is_neither_listed_nor_deleted(place: Path) -> None:
     (place / "spill").mkdir()
     (place / "spill" / "mine").mkdir()
     again = LocalStore(place)
-    assert ([e.name for e in again.list()], again.numbers(), again.last_mark()) == ([blob.name], [3], 3)
-    again.mark(4), again.publish(4, b"n"), again.close()
+    assert ([e.name for e in again.list_blobs()], again.list_manifests(), again.last_mark()) == ([blob.name], [3], 3)
+    again.mark_published(4), again.publish(4, b"n"), again.close()
     assert set(junk) | {"spill/mine"} <= set(tree(place))
 
 
@@ -261,7 +261,7 @@ def test_temporary_files_go_when_they_are_old(place: Path) -> None:
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 7200,) * 2)
     store = LocalStore(place)
-    assert young.exists() and not old.exists() and store.numbers() == []
+    assert young.exists() and not old.exists() and store.list_manifests() == []
 
 
 def test_a_manifest_that_is_too_large_is_not_read(place: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_manifest_that_is_too_large_is_not_read(place: Path) -> None:
     with open(place / "manifests" / NUMBER, "wb") as file:
         file.truncate(MANIFEST + 1)
     with raises(CorruptState):
-        store.manifest(0)
+        store.read_manifest(0)
     assert not store.publish(0, b"mine")
     for number in (-1, 10**16):
         with pytest.raises(ValueError, match="no number of a manifest"):
@@ -340,7 +340,7 @@ def test_after_an_unknown_outcome_it_takes_no_more() -> None:
     for call in (lambda: put(store), lambda: store.publish(5, b"m"), store.sync, lambda: store.delete("x")):
         with raises(StorageFailed):
             call()
-    assert store.numbers() == [] and disk.names("/s/manifests") == []
+    assert store.list_manifests() == [] and disk.names("/s/manifests") == []
 
 
 RACE = """
@@ -379,8 +379,8 @@ def test_of_eight_writers_one_wins_each_of_a_thousand_rounds(place: Path) -> Non
     won = sorted((int(number), nonce) for each in claims for number, nonce in each)
     assert [number for number, _ in won] == list(range(1000))
     store = LocalStore(place, readonly=True)
-    assert store.numbers() == list(range(1000))
-    assert all(store.manifest(number) == f"{nonce} {number}".encode() for number, nonce in won)
+    assert store.list_manifests() == list(range(1000))
+    assert all(store.read_manifest(number) == f"{nonce} {number}".encode() for number, nonce in won)
     assert sum(1 for each in claims if each) > 1, "there was no race"
     assert len(os.listdir(place / "manifests")) == 1000
 
@@ -391,19 +391,19 @@ def test_of_eight_writers_one_wins_each_of_a_thousand_rounds(place: Path) -> Non
 def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
     store = LocalStore(place)
     blob = put(store)
-    store.publish(0, b"m"), store.mark(0)
+    store.publish(0, b"m"), store.mark_published(0)
     before = {path: os.lstat(path).st_mtime_ns for path in [place, *place.rglob("*")]}
     calls: list[str] = []
     watched = Faulty(Disk(), before=lambda *call: calls.append(call[0]))
     reader = LocalStore(place, create=False, readonly=True, disk=watched)
-    assert (reader.map(blob).to_pybytes(), reader.manifest(0)) == (b"four", b"m")
-    assert (reader.numbers(), reader.last_mark()) == ([0], 0)
+    assert (reader.map(blob).to_pybytes(), reader.read_manifest(0)) == (b"four", b"m")
+    assert (reader.list_manifests(), reader.last_mark()) == ([0], 0)
     for change in (
         lambda: put(reader),
         lambda: reader.publish(1, b"n"),
         lambda: reader.delete(blob.name),
         reader.sync,
-        lambda: reader.mark(1),
+        lambda: reader.mark_published(1),
         lambda: reader.expire(0),
         reader.scratch,
     ):

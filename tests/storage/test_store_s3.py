@@ -108,7 +108,7 @@ def test_a_publication_whose_answer_is_lost(
     proxy.calm()
     other = beside(store, moto, tmp_path)
     assert other.publish(1, b"others'") is not there
-    assert other.manifest(1) == (b"mine" if there else b"others'")
+    assert other.read_manifest(1) == (b"mine" if there else b"others'")
 
 
 def test_a_publication_is_tried_again_and_read_back(moto: Moto, proxy: Proxy, store: S3Store, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_publication_is_tried_again_and_read_back(moto: Moto, proxy: Proxy, st
             proxy.fail(1, 1.0, fault, times=1)
             assert store.publish(number, b"mine") is not taken, fault
             proxy.calm()
-            assert other.manifest(number) == (b"others'" if taken else b"mine"), fault
+            assert other.read_manifest(number) == (b"others'" if taken else b"mine"), fault
 
 
 def test_a_refusal_is_known_not_to_have_happened(moto: Moto, proxy: Proxy, store: S3Store, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_refusal_is_known_not_to_have_happened(moto: Moto, proxy: Proxy, store
     with raises(StorageFailed):
         S3Store(store.where, cache=tmp_path, options=options(proxy.url))
     proxy.calm()
-    assert store.publish(1, b"mine") and store.list() == []
+    assert store.publish(1, b"mine") and store.list_blobs() == []
 
 
 def test_an_answer_that_takes_too_long_is_a_lost_one(moto: Moto, proxy: Proxy, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_writers_on_a_faulty_network_never_both_win(moto: Moto, proxy: Proxy, st
     proxy.calm()
     calm = beside(store, moto, tmp_path)
     assert len(claims) > 10 and len({number for number, _ in claims}) == len(claims)
-    assert all(calm.manifest(number) == winner.encode() for number, winner in claims)
+    assert all(calm.read_manifest(number) == winner.encode() for number, winner in claims)
 
 
 def test_large_blobs_travel_in_pieces(proxy: Proxy, store: S3Store) -> None:
@@ -190,8 +190,8 @@ def test_an_upload_that_failed_leaves_nothing(moto: Moto, proxy: Proxy, store: S
     proxy.calm()
     for _ in range(8):  # connections that uploads gave up may be in the client's pool, and one request fails on each
         with contextlib.suppress(StorageFailed):
-            store.list()
-    assert store.list() == [] and os.listdir(tmp_path / "cache") == []
+            store.list_blobs()
+    assert store.list_blobs() == [] and os.listdir(tmp_path / "cache") == []
 
 
 def test_an_upload_whose_answers_are_all_lost_is_found(proxy: Proxy, store: S3Store) -> None:
@@ -209,7 +209,7 @@ def test_what_changed_in_the_bucket_is_found(store: S3Store) -> None:
             store.fetch(blob)
     obstore.put(client, "blobs/notes.txt", b"mine")
     obstore.put(client, "manifests/notes", b"mine")
-    assert len(store.list()) == 3 and store.numbers() == []
+    assert len(store.list_blobs()) == 3 and store.list_manifests() == []
     for name in ("notes.txt", "../manifests/0000000000000001"):
         with pytest.raises(ValueError, match="no name of a blob"):
             store.delete(name)
@@ -221,7 +221,7 @@ def test_ages_are_told_by_the_servers_clock(
     put(store, b"four")
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 86_400.0)
-    assert store.list()[0].age < 60.0
+    assert store.list_blobs()[0].age < 60.0
 
 
 def test_a_store_that_ignores_conditions_is_refused(moto: Moto, proxy: Proxy, tmp_path: Path) -> None:
@@ -245,13 +245,17 @@ def test_a_reader_writes_nothing(moto: Moto, store: S3Store, tmp_path: Path) -> 
     store.publish(0, b"zero")
     before = obstore.list(store._bucket._many).collect()
     reader = beside(store, moto, tmp_path, readonly=True)
-    assert reader.map(blob).to_pybytes() == b"four" and reader.manifest(0) == b"zero" and len(reader.list()) == 1
+    assert (
+        reader.map(blob).to_pybytes() == b"four"
+        and reader.read_manifest(0) == b"zero"
+        and len(reader.list_blobs()) == 1
+    )
     for write in (
         lambda: put(reader, b""),
         lambda: reader.publish(1, b""),
         lambda: reader.delete(blob.name),
         lambda: reader.expire(0),
-        lambda: reader.mark(0),
+        lambda: reader.mark_published(0),
         reader.scratch,
     ):
         with raises(StateRefused):
@@ -296,7 +300,7 @@ def test_a_forked_child_is_told_instead_of_waiting_for_ever(store: S3Store) -> N
     if child == 0:
         told = 0
         for use in (
-            store.numbers,
+            store.list_manifests,
             lambda: store.publish(1, b""),
             lambda: put(store, b""),
             lambda: S3Store(store.where),

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import ddflow as dd
 from ddflow.storage.files.arrow_file import new_file
-from ddflow.storage.manifest import newest
+from ddflow.storage.manifest import load_newest
 from ddflow.storage.memory import MemoryStore
 
 SCHEMA = pa.schema({"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "gone": pa.bool_()})
@@ -89,7 +89,7 @@ def files(state: Path) -> list[Path]:
 
 def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
     """Publish the newest version again, its inventory changed, with a checksum that is right."""
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     inventory = json.loads(store.map(manifest.inventories[0]).to_pybytes())
     tell(inventory)
@@ -101,7 +101,7 @@ def lie(store: MemoryStore, tell: Callable[[Any], None]) -> None:
 
 def lie_in(store: MemoryStore, **fields: Any) -> None:
     """Publish the newest version again with other fields, with a checksum that is right."""
-    manifest = newest(store)
+    manifest = load_newest(store)
     assert manifest is not None
     store = store.writer()
     new = replace(manifest, number=manifest.number + 1, nonce=store.nonce, **fields)

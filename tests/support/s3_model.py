@@ -101,7 +101,7 @@ class Model:
 
     def list(self, store: S3Store) -> str:
         """All that is there, nothing that cannot be."""
-        listed = {entry.name: entry.length for entry in store.list()}
+        listed = {entry.name: entry.length for entry in store.list_blobs()}
         for blob in self.blobs:
             assert listed.pop(blob.name, None) == blob.length, f"{blob.name} is not listed"
         possible = {blob.name for blob in self.deleted}
@@ -140,7 +140,7 @@ class Model:
 
     def numbers(self, store: S3Store) -> str:
         """Those decided, and no others than were tried."""
-        found = set(store.numbers())
+        found = set(store.list_manifests())
         assert self.decided.keys() <= found <= self.tried.keys(), f"{found} of {self.decided.keys()}"
         return "done"
 
@@ -149,7 +149,7 @@ class Model:
         if not self.decided:
             return "nothing"
         number = self.random.choice(list(self.decided))
-        assert store.is_published(number) and store.manifest(number) == self.decided[number]
+        assert store.is_published(number) and store.read_manifest(number) == self.decided[number]
         return "right"
 
     def expire(self, store: S3Store) -> str:
@@ -166,7 +166,7 @@ class Model:
         number = max(self.decided, default=-1)
         if number >= 0:
             self.perhaps_marked = max(self.perhaps_marked, number)
-            store.mark(number)
+            store.mark_published(number)
             self.marked = max(self.marked, number)
         assert self.marked <= store.last_mark() <= self.perhaps_marked
         return "done"

@@ -32,7 +32,7 @@ from ddflow.operators.upsert.resolution import Resolved
 from ddflow.storage import inventory_text
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import LOCK
-from ddflow.storage.inventory_text import Sheets
+from ddflow.storage.inventory_text import SheetWriter
 from ddflow.trace import arrangement, spine
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.index import Index
@@ -143,7 +143,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
     (Resolved, "_unhashes", lambda out, *_: ["values computed from their hashes"] if out else []),
-    (Sheets, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
+    (SheetWriter, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),
 ]
 """Whose calls are watched, and what each call tells of, by its result and its arguments."""
 

@@ -23,7 +23,7 @@ from ddflow.partitions.evolve import evolve
 from ddflow.partitions.rescale import rescale
 from ddflow.storage import backlog
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import Manifest, newest
+from ddflow.storage.manifest import Manifest, load_newest
 from ddflow.storage.manifest_log import publish_manifest
 from ddflow.tools.fsck import fsck
 from ddflow.tools.inspect import inspect
@@ -55,7 +55,7 @@ def land(place: Path, number: int) -> None:
 
 
 def newest_of(state: Path) -> Manifest:
-    manifest = newest(LocalStore(state, readonly=True))
+    manifest = load_newest(LocalStore(state, readonly=True))
     assert manifest is not None
     return manifest
 
@@ -147,7 +147,7 @@ def test_fsck_looks_at_what_waits_and_at_what_sinks_say(place: Path) -> None:
         if "epoch 1," in words:
             new = replace(new, backlog=())
         assert publish_manifest(store, new)
-        store.mark(new.number)
+        store.mark_published(new.number)
         store.close()
         problems = [each.found for each in fsck(copy).problems]
         assert any(words in each for each in problems), (words, problems)

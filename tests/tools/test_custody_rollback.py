@@ -21,7 +21,7 @@ from ddflow.connectors.parquet.folder import folder_name
 from ddflow.engine.garbage import collect_file_names
 from ddflow.errors import CorruptState, Fenced, SnapshotExpired, StateRefused, StorageFailed
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import at, newest
+from ddflow.storage.manifest import load_manifest, load_newest
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.protocol import Blob, Write
 from ddflow.tools.rollback import list_versions, rollback
@@ -56,8 +56,8 @@ def damage(store: MemoryStore, name: str) -> None:
 
 def newest_file(store: MemoryStore, number: int) -> str:
     """A file of rows that this version names and the one before does not."""
-    manifest = at(store, number)
-    new = collect_file_names(store, manifest) - collect_file_names(store, at(store, number - 1))
+    manifest = load_manifest(store, number)
+    new = collect_file_names(store, manifest) - collect_file_names(store, load_manifest(store, number - 1))
     return min(new - {blob.name for blob in (*manifest.inventories, *manifest.outputs())})
 
 
@@ -69,7 +69,7 @@ def test_the_state_is_as_it_was_and_goes_on_from_there(epoch: int | None) -> Non
     done = rollback(store.writer(), epoch)
     to = 3 if epoch is None else epoch
     assert (done.manifest.epoch, done.manifest.number, done.version) == (to, 5, to)
-    assert files.items() <= store.shared.blobs.items() and store.numbers() == [0, 1, 2, 3, 4, 5]
+    assert files.items() <= store.shared.blobs.items() and store.list_manifests() == [0, 1, 2, 3, 4, 5]
     with plan().open(store.writer()) as engine:
         engine._check()
         assert engine.epoch == to
@@ -92,11 +92,11 @@ def test_from_any_damage_to_the_newest_version_the_last_whole_one_is_found(what:
     if what == "lost":
         del store.shared.manifests[4]
     if what == "inventory":
-        damage(store, at(store, 4).inventories[0].name)
+        damage(store, load_manifest(store, 4).inventories[0].name)
     if what == "file":
         damage(store, newest_file(store, 4))
     if what == "output":
-        damage(store, [*at(store, 4).outputs()][-1].name)
+        damage(store, [*load_manifest(store, 4).outputs()][-1].name)
     if what == "two":
         damage(store, newest_file(store, 3))
         to = 2
@@ -121,7 +121,7 @@ def test_a_version_of_the_same_epoch_is_gone_back_to_when_the_newest_of_it_is_da
     held = lived(store)
     with plan().open(store.writer()) as engine:
         engine.compact()
-    assert newest(store).number == 5 and newest(store).epoch == 4  # type: ignore[union-attr]
+    assert load_newest(store).number == 5 and load_newest(store).epoch == 4  # type: ignore[union-attr]
     damage(store, newest_file(store, 5))
     done = rollback(store.writer())
     assert (done.manifest.epoch, done.version) == (4, 4)
@@ -145,7 +145,7 @@ def test_what_cannot_be_gone_back_to_is_refused_and_nothing_is_left() -> None:
     with raises(SnapshotExpired):
         rollback(store.writer(), 7)
     for number in range(5):
-        for blob in at(store, number).inventories:
+        for blob in load_manifest(store, number).inventories:
             damage(store, blob.name)
     with raises(CorruptState):
         rollback(store.writer(), 3)
@@ -202,12 +202,12 @@ def test_of_one_who_slept_while_others_went_on_and_tidied_up_nothing_stands() ->
         def publish(self, number: int, data: bytes) -> bool:
             for t in range(5, 9):
                 writer.step(rows(t), t * 10)
-            assert number not in self.numbers()
+            assert number not in self.list_manifests()
             return super().publish(number, data)
 
     with raises(Fenced):
         rollback(slow := Asleep(store.shared))
-    assert store.numbers() == [7, 8] and not [name for name in store.shared.blobs if name.startswith(slow.nonce)]
+    assert store.list_manifests() == [7, 8] and not [name for name in store.shared.blobs if name.startswith(slow.nonce)]
     writer.step(rows(9), 90)
     assert writer.epoch == 9
 
@@ -276,4 +276,4 @@ def test_the_verb_lists_asks_and_goes_back(tmp_path: Path) -> None:
     assert json.loads(run("--to-epoch", "1", "--yes", "--json"))["epoch"] == 1
     assert "at epoch 1 already" in run("--to-epoch", "1", "--yes")
     assert "epoch 77" in run("--to-epoch", "77", "--yes", code=1)
-    assert newest(LocalStore(state, readonly=True)).epoch == 1  # type: ignore[union-attr]
+    assert load_newest(LocalStore(state, readonly=True)).epoch == 1  # type: ignore[union-attr]

@@ -20,7 +20,7 @@ import ddflow as dd
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.storage import inventory_text
 from ddflow.storage.folder.local import LocalStore
-from ddflow.storage.manifest import at
+from ddflow.storage.manifest import load_manifest
 from ddflow.storage.memory import MemoryStore
 from ddflow.tools.fsck import Report
 from ddflow.trace import spine
@@ -63,7 +63,7 @@ def kinds(state: Path) -> dict[str, list[Path]]:
     manifests = sorted((state / "manifests").iterdir(), reverse=True)
     outputs = {file for r in told["receipts"] for c in r["calls"] for f in c["outputs"].values() for file in f["files"]}
     with closing(LocalStore(state, readonly=True)) as store:
-        inventories = [at(store, number).inventories for number in reversed(store.numbers())]
+        inventories = [load_manifest(store, number).inventories for number in reversed(store.list_manifests())]
         stored = StoredInventory.read(store, inventories[0][0])
     batches = [each for c in stored.of.inputs.values() for each in c.rows.batches]
     batches += [each for c in stored.of.operators.values() for each in c.arrangements[0].batches]
@@ -339,8 +339,8 @@ def test_a_writer_that_goes_on_and_sweeps_is_no_damage() -> None:
     class Busy(MemoryStore):
         """Its writer commits, and what is old is swept, between any two manifests that are read."""
 
-        def manifest(self, number: int) -> bytes:
-            data = super().manifest(number)
+        def read_manifest(self, number: int) -> bytes:
+            data = super().read_manifest(number)
             if len(steps):
                 engine.step({"orders": steps.pop()}, time=engine.last + 1)
             return data
@@ -358,7 +358,7 @@ def test_a_version_that_the_next_was_not_made_from_is_noted() -> None:
     store = MemoryStore()
     feed(store, events(SEED, 4))
     for number in (2, 3):  # a writer that slept found its number free again, and died before it took this back
-        manifest = at(store, number)
+        manifest = load_manifest(store, number)
         store.shared.manifests[number] = replace(manifest, note="late").encode()
     report = dd.fsck(store)
     assert report.ok and [note[:26] for note in report.notes] == [f"manifests/{number:016d}" for number in (3, 2)]

@@ -36,7 +36,7 @@ EPOCH: Final = "ddflow.epoch"
 _SIGNED: Final = 1 << 64
 
 
-def place_of(path: str) -> str:
+def absolute_address(path: str) -> str:
     """Return the address of a table: a URL unchanged, a path made absolute."""
     return path if "://" in path else os.path.abspath(path)
 
@@ -68,17 +68,17 @@ def read_files(
                 rows = batch.slice(min(begin, batch.num_rows))
                 begin -= batch.num_rows - rows.num_rows
                 if rows.num_rows:
-                    yield pa.record_batch([_column(rows, each, values) for each in fields], names=list(names))
+                    yield pa.record_batch([_read_column(rows, each, values) for each in fields], names=list(names))
 
 
-def _column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) -> pa.Array:
+def _read_column(rows: pa.RecordBatch, field: pa.Field, values: Mapping[str, Any]) -> pa.Array:
     """Return a column of a file, or its partition's value (else null) if the file has no such column."""
     if field.name in rows.schema.names:
         return rows.column(field.name).cast(field.type)
     return pa.array([values.get(field.name)] * rows.num_rows, field.type)
 
 
-def own_type(kind: pa.DataType) -> pa.DataType | None:
+def delta_type(kind: pa.DataType) -> pa.DataType | None:
     """Return the stored type of fixed-size bytes, which have no length in Delta Lake; None for others."""
     return pa.binary() if pat.is_fixed_size_binary(kind) else None
 
@@ -98,7 +98,7 @@ class DeltaSink(TableSink):
     @property
     def target(self) -> str:
         """Its address."""
-        return place_of(self.path)
+        return absolute_address(self.path)
 
     def needs(self) -> None:
         """Import the library of Delta Lake."""
@@ -113,7 +113,7 @@ class DeltaLakeTable(LakeTable):
     """A table of Delta Lake."""
 
     def __init__(self, of: DeltaSink, shape: TableShape) -> None:
-        super().__init__(of, shape, own_type)
+        super().__init__(of, shape, delta_type)
         self.options = dict(of.storage_options)
         library()
 
@@ -183,7 +183,7 @@ class DeltaLakeTable(LakeTable):
         of = library()
         return of.CommitProperties(
             custom_metadata={"ddflow": json.dumps(now._asdict())},
-            app_transactions=[of.Transaction(name, value) for name, value in _numbers(now).items()],
+            app_transactions=[of.Transaction(name, value) for name, value in _encode_record(now).items()],
         )
 
     def _merge(self, table: Any, changes: TableChanges, told: Any) -> None:
@@ -203,16 +203,18 @@ class DeltaLakeTable(LakeTable):
     def _record(self, table: Any) -> TargetRecord | None:
         if (epoch := table.transaction_version(EPOCH)) is None:
             return None
-        if (restored := _find_restored_record(table, self._files)) is not None:
+        if (restored := _find_restored_record(table, self._list_files)) is not None:
             return next(iter(restored), None)
-        found = {name: table.transaction_version(name) for name in _numbers(TargetRecord("0" * 32, "", 0, "0" * 32))}
+        found = {
+            name: table.transaction_version(name) for name in _encode_record(TargetRecord("0" * 32, "", 0, "0" * 32))
+        }
         halves = [f"{found[f'ddflow.{name}.{n}'] % _SIGNED:016x}" for name in ("state", "digest") for n in (0, 1)]
         mine = all(found[name] == value for name, value in _hash_output(self.shape.output).items())
         return TargetRecord(
             "".join(halves[:2]), self.shape.output if mine else "another output", epoch, "".join(halves[2:])
         )
 
-    def _files(self, version: int) -> frozenset[str]:
+    def _list_files(self, version: int) -> frozenset[str]:
         """Return the files of a version; none if its log was cleaned away."""
         of = library()
         try:
@@ -247,13 +249,13 @@ def _find_restored_record(table: Any, files: Files) -> list[TargetRecord] | None
             if "ddflow" in commit:
                 return [TargetRecord(**json.loads(commit["ddflow"]))] if restored else None
             if commit.get("operation") == "RESTORE":
-                restored, above = True, _version(commit, commits, files)
+                restored, above = True, _find_restored_version(commit, commits, files)
         if len(commits) < limit:  # there are no more, or they were cleaned from the log
             return [] if restored else None
         limit *= 32
 
 
-def _version(restore: Mapping[str, Any], commits: Sequence[Mapping[str, Any]], files: Files) -> int:
+def _find_restored_version(restore: Mapping[str, Any], commits: Sequence[Mapping[str, Any]], files: Files) -> int:
     """Return the version that a table was restored to, or -1 if it is unknown.
 
     Spark writes the time of a restore in its local time zone, and the log does not name that zone. Then the result is
@@ -289,10 +291,10 @@ class DeltaFile:
         except (library().exceptions.DeltaError, OSError) as error:
             raise SinkFailed(f"stage a file of {self.place}", str(error), "see to the table") from None
         add = {"path": name, "size": size, "partition_values": {}, "modification_time": int(time() * 1000)}
-        return json.dumps({**add, "data_change": True, "stats": json.dumps(_stats(written[0]))}).encode()
+        return json.dumps({**add, "data_change": True, "stats": json.dumps(_collect_statistics(written[0]))}).encode()
 
 
-def _stats(of: Any) -> dict[str, Any]:
+def _collect_statistics(of: Any) -> dict[str, Any]:
     """Count the rows of a file and the nulls of each column, with the range of each integer column."""
     least, most, nulls = dict[str, int](), dict[str, int](), dict[str, int]()
     for group in map(of.row_group, range(of.num_row_groups)):
@@ -307,7 +309,7 @@ def _stats(of: Any) -> dict[str, Any]:
     return {"numRecords": of.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
 
 
-def _numbers(now: TargetRecord) -> dict[str, int]:
+def _encode_record(now: TargetRecord) -> dict[str, int]:
     """Encode a record as 64-bit integers by name."""
     texts = {"state": now.state, "digest": now.digest}
     halves = {f"ddflow.{name}.{n}": _parse_hex(text[16 * n :][:16]) for name, text in texts.items() for n in (0, 1)}

@@ -31,7 +31,7 @@ from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
 from ddflow.columns.widening import Inexact, widen_column
 from ddflow.columns.wider import widen, widening
 from ddflow.connectors.api import Beside, OpenSource, Polled, Source
-from ddflow.connectors.delta.sink import OPTIONS, library, place_of, read_files
+from ddflow.connectors.delta.sink import OPTIONS, absolute_address, library, read_files
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.modes import CHANGE, VERSION, WRITTEN
@@ -95,7 +95,7 @@ class FollowedTable(Source):
     @property
     def target(self) -> str:
         """Its address."""
-        return place_of(self.path)
+        return absolute_address(self.path)
 
     @classmethod
     def said(cls, position: Any) -> str:
@@ -139,20 +139,20 @@ class FeedReader(OpenSource):
         here = self.table
         with suppress(SourceChanged):
             here = self.table if self.at >= self.until else self._open_version(self.at)
-        self.id, self.columns = _id(here), _schema(here)
+        self.id, self.columns = _table_id(here), _table_schema(here)
         """Those of the table at the version that it is at; of the newest where its log was cleaned."""
         if position is not None and (position["table"] != self.id or self.at > self.until):
             found = f"it is at version {self.until}, and the state has version {self.at}: was it restored?"
             if position["table"] != self.id:
                 found = "another table is there now"
             raise SourceChanged(self.asked, found, "begin a new state, with a new copy")
-        self._has(self.names if position is None else ())
+        self._check_columns(self.names if position is None else ())
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:
         """See `OpenSource.declared`."""
-        self._has([name for name in new.get(self.name, ()) if name in self.names])
+        self._check_columns([name for name in new.get(self.name, ()) if name in self.names])
 
-    def _has(self, names: Iterable[str]) -> None:
+    def _check_columns(self, names: Iterable[str]) -> None:
         there = {*self.columns.names, *self.newest.names}
         for name in names:
             if name not in there:
@@ -215,11 +215,11 @@ class FeedReader(OpenSource):
         if odd:
             remedy = "turn it off, and purge the table: reorg table ... apply (purge)"
             raise UnreadableInput(self.asked, f"its feed is not read with {sorted(odd)}", remedy)
-        self.until, self.newest = self.table.version(), _schema(self.table)
+        self.until, self.newest = self.table.version(), _table_schema(self.table)
 
-    def _columns(self, version: int) -> pa.Schema:
+    def _columns_at(self, version: int) -> pa.Schema:
         """Return the columns of the table at a version."""
-        return self.newest if version == self.until else _schema(self._open_version(version))
+        return self.newest if version == self.until else _table_schema(self._open_version(version))
 
     def _read_copy(self, taken: int) -> Iterator[pa.RecordBatch]:
         """Read the rows of the table at the current version, after the first ``taken``."""
@@ -243,12 +243,12 @@ class FeedReader(OpenSource):
         beside = {CHANGE: pa.array([change]), VERSION: pa.array([version]), WRITTEN: at}
         for here in read_files(dataset, names, paths, taken):
             more = [beside[name].take(pa.array(np.zeros(here.num_rows, np.int64))) for name in self.feed]
-            yield self._fitting(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
+            yield self._cast_to_declared(pa.record_batch([*here.columns, *more], names=[*names, *self.feed]))
 
     def _read_changes(self, room: int) -> list[pa.RecordBatch]:
         """Read the changes of the next versions: of several if they are small and have the same columns."""
         first, last = self.at + 1, min(self.at + self._span, self.until)
-        while (columns := self._columns(last)) != self.columns and last > first:
+        while (columns := self._columns_at(last)) != self.columns and last > first:
             last = (first + last) // 2
         kept = all(each.name in columns.names and columns.field(each.name).type == each.type for each in self.columns)
         table, read = self.table if columns == self.newest else self._open_version(last), None
@@ -264,9 +264,9 @@ class FeedReader(OpenSource):
         size = sum(batch.nbytes for batch in batches)
         self._span = max(self._span // 2, 1) if size > room // 2 else min(self._span * 2, SPAN)
         # Writers give a table another id where they give it other columns.
-        if (newest := _id(self.table)) != self.id:
-            self.id = newest if last == self.until else _id(self._open_version(last))
-        self.at, self.columns = last, self._columns(last)
+        if (newest := _table_id(self.table)) != self.id:
+            self.id = newest if last == self.until else _table_id(self._open_version(last))
+        self.at, self.columns = last, self._columns_at(last)
         return [batch for batch in batches if batch.num_rows]
 
     def _derive_changes(self, version: int) -> list[pa.RecordBatch]:
@@ -291,9 +291,9 @@ class FeedReader(OpenSource):
         order = np.lexsort((np.asarray(came), np.asarray(version)))
         rows = rows.drop_columns([VERSION, WRITTEN]).append_column(VERSION, version).append_column(WRITTEN, at)
         rows = rows.select([*(name for name in rows.schema.names if name not in _FEED), *self.feed])
-        return self._fitting(one_batch(rows.take(pa.array(order))))
+        return self._cast_to_declared(one_batch(rows.take(pa.array(order))))
 
-    def _fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _cast_to_declared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Cast rows to the declared types if the table's types are, or were, others.
 
         Raises `SchemaMismatch` for a value that does not fit.
@@ -324,11 +324,11 @@ class FeedReader(OpenSource):
         return SourceFailed(self.asked, said, "see to the table")
 
 
-def _id(table: Any) -> str:
+def _table_id(table: Any) -> str:
     """Return the identifier of the table in a version."""
     return str(table.metadata().id)
 
 
-def _schema(table: Any) -> pa.Schema:
+def _table_schema(table: Any) -> pa.Schema:
     """Return the columns of a version."""
     return pa.schema(table.schema().to_arrow()).remove_metadata()

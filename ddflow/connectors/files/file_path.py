@@ -168,7 +168,9 @@ def suggest_forms(path: str, dialect: Dialect, text: str, kind: pa.DataType) -> 
     >>> suggest_forms("1.csv", Dialect(decimal=","), "0.552", pa.float64())
     "dd.FilePath('1.csv', decimal='.')"
     """
-    return Phrase.joined(" or ", [suggest_call(path, each, dialect) for each in find_dialects(dialect, [text], kind)])
+    return Phrase.join_texts(
+        " or ", [suggest_call(path, each, dialect) for each in find_dialects(dialect, [text], kind)]
+    )
 
 
 def find_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> list[Dialect]:

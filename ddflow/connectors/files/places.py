@@ -188,7 +188,7 @@ class InBucket(Place):
 
     def open(self) -> pa.NativeFile:
         """Open the object."""
-        ranges = _Ranges(lambda begin, end: self._asks(self._bucket.read, self._key, begin, end), self._length)
+        ranges = _Ranges(lambda begin, end: self._asks(self._bucket.read_range, self._key, begin, end), self._length)
         return pa.PythonFile(io.BufferedReader(ranges, PIECE), mode="r")
 
 
@@ -309,7 +309,7 @@ def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
         if length is not None:
             return [InBucket(bucket, key, length, kind)]
     folder = "/".join(key[: match.start()].split("/")[:-1]) if (match := _WILD.search(key)) else key.rstrip("/")
-    there = {each.key: each.length for each in call_bucket(address, bucket.list, folder or None)}
+    there = {each.key: each.length for each in call_bucket(address, bucket.list_objects, folder or None)}
     if match:
         pattern = f"/{key}"
         found = [each for each in there if PurePosixPath(f"/{each}").match(pattern) and not _hidden(each, pattern)]

@@ -111,7 +111,7 @@ def explain_form(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase |
     for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
         if ways := find_dialects(dialect, texts, kind):
             shown = f"{brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
-            calls = Phrase.joined(" or ", [suggest_call(file.place.name, each, file.dialect) for each in ways])
+            calls = Phrase.join_texts(" or ", [suggest_call(file.place.name, each, file.dialect) for each in ways])
             return Phrase(
                 f"{name!r} is text, because of {shown}: give ", calls, ", or declare ", Declare({name: "string"})
             )

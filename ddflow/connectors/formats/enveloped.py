@@ -38,7 +38,7 @@ from ddflow.connectors.formats.messages import (
 from ddflow.connectors.formats.parse import Bools, put_cells
 from ddflow.connectors.formats.plain import key_cells, read_cells
 from ddflow.connectors.formats.row_columns import Own
-from ddflow.errors import cut
+from ddflow.errors import shorten
 
 UPSERT, DELETE, NOTHING, TRUNCATE, TOMBSTONE, UNKNOWN = range(6)
 _DO: Final = (UPSERT, DELETE, TRUNCATE)
@@ -145,7 +145,7 @@ class Enveloped(Format):
             codes[said[_same_key(messages, read.of[said])]] = NOTHING
         if self.table is not None:
             silent = mark_unnamed(self.table, read.source)
-            reason = f"it does not say whether it is of the table {cut(self.table, 80)!r}"
+            reason = f"it does not say whether it is of the table {shorten(self.table, 80)!r}"
             bad.mark(read.of[np.isin(codes, _DO) & silent], reason)
             others = ~of_table(self.table, read.source) & ~(silent & (codes == UNKNOWN))  # no event is of no table
             codes[others & (codes != TOMBSTONE)] = NOTHING
@@ -279,7 +279,7 @@ def _mark_unstored(name: str, messages: Ints, bad: BadMessages) -> None:
 def _several(table: str, own: str, kind: str) -> str:
     """Describe a message of another table than the rest of its batch."""
     remedy = f"name one, dd.formats.{kind}(table={own!r})"
-    return f"its table is {cut(table, 80)!r}, that of others {cut(own, 80)!r}: {remedy}"
+    return f"its table is {shorten(table, 80)!r}, that of others {shorten(own, 80)!r}: {remedy}"
 
 
 def _same_key(messages: Messages, rows: Ints) -> Bools:

@@ -39,7 +39,7 @@ from ddflow.connectors.formats.messages import POSITION, ROW, Messages, parse_in
 from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, evaluate_json, parse_objects, put_cells
 from ddflow.connectors.formats.row_columns import Examples, Path
 from ddflow.connectors.to_arrow import to_table
-from ddflow.errors import BadMessage, Option, Phrase, SchemaMismatch, SpecError, cut
+from ddflow.errors import BadMessage, Option, Phrase, SchemaMismatch, SpecError, shorten
 
 
 def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> dict[str, pa.Array]:
@@ -184,7 +184,7 @@ def mark_misfits(
     def reason(n: int) -> str:
         cell, why = describe_misfit(cells[int(rows[n])].as_py(), field.type, how(int(rows[n])))
         bad.narrow[int(at[rows[n]])] = (field, cell.strip("'"))
-        return f"column {field.name!r} is {cut(cell, 80)}, {why}"
+        return f"column {field.name!r} is {shorten(cell, 80)}, {why}"
 
     bad.mark(at[rows], reason)
 
@@ -202,7 +202,7 @@ def _take_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Arr
     made, wrong = cells_as(cells, kind, CellForm(decimals="string"))
     if wrong is not None:
         text, why = describe_misfit(cells[int(np.argmax(wrong))].as_py(), kind, CellForm(decimals="string"))
-        found = f"its function gave {field.name!r} as {column.type}: {cut(text, 80)}, {why}"
+        found = f"its function gave {field.name!r} as {column.type}: {shorten(text, 80)}, {why}"
         raise BadMessage(asked, found, f"give {kind}; nothing was taken in")
     return made
 
@@ -255,7 +255,7 @@ class custom(Format):
         try:
             made = to_table(self.function(messages.table), asked, target.columns)
         except Exception as error:
-            found = f"its function raised {type(error).__name__}: {cut(str(error))}"
+            found = f"its function raised {type(error).__name__}: {shorten(str(error))}"
             raise BadMessage(asked, found, "mend the function or the messages; nothing was taken in") from error
         known = {**{field.name: field.type for field in target.columns}, POSITION: pa.int64(), DELETED: pa.bool_()}
         columns = {

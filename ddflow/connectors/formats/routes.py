@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from ddflow.connectors.formats.envelope import parse_inside
 from ddflow.connectors.formats.messages import Messages, of_table, table_names
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.errors import BadMessage, SpecError, cut
+from ddflow.errors import BadMessage, SpecError, shorten
 
 Others = Literal["error", "ignore"]
 TABLE, SCHEMA, DB = "table", "schema", "db"
@@ -69,7 +69,7 @@ def split_by_input(
     lost = np.flatnonzero((whose < 0) & ~silent & np.asarray(found[TABLE].is_valid()))
     if lost.size and others == "error":
         row = int(lost[0])
-        shown = cut(str(table_names({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
+        shown = shorten(str(table_names({name: cells.slice(row, 1) for name, cells in found.items()})[0]), 80)
         remedy = "name it in tables=, or leave out what is not named: others='ignore'; nothing was taken in"
         raise BadMessage(asked, f"{messages.place(row)}: it is of the table {shown!r}, which feeds no input", remedy)
     inputs, made = list(tables.values()), dict[str, pa.RecordBatch]()

@@ -47,7 +47,7 @@ _CREATED: Final = {"write.metadata.delete-after-commit.enabled": "true"}
 """A table of many commits would keep a file of metadata for each."""
 
 
-def own_type(kind: pa.DataType) -> pa.DataType | None:
+def iceberg_type(kind: pa.DataType) -> pa.DataType | None:
     """Return Iceberg's type for small integers, times of day, fixed-size bytes and UUIDs; None for others."""
     if pat.is_integer(kind) and kind.bit_width < 32:
         return pa.int32()
@@ -77,7 +77,7 @@ class IcebergSink(TableSink):
         return {} if isinstance(self.catalog, str) else dict(self.catalog)
 
     @property
-    def name(self) -> str:
+    def catalog_name(self) -> str:
         """The catalog's."""
         return self.catalog if isinstance(self.catalog, str) else self.properties.pop("name", "default")
 
@@ -85,7 +85,7 @@ class IcebergSink(TableSink):
     def target(self) -> str:
         """The catalog's name or address, and the table."""
         shown = _HIDDEN.sub("", self.properties.get("uri", ""))
-        return f"{shown or self.name}#{self.table}"
+        return f"{shown or self.catalog_name}#{self.table}"
 
     def needs(self) -> None:
         """Import the library of Iceberg."""
@@ -100,7 +100,7 @@ class IcebergTable(LakeTable):
     """A table of Iceberg."""
 
     def __init__(self, of: IcebergSink, shape: TableShape) -> None:
-        super().__init__(of, shape, own_type)
+        super().__init__(of, shape, iceberg_type)
         self.of, self._catalog = of, None
         library()
 
@@ -109,7 +109,7 @@ class IcebergTable(LakeTable):
         """The catalog, loaded."""
         if self._catalog is None:
             given = {name: value for name, value in self.of.properties.items() if name != "name"}
-            self._catalog = library().catalog.load_catalog(self.of.name, **given)
+            self._catalog = library().catalog.load_catalog(self.of.catalog_name, **given)
         return self._catalog
 
     def _load(self) -> Any:
@@ -156,10 +156,10 @@ class IcebergTable(LakeTable):
         def change(table: Any, update: Any) -> None:
             if gone is None:
                 with update.merge_append() as snapshot:
-                    self._add(table, snapshot, itertools.count(), rows)
+                    self._write_files(table, snapshot, itertools.count(), rows)
             else:
                 with update.overwrite() as snapshot:
-                    self._replace(table, snapshot, gone, rows)
+                    self._rewrite_files(table, snapshot, gone, rows)
 
         self._commit(change, now, before)
 
@@ -202,26 +202,26 @@ class IcebergTable(LakeTable):
         """Let go of the catalog."""
         self._catalog = None
 
-    def _replace(self, table: Any, snapshot: Any, gone: pa.Table, rows: pa.Table) -> None:
+    def _rewrite_files(self, table: Any, snapshot: Any, gone: pa.Table, rows: pa.Table) -> None:
         """Write files again without the rows of keys, together with rows that come."""
         key, numbers = list(self.shape.key or ()), itertools.count()
         gone = gone.cast(pa.schema([self.schema.field(name) for name in key]))
         kept, size = [rows], rows.nbytes
         for task in table.scan(row_filter=_build_key_filter(gone)).plan_files() if gone.num_rows or not key else ():
             if key:
-                leaves = mark_among(self._rows_of(table, task, key), gone, self._secret)
+                leaves = mark_among(self._read_file(table, task, key), gone, self._secret)
                 if not leaves.any():
                     continue
                 if not leaves.all():
-                    left = self._rows_of(table, task, self.schema.names).filter(pa.array(~leaves))
+                    left = self._read_file(table, task, self.schema.names).filter(pa.array(~leaves))
                     kept, size = [*kept, left], size + left.nbytes
             snapshot.delete_data_file(task.file)
             if size > TOGETHER:
-                self._add(table, snapshot, numbers, pa.concat_tables(kept))
+                self._write_files(table, snapshot, numbers, pa.concat_tables(kept))
                 kept, size = [], 0
-        self._add(table, snapshot, numbers, pa.concat_tables(kept) if kept else self.schema.empty_table())
+        self._write_files(table, snapshot, numbers, pa.concat_tables(kept) if kept else self.schema.empty_table())
 
-    def _rows_of(self, table: Any, task: Any, names: list[str]) -> pa.Table:
+    def _read_file(self, table: Any, task: Any, names: list[str]) -> pa.Table:
         """Read some columns of a file, without the rows that other writers deleted."""
         scan = library().io.pyarrow.ArrowScan
         always = library().expressions.AlwaysTrue()
@@ -229,7 +229,7 @@ class IcebergTable(LakeTable):
         rows: pa.Table = scan(table.metadata, table.io, columns, always).to_table([task])
         return rows.select(names).cast(pa.schema([self.schema.field(name) for name in names]))
 
-    def _add(self, table: Any, snapshot: Any, numbers: Iterator[int], rows: pa.Table) -> None:
+    def _write_files(self, table: Any, snapshot: Any, numbers: Iterator[int], rows: pa.Table) -> None:
         """Write files of rows for a snapshot."""
         if rows.num_rows:
             # The library has no public name for writing files of an update that also takes some away.

@@ -23,7 +23,7 @@ from ddflow.columns.names import DELETED
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.kafka.source import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, library
 from ddflow.connectors.modes import MESSAGES, rows_as, texts_of, with_deletes
-from ddflow.connectors.table_shape import OTHER_MODE, build_vanished, is_written
+from ddflow.connectors.table_shape import OTHER_MODE, build_vanished_error, is_written
 from ddflow.errors import (
     DdflowError,
     SinkFailed,
@@ -90,7 +90,7 @@ class TopicWriter(OpenSink):
     def written(self) -> TargetRecord | None:
         """Read the last record of this topic from the control topic."""
         with self._translate_errors("ask"):
-            found = [each for each in self._all(self.control) if each.key() == self.of.topic.encode()]
+            found = [each for each in self._read_all(self.control) if each.key() == self.of.topic.encode()]
             if not found or found[-1].value() is None:
                 return None
             record = json.loads(found[-1].value())
@@ -112,7 +112,7 @@ class TopicWriter(OpenSink):
     def occupied(self) -> bool:
         """Return whether it has a message."""
         with self._translate_errors("ask"):
-            return any(True for _ in self._all(self.of.topic))
+            return any(True for _ in self._read_all(self.of.topic))
 
     def prepare(self) -> None:
         """Make the topics that are not there.  Messages of two modes in one topic would be half of each."""
@@ -140,9 +140,9 @@ class TopicWriter(OpenSink):
         if is_written(self._there if self._asked else self.written(), now, before, self.of.target):
             return
         if before is not None and self.missing():
-            raise build_vanished(now.output, self.of.target, before.epoch)
+            raise build_vanished_error(now.output, self.of.target, before.epoch)
         with self._translate_errors("write"), self._transaction():
-            for key, value in self._messages(changes):
+            for key, value in self._encode_changes(changes):
                 self._produce(self.of.topic, key, value)
                 self.look(1)
             self._produce(self.control, self.of.topic, json.dumps(now._asdict() | {"mode": self.of.mode}), partition=0)
@@ -151,7 +151,7 @@ class TopicWriter(OpenSink):
     def read(self) -> pa.Table:
         """Read the rows in the messages; for mode "upsert" the last message of each key."""
         with self._translate_errors("read"):
-            found = list(self._all(self.of.topic))
+            found = list(self._read_all(self.of.topic))
         if self.of.mode == "debezium":
             values = [each.value().decode() for each in found]
             keys = [None if each.key() is None else each.key().decode() for each in found]
@@ -165,7 +165,7 @@ class TopicWriter(OpenSink):
         self.producer = None
         self.__dict__.pop("admin", None)
 
-    def _messages(self, changes: TableChanges) -> Iterator[tuple[str | None, str | None]]:
+    def _encode_changes(self, changes: TableChanges) -> Iterator[tuple[str | None, str | None]]:
         """Yield keys and values."""
         if self.of.mode == "debezium":
             columns = (changes.rows.column(name).to_pylist() for name in MESSAGES.names)
@@ -203,7 +203,7 @@ class TopicWriter(OpenSink):
                 self.producer.abort_transaction(WAIT)
             raise
 
-    def _all(self, topic: str) -> Iterator[Any]:
+    def _read_all(self, topic: str) -> Iterator[Any]:
         """Yield all committed messages of a topic; none if it does not exist."""
         offsets = KafkaTopic(self.of.servers, topic, "earliest", False, self.of.config)
         try:
@@ -214,7 +214,7 @@ class TopicWriter(OpenSink):
             while not reader.ended:
                 came = reader.consumer.consume(AT_ONCE, timeout=0.1)
                 yield from (each for each in came if each.error() is None)
-                reader._batch(came)
+                reader._to_batch(came)
         finally:
             reader.close()
 

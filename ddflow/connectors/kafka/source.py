@@ -230,14 +230,14 @@ class TopicReader(OpenSource):
                 before = dict(self.at)
             while size < room:
                 some = self.consumer.consume(AT_ONCE, timeout=0.02 if came else 0.1)
-                good = self._good(some)
+                good = self._check_messages(some)
                 came += good
                 size += sum(map(len, good))
                 if not good:
                     break
             if self._down:  # what came may be of another cluster already
                 self._fetch_topic(AGAIN)
-            batch = self._batch(came)
+            batch = self._to_batch(came)
         if self.at == before:
             return None
         rows = by_input([] if batch is None else [batch], self.name, self.of.tables, self.of.others, self.asked)
@@ -271,7 +271,7 @@ class TopicReader(OpenSource):
             self.origin = merge_origins(self.asked, self.origin, TopicOrigin("", self._ids.of(topic)))
         return found
 
-    def _good(self, came: Sequence[Any]) -> Sequence[Any]:
+    def _check_messages(self, came: Sequence[Any]) -> Sequence[Any]:
         """Return the messages without an error.  The end of a partition moves its offset; raises other errors."""
         kafka = library()
         wrong = [at for at, error in enumerate(map(kafka.Message.error, came)) if error is not None]
@@ -281,7 +281,7 @@ class TopicReader(OpenSource):
             self.at[each.partition()] = max(self.at[each.partition()], each.offset())
         return [each for each in came if each.error() is None] if wrong else came
 
-    def _batch(self, good: Sequence[Any]) -> pa.RecordBatch | None:
+    def _to_batch(self, good: Sequence[Any]) -> pa.RecordBatch | None:
         """Convert messages to columns, without a Python loop over them; None if there are none."""
         if not good:
             return None
@@ -310,7 +310,7 @@ class TopicReader(OpenSource):
             return
         if lost := sorted(self.at.keys() - found.partitions.keys()):
             raise SourceChanged(self.asked, f"it has no partitions {lost} any more", _ANOTHER)
-        begins = self._begins(new, start)
+        begins = self._find_starts(new, start)
         for partition in new:
             low, high = self.consumer.get_watermark_offsets(kafka.TopicPartition(topic, partition), timeout=WAIT)
             at = self.at.setdefault(partition, begins.get(partition, high if start == "latest" else low))
@@ -320,7 +320,7 @@ class TopicReader(OpenSource):
             self.until[partition] = high
         self.consumer.assign([kafka.TopicPartition(topic, p, n) for p, n in self.at.items()])
 
-    def _begins(self, partitions: Iterable[int], start: str | datetime) -> dict[int, int]:
+    def _find_starts(self, partitions: Iterable[int], start: str | datetime) -> dict[int, int]:
         """Return the first offset of each partition at a time."""
         if isinstance(start, str):
             return {}
@@ -354,12 +354,12 @@ SILENCE: Final = 60.0
 """Seconds without a message of a range that are too many."""
 
 
-class Ends(TopicReader):
+class TopicEnds(TopicReader):
     """The partitions of a topic, watched and not read.  ``at``: where each begins, by the start that is declared.
 
     Raises `SourceFailed`, `UnreadableInput`.
 
-    >>> Ends.__init__.__annotations__["of"], RangeReader.batches.__name__
+    >>> TopicEnds.__init__.__annotations__["of"], RangeReader.batches.__name__
     (<class 'ddflow.connectors.kafka.source.KafkaTopic'>, 'batches')
     """
 
@@ -367,7 +367,7 @@ class Ends(TopicReader):
         super().__init__(of, of.topic, None, watched=True)
         self.consumer.unassign()
 
-    def now(self) -> dict[int, tuple[int, int]]:
+    def read_offsets(self) -> dict[int, tuple[int, int]]:
         """Return the first offset of each partition, and the one after its last.
 
         O(partitions).  Raises `SourceFailed`.
@@ -379,12 +379,12 @@ class Ends(TopicReader):
             }
             return {number: self.consumer.get_watermark_offsets(p, timeout=WAIT) for number, p in each.items()}
 
-    def still(self, position: TopicPosition) -> Mapping[str, int]:
+    def check_origin(self, position: TopicPosition) -> Mapping[str, int]:
         """Return the offsets of a position.  Raises `SourceChanged` if its topic or cluster is another."""
         self.origin = merge_origins(self.asked, TopicOrigin(position["cluster"], position["topic_id"]), self.origin)
         return position["offsets"]
 
-    def check(self, offsets: Mapping[int, int], now: Mapping[int, tuple[int, int]]) -> None:
+    def check_offsets(self, offsets: Mapping[int, int], now: Mapping[int, tuple[int, int]]) -> None:
         """Raise `SourceChanged` for offsets that the topic does not have.  O(partitions)."""
         for partition, offset in offsets.items():
             low, high = now.get(partition, (0, -1))
@@ -406,7 +406,7 @@ class RangeReader(TopicReader):
         while self.at[self.partition] < self.end:
             before = self.at[self.partition]
             with self._translate_errors():
-                batch = self._batch(self._good(self.consumer.consume(AT_ONCE, timeout=0.1)))
+                batch = self._to_batch(self._check_messages(self.consumer.consume(AT_ONCE, timeout=0.1)))
             if self.at[self.partition] > before:
                 heard = monotonic()
             elif monotonic() - heard > SILENCE:

@@ -27,7 +27,7 @@ import pyarrow as pa
 from ddflow.connectors.files.kinds import Kind
 from ddflow.connectors.files.places import MAGIC, InBucket, Local, Place, call_bucket
 from ddflow.errors import SourceFailed, SpecError, StorageFailed, UnreadableInput
-from ddflow.storage.address import public
+from ddflow.storage.address import mask_address
 from ddflow.storage.object_store import Bucket, library
 
 _WILD: Final = re.compile(r"[*?\[]")
@@ -166,14 +166,14 @@ class BucketLanding(Landing):
     def list_files(self) -> dict[str, Stamp]:
         """List the objects below the prefix that match."""
         folder, pattern = self._parts
-        found = self._call_bucket(self._bucket.list, self.folder or None)
+        found = self._call_bucket(self._bucket.list_objects, self.folder or None)
         names = ((each, each.key.split("/")[len(folder) :]) for each in found)
         return {"/".join(name): _stamp(each) for each, name in names if matches(pattern, name)}
 
     def stamp(self, file: str) -> Stamp:
         """Read the stamp from the bucket."""
         try:
-            return _stamp(self._bucket.look(self._key(file)))
+            return _stamp(self._bucket.head(self._key(file)))
         except StorageFailed as error:
             raise SourceFailed(f"read {self.target}", error.found, "see to the network and the bucket") from None
 
@@ -211,7 +211,7 @@ def landing(pattern: str) -> Landing:
     if "://" not in pattern:
         return FolderLanding(os.path.abspath(pattern))
     if not _BUCKET.fullmatch(pattern):
-        shown = public(pattern)
+        shown = mask_address(pattern)
         found = "files of this machine and objects of s3://BUCKET/PREFIX are followed"
         raise SpecError(f"dd.sources.files({shown!r})", found, "give a path, a pattern, or s3://BUCKET/PREFIX/*")
     return BucketLanding(pattern)

@@ -29,8 +29,8 @@ import xxhash
 from msgspec.json import Decoder
 
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.table_shape import build_vanished, is_written, new_columns
-from ddflow.errors import SinkFailed, SinkRefused, SpecError, cut, translate
+from ddflow.connectors.table_shape import build_vanished_error, find_new_columns, is_written
+from ddflow.errors import SinkFailed, SinkRefused, SpecError, shorten, translate
 from ddflow.storage.fields import Hex, Path, Strict, decode_record, encode_record
 from ddflow.storage.folder.site import Site
 from ddflow.storage.protocol import missing_error
@@ -78,7 +78,7 @@ class OutputPlace:
     def __init__(self, site: Site, nonce: str) -> None:
         self.site, self.nonce, self.numbers = site, nonce, itertools.count()
 
-    def look(self, state: str | None) -> None:
+    def check_folder(self, state: str | None) -> None:
         """Raise `StateRefused` unless a state's outputs may go here; nothing is made.  O(1).
 
         ``state``: its id, None for one that is yet to be made.  Raises `CorruptState` for a damaged ``outputs.json``.
@@ -86,31 +86,31 @@ class OutputPlace:
         with self.site.translate_disk_errors("open it", opening=True):
             self.site.path = self.site.disk.real(self.site.path)
             if self.site.is_there(self.site.path):
-                self.site.look(self.site.path)
+                self.site.check_folder(self.site.path)
                 self._must_be_of(state, self.mark())
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
         """Claim the folder for a state, and create its missing parts, durably.  O(names).
 
-        ``at``: the address of the state.  If several states claim it at once, one gets it.  Raises as `look` does, and
-        `StateRefused` for a name that is no UTF-8, `StorageFull`.
+        ``at``: the address of the state.  If several states claim it at once, one gets it.  Raises as `check_folder`
+        does, and `StateRefused` for a name that is no UTF-8, `StorageFull`.
         """
         wanted = {name: folder_name(name) for name in sorted(names)}
         try:
             encode_record([self.site.path, at, wanted])
         except UnicodeEncodeError as error:
             odd = f"the name of a folder or an output is no UTF-8 ({error.reason}): {error.object!r}"
-            raise self.site.build_refusal(cut(odd), "give it another name") from None
-        self.look(state)
+            raise self.site.build_refusal(shorten(odd), "give it another name") from None
+        self.check_folder(state)
         with self.site.translate_disk_errors("make it", opening=True):
-            self.site.make()
-            self.site.look(self.site.path)
+            self.site.create_folder()
+            self.site.check_folder(self.site.path)
             found = self.mark() or self._first(Mark(state, at, wanted))
             self._must_be_of(state, found)
             for name in wanted:
                 with suppress(FileExistsError):
                     self.site.disk.mkdir(self.site.below(folder_name(name)), self.site.folder_mode)
-                self.site.look(self.site.below(folder_name(name)))
+                self.site.check_folder(self.site.below(folder_name(name)))
             if found != (now := Mark(state, at, wanted | found.outputs)):
                 self.site.disk.rename(self._write_part(now), self.site.below(MARK))
             self.site.sweep(self.site.path)
@@ -120,7 +120,7 @@ class OutputPlace:
 
     def mark(self) -> Mark | None:
         """Read ``outputs.json``; None if it does not exist.  O(its bytes).  Raises `CorruptState` if it is invalid."""
-        with self.site.reading(f"file {MARK}", missing_error(MARK, self.site.path), AGAIN):
+        with self.site.translate_read_errors(f"file {MARK}", missing_error(MARK, self.site.path), AGAIN):
             try:
                 data = self.site.disk.read(self.site.below(MARK), MARK_BYTES)
             except FileNotFoundError:
@@ -143,14 +143,14 @@ class OutputPlace:
         except FileExistsError:
             return self.mark() or mark
         finally:
-            self.site.tidy(temporary)
+            self.site.try_unlink(temporary)
         return mark
 
     def _write_part(self, mark: Mark) -> str:
         """Write the mark to a new file that is durable except for its name, and return the path."""
         data = msgspec.json.format(encode_record(mark), indent=1)
         path = self.site.below(f".{self.nonce}-{next(self.numbers)}.part")
-        self.site.written(path, f"write {MARK}", lambda sink: sink.write(data))
+        self.site.write_file(path, f"write {MARK}", lambda sink: sink.write(data))
         return path
 
 
@@ -218,12 +218,12 @@ class FragmentFolder(OpenSink):
         with self._translate_errors("prepare"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
             for name in self._names("", ".parquet")[-1:]:
-                new_columns(self.shape, pq.ParquetFile(self.folder / name).schema_arrow, self.shape.schema, place)
+                find_new_columns(self.shape, pq.ParquetFile(self.folder / name).schema_arrow, self.shape.schema, place)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
         if before is not None and self.missing():
-            raise build_vanished(now.output, str(self.folder), before.epoch)
+            raise build_vanished_error(now.output, str(self.folder), before.epoch)
         if is_written(self.written(), now, before, str(self.folder)):
             return
         with self._translate_errors("write"):

@@ -94,7 +94,7 @@ class OutputFolder:
     def __init__(
         self, path: str | os.PathLike[str], nonce: str = "0" * 16, trust: str = "owner", disk: Disk = _DISK
     ) -> None:
-        self.site = Site(disk, address.folder(path, "write outputs to"), trust, "the outputs folder")
+        self.site = Site(disk, address.require_folder(path, "write outputs to"), trust, "the outputs folder")
         self.location, self._unsynced = OutputPlace(self.site, nonce), set[str]()
 
     @property
@@ -109,7 +109,7 @@ class OutputFolder:
         `SpecError` for rows that Parquet cannot hold, `StateRefused` for a folder of another state, and `CorruptState`
         for an unreadable ``outputs.json``.
         """
-        self.location.look(state)
+        self.location.check_folder(state)
         for name, schema in schemas.items():
             try:
                 pq.write_table(schema.empty_table(), io.BytesIO())
@@ -154,7 +154,7 @@ class OutputFolder:
                 "mount the same folder on the driver and all executors; where it was deleted, open the "
                 "state again, which makes it",
             )
-        sink = self.site.written(path, "write an output", lambda sink: pq.write_table(table, sink))
+        sink = self.site.write_file(path, "write an output", lambda sink: pq.write_table(table, sink))
         self._unsynced.add(os.path.dirname(path))
         return Blob(called, sink.size, sink.state.digest())
 
@@ -210,7 +210,7 @@ class OutputFolder:
             self._hidden(fragment.output, fragment.blob.name),
             fragment.blob,
         )
-        with self.site.reading(f"file {blob.name}", missing_error(shown, self.target), COPY):
+        with self.site.translate_read_errors(f"file {blob.name}", missing_error(shown, self.target), COPY):
             for path in (shown, hidden, shown):  # it may be shown meanwhile
                 with suppress(FileNotFoundError):
                     return bytes(verify_bytes(self.site.disk.read(path, blob.length), blob, self.target))
@@ -227,7 +227,7 @@ class OutputFolder:
     def discard(self, leftovers: Iterable[Leftover]) -> None:
         """Delete such files; one that cannot be deleted stays.  O(files)."""
         for each in leftovers:
-            self.site.tidy(each.place)
+            self.site.try_unlink(each.place)
 
     def find_earlier(self, name: str, epoch: int) -> str | None:
         """Return the output's folder if it shows files of an epoch up to this one, else None.  O(files)."""
@@ -272,7 +272,7 @@ class OutputFolder:
 
 def check_target(given: Any) -> None:
     """Raise `StateRefused` for an invalid target, before anything is opened.  O(length)."""
-    address.folder(given, "write outputs to")
+    address.require_folder(given, "write outputs to")
 
 
 def open_outputs(target: str | os.PathLike[str], store: Store | None = None, trust: str = "owner") -> OutputFolder:

@@ -3,9 +3,9 @@
 Guarantees: a missing table, key or permission becomes an error that says what to grant or change. COPY gives Arrow
 tables of complete rows; Python touches no cell. A place in the log compares as a number and prints as Postgres does.
 
->>> table_of("orders", "o").quoted_name, table_of("shop.my,orders", "o").filter_name
+>>> parse_table_name("orders", "o").quoted_name, parse_table_name("shop.my,orders", "o").filter_name
 ('"public"."orders"', 'shop.my\\\\,orders')
->>> print(cell("at", None))
+>>> print(build_cell_sql("at", None))
 '{"name":"at","value":' || 'null}'
 """
 
@@ -28,7 +28,7 @@ from ddflow.columns.names import did_you_mean, quote_name, split_qualified
 from ddflow.connectors.api import SourceNotLetIn
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
-from ddflow.connectors.postgres.sink import driver, remedy_of
+from ddflow.connectors.postgres.sink import driver, find_login_remedy
 from ddflow.errors import SourceFailed, SpecError, UnreadableInput, first_line, translate
 
 COLUMNS: Final = """
@@ -89,7 +89,7 @@ class SourceTable(NamedTuple):
     input: str
 
     @property
-    def full(self) -> str:
+    def full_name(self) -> str:
         """Its name behind its schema's, as people write it."""
         schema = quote_name(self.schema) if '"' in self.schema else self.schema
         return f"{schema}.{quote_name(self.name) if {'.', chr(34)} & {*self.name} else self.name}"
@@ -105,7 +105,7 @@ class SourceTable(NamedTuple):
         return ".".join(re.sub(r"([\\,.*\s])", r"\\\1", each) for each in (self.schema, self.name))
 
 
-class Looked(NamedTuple):
+class TableFacts(NamedTuple):
     """What a table has for its input."""
 
     gone: Sequence[str]
@@ -132,12 +132,12 @@ class Looked(NamedTuple):
     """The tables that inherit from it."""
 
 
-def table_of(name: str, input: str) -> SourceTable:
+def parse_table_name(name: str, input: str) -> SourceTable:
     schema, table = split_qualified(name)
     return SourceTable(schema or "public", table, input)
 
 
-def cell(name: str, kind: str | None, precise: str = "") -> str:
+def build_cell_sql(name: str, kind: str | None, precise: str = "") -> str:
     """Return SQL for a column as the text of a JSON object, with its value as wal2json writes it.
 
     ``kind``: None for a column that is not there.  ``precise``: the type that the object names.  `concat` uses the
@@ -147,7 +147,7 @@ def cell(name: str, kind: str | None, precise: str = "") -> str:
     said = json.dumps(
         {"name": name} | ({"type": precise} if precise else {}), ensure_ascii=False, separators=(",", ":")
     )
-    head, column = literal(f'{said.removesuffix("}")},"value":'), quote_name(name)
+    head, column = quote_literal(f'{said.removesuffix("}")},"value":'), quote_name(name)
     if kind is None:
         return f"{head} || 'null}}'"
     value = column if kind == "boolean" else f"encode({column}, 'hex')" if kind == "bytea" else f"concat({column})"
@@ -156,20 +156,20 @@ def cell(name: str, kind: str | None, precise: str = "") -> str:
     return f"{head} || {text} || '}}'"
 
 
-def literal(text: str) -> str:
+def quote_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> Looked:
+def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, first: bool) -> TableFacts:
     """Return whether a table can feed its input, and what its columns are.  Raises `UnreadableInput`, `SpecError`.
 
     ``first``: whether it never did, so that it must have all columns.
     """
-    asked = f"read the table {table.full} for {table.input!r}"
+    asked = f"read the table {table.full_name} for {table.input!r}"
     with translate_errors(asked):
-        found = columns_of(connection, table)
+        found = read_columns(connection, table)
     if not found:
-        raise UnreadableInput(asked, "there is no such table", _alike(connection, table))
+        raise UnreadableInput(asked, "there is no such table", _suggest_tables(connection, table))
     of = found[0]
     if of.relkind == "p":
         remedy = "give each partition an input of its own, and put them together by union all"
@@ -196,7 +196,7 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
     own = [row.type for row in read if row.type >= OWN_TYPES]
     with translate_errors(asked):
         labels = dict(connection.execute(LABELS, [own]).fetchall()) if own else {}
-    return Looked(
+    return TableFacts(
         gone,
         [row.name for row in read if row.certain and row.name in lossy],
         lossy,
@@ -207,33 +207,33 @@ def look_up_table(connection: Any, table: SourceTable, declared: pa.Schema, firs
         {row.name: row.type for row in read},
         labels,
         (of.file, of.toast, of.since),
-        [SourceTable(schema, name, "").full for schema, name in of.children],
+        [SourceTable(schema, name, "").full_name for schema, name in of.children],
     )
 
 
-def columns_of(connection: Any, table: SourceTable) -> list[Any]:
+def read_columns(connection: Any, table: SourceTable) -> list[Any]:
     """Return the rows of `COLUMNS` of a table; none if there is no such table, also by a name that is too long."""
     with connection.cursor(row_factory=driver().rows.namedtuple_row) as cursor:
         return list(cursor.execute(COLUMNS, [table.quoted_name, [table.schema, table.name]]).fetchall())
 
 
 def refuse_filtered(asked: str, found: Sequence[Any]) -> None:
-    """Refuse to copy a table if the role does not see all of its rows.  ``found``: of `columns_of`."""
+    """Refuse to copy a table if the role does not see all of its rows.  ``found``: of `read_columns`."""
     if found and found[0].hidden:
         remedy = "let it read all rows: alter role ... bypassrls; or read as the owner of the table"
         raise UnreadableInput(asked, "row level security hides rows of it from this role", remedy)
 
 
-def refuse_children(looked: Mapping[SourceTable, Looked], named: Collection[str]) -> None:
+def refuse_children(looked: Mapping[SourceTable, TableFacts], named: Collection[str]) -> None:
     """Refuse a table if others inherit it and are not ``named``: its rows would lack theirs."""
     for table, each in looked.items():
         if others := [child for child in each.children if child not in named]:
             found = f"{', '.join(others)} inherit from it, whose rows and changes are not its own"
             remedy = "name these tables, too, each with an input of its own, and put them together by union all"
-            raise UnreadableInput(f"read the table {table.full} for {table.input!r}", found, remedy)
+            raise UnreadableInput(f"read the table {table.full_name} for {table.input!r}", found, remedy)
 
 
-def has_columns(
+def refuse_missing_columns(
     connection: Any, tables: Iterable[SourceTable], inputs: Mapping[str, pa.Schema], new: Mapping[str, Collection[str]]
 ) -> None:
     """Refuse columns, ``new`` by input, that a table does not have.  Raises `UnreadableInput`."""
@@ -244,10 +244,10 @@ def has_columns(
             look_up_table(connection, table, declared, first=True)
 
 
-def _alike(connection: Any, table: SourceTable) -> str:
+def _suggest_tables(connection: Any, table: SourceTable) -> str:
     """Build the remedy for a missing table: the tables with similar names."""
-    there = {SourceTable(schema, name, "").full: name for schema, name in connection.execute(TABLES).fetchall()}
-    name = table.full
+    there = {SourceTable(schema, name, "").full_name: name for schema, name in connection.execute(TABLES).fetchall()}
+    name = table.full_name
     near = [each for each in there if there[each] == table.name] or get_close_matches(name, list(there), 9, 0)
     if not near:
         return "make it, or see to the database: it has none"
@@ -263,7 +263,7 @@ def find_unique_indexes(
     Returns the oids of the constraints that prove it, by the full name of each table.
     """
     return {
-        table.full: _find_unique_indexes(connection, table, keys[table.input])
+        table.full_name: _find_unique_indexes(connection, table, keys[table.input])
         for table in tables
         if table.input in keys
     }
@@ -275,7 +275,7 @@ def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]
     A change identifies its row by the columns of the replica identity. The key is exactly those columns. If the
     identity is full, the key contains the columns of a unique index. Returns the oids of the constraints that say it.
     """
-    asked = f"read the table {table.full} for {table.input!r}, with key={list(key)}"
+    asked = f"read the table {table.full_name} for {table.input!r}, with key={list(key)}"
     with translate_errors(asked):
         found = connection.execute(UNIQUE, [table.quoted_name]).fetchall()
     full = any(identity == "f" for identity, *_ in found)
@@ -296,24 +296,25 @@ def _find_unique_indexes(connection: Any, table: SourceTable, key: Sequence[str]
     raise UnreadableInput(asked, f"its replica identity tells a row by {said}", remedy)
 
 
-def with_null(text: pa.Array, name: str, more: str = "") -> pa.Array:
+def filter_nulls(text: pa.Array, name: str, more: str = "") -> pa.Array:
     """Return the messages of wal2json with null in a column.  ``more``: the text after it.  O(bytes)."""
-    cell_ = f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null{more}'
-    return text.filter(pc.match_substring_regex(text, cell_))
+    pattern = f'{{"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":"[^"]*","value":null{more}'
+    return text.filter(pc.match_substring_regex(text, pattern))
 
 
-def without(text: pa.Array, gone: Sequence[str]) -> pa.Array:
+def add_dropped_columns(text: pa.Array, gone: Sequence[str]) -> pa.Array:
     """Add null for the dropped columns that messages of wal2json lack.  O(bytes) a column.
 
     An update without a column would mean that its value is unchanged.
 
-    >>> without(pa.array(['{"action":"U","columns":[{"name":"id","type":"integer","value":1}]}']), ["n"]).to_pylist()
+    >>> text = '{"action":"U","columns":[{"name":"id","type":"integer","value":1}]}'
+    >>> add_dropped_columns(pa.array([text]), ["n"]).to_pylist()
     ['{"action":"U","columns":[{"name":"n","value":null},{"name":"id","type":"integer","value":1}]}']
     """
     for name in gone:
-        cell_ = f'{{"name":{json.dumps(name, ensure_ascii=False)},'
-        nulled = pc.replace_substring(text, '"columns":[', f'"columns":[{cell_}"value":null}},', max_replacements=1)
-        text = pc.if_else(pc.match_substring(text, cell_), text, nulled)
+        pattern = f'{{"name":{json.dumps(name, ensure_ascii=False)},'
+        nulled = pc.replace_substring(text, '"columns":[', f'"columns":[{pattern}"value":null}},', max_replacements=1)
+        text = pc.if_else(pc.match_substring(text, pattern), text, nulled)
     return text
 
 
@@ -338,7 +339,7 @@ def translate_errors(asked: str) -> AbstractContextManager[None]:
             remedy = "install wal2json 2.0 or later on the server"
         if remedy is not None:
             return UnreadableInput(asked, said, remedy)
-        if (locked := remedy_of(said)) is not None:
+        if (locked := find_login_remedy(said)) is not None:
             return SourceNotLetIn(asked, said, locked)
         in_use = "end the other reader, or its session: select pg_terminate_backend(...), with its PID"
         return SourceFailed(asked, said, in_use if isinstance(error, of.ObjectInUse) else "see to the server")
@@ -353,7 +354,7 @@ _BETWEEN, _AROUND = "\x02", "\x01"
 
 def stream_rows(connection: Any, query: str) -> Iterator[pa.Table]:
     """Stream the result of a query by COPY: the columns ``lsn`` and ``data``."""
-    form = f"format csv, delimiter {literal(_BETWEEN)}, quote {literal(_AROUND)}"
+    form = f"format csv, delimiter {quote_literal(_BETWEEN)}, quote {quote_literal(_AROUND)}"
     with connection.cursor().copy(f"copy ({query}) to stdout ({form})") as copy:
         block = pa.BufferOutputStream()
         for row in copy:
@@ -380,7 +381,7 @@ def format_lsn(at: int) -> str:
     return f"{at >> 32:X}/{at & 0xFFFFFFFF:X}"
 
 
-def messages(data: pa.ChunkedArray) -> pa.RecordBatch:
+def build_message_batch(data: pa.ChunkedArray) -> pa.RecordBatch:
     """Convert messages to rows of an input."""
     return pa.record_batch({"value": data.combine_chunks() if data.num_chunks != 1 else data.chunk(0)})
 

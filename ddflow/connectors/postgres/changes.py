@@ -5,8 +5,8 @@ from wal2json 2.6 on, so NaN and infinities keep their value.
 Limits: older servers write null for them. A null in a column that is not nullable then ends the run; of other columns
 some rows are looked up, and ddflow warns once a column. A value that was NaN only for a while is not found.
 
->>> looked = Looked([], ["x"], ["x"], 9, {"x": 1}, 1)
->>> options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
+>>> looked = TableFacts([], ["x"], ["x"], 9, {"x": 1}, 1)
+>>> build_options({SourceTable("public", "orders", "orders"): looked}, timed=False)["add-tables"]
 'public.orders'
 """
 
@@ -29,17 +29,17 @@ from ddflow.connectors.formats.parse import TEXT, parse_objects
 from ddflow.connectors.formats.row_columns import parse_sql_type
 from ddflow.connectors.postgres.catalog import (
     NEWER,
-    Looked,
     SourceTable,
-    cell,
-    columns_of,
-    literal,
-    messages,
+    TableFacts,
+    add_dropped_columns,
+    build_cell_sql,
+    build_message_batch,
+    filter_nulls,
     parse_lsn,
+    quote_literal,
+    read_columns,
     refuse_filtered,
     stream_rows,
-    with_null,
-    without,
 )
 from ddflow.connectors.postgres.sink import driver
 from ddflow.errors import UnreadableInput
@@ -50,15 +50,15 @@ SAMPLE: Final = 1000
 """How many rows with a null are looked up of a column at a time."""
 
 
-class Numbers:
+class SpecialNumbers:
     """``as_text``: whether they are asked for as text.  ``nulls``: by table and column, messages with a null there.
 
-    >>> numbers, of = Numbers(), SourceTable("public", "t", "t")
-    >>> numbers.options([looked := Looked([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
+    >>> numbers, of = SpecialNumbers(), SourceTable("public", "t", "t")
+    >>> numbers.text_options([looked := TableFacts([], [], ["v"], 9, {"id": 1, "v": 2}, 2)])
     {'numeric-data-types-as-string': 'true'}
     >>> numbers.as_text, cell = False, '{"name":"%s","type":"%s","value":%s}'
     >>> cells = ",".join([cell % ("id", "integer", 7), cell % ("v", "double precision", "null")])
-    >>> numbers.look(pa.array([f'{{"action":"I","columns":[{cells}]}}']), of, looked)
+    >>> numbers.collect_nulls(pa.array([f'{{"action":"I","columns":[{cells}]}}']), of, looked)
     >>> read_keys(numbers.nulls[of, "v"], ["id"])
     (['integer'], [['7']])
     """
@@ -67,7 +67,7 @@ class Numbers:
         self.as_text, self.nulls = True, dict[tuple[SourceTable, str], list[str]]()
         self._warned = set[tuple[SourceTable, str]]()
 
-    def options(self, looked: Iterable[Looked]) -> dict[str, str]:
+    def text_options(self, looked: Iterable[TableFacts]) -> dict[str, str]:
         """Return more options of wal2json for some tables."""
         return {OPTION: "true"} if self.as_text and any(each.lossy for each in looked) else {}
 
@@ -78,23 +78,25 @@ class Numbers:
         self.as_text = False
         return True
 
-    def look(self, text: pa.Array, table: SourceTable, looked: Looked) -> None:
+    def collect_nulls(self, text: pa.Array, table: SourceTable, looked: TableFacts) -> None:
         """Keep messages of a table with a null that may be NaN or infinite, some of each column.  O(bytes) a column."""
         for name in () if self.as_text else looked.lossy:
             if name not in looked.certain and (table, name) not in self._warned:
                 kept = self.nulls.setdefault((table, name), [])
                 if len(kept) < SAMPLE:
-                    kept += with_null(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
+                    kept += filter_nulls(text, name).slice(0, SAMPLE - len(kept)).to_pylist()
 
-    def replace_unholdable(self, text: pa.Array, table: SourceTable, looked: Looked, key: Sequence[str]) -> pa.Array:
+    def replace_unholdable(
+        self, text: pa.Array, table: SourceTable, looked: TableFacts, key: Sequence[str]
+    ) -> pa.Array:
         """Replace values that a column cannot hold with null in messages of a table.  O(bytes) a column.
 
         Raises `UnreadableInput` if the column is never null, also for a null that wal2json wrote.
         """
         for name in looked.certain:
-            if len(lost := with_null(text, name, ',"optional":false')):
+            if len(lost := filter_nulls(text, name, ',"optional":false')):
                 found = f"wal2json wrote null for {name!r}, which is never null: it is NaN or infinite"
-                raise _never_null(table, looked, name, f"{found}{_in_row(lost[0].as_py(), key)}")
+                raise _never_null_error(table, looked, name, f"{found}{_describe_row(lost[0].as_py(), key)}")
         for name, kind in looked.exact.items():
             cell = f'({{"name" ?: ?{re.escape(json.dumps(name, ensure_ascii=False))}, ?'
             cell += '(?:"type":"[^"]*",)?"value" ?: ?)"(-?(?:NaN|Infinity))"'
@@ -107,24 +109,26 @@ class Numbers:
             lost = lost.filter(pc.match_substring_regex(lost, cell))
             if len(lost):
                 message = lost[0].as_py()
-                row = _in_row(message, key)
+                row = _describe_row(message, key)
                 (_, value), *_ = re.findall(cell, message)
                 if name in looked.certain:
                     found = f"{name!r} is {value}{row}, which {kind} cannot hold, and it is never null"
-                    raise _never_null(table, looked, name, found)
-                self._warn(table, looked, name, f"{value}{row}")
+                    raise _never_null_error(table, looked, name, found)
+                self._warn_once(table, looked, name, f"{value}{row}")
         return text
 
-    def _warn(self, table: SourceTable, looked: Looked, name: str, found: str) -> None:
+    def _warn_once(self, table: SourceTable, looked: TableFacts, name: str, found: str) -> None:
         """Warn of a value that is null here, once a column."""
         if (table, name) not in self._warned:
             self._warned.add((table, name))
             kind = looked.exact.get(name)
             why = f"as wal2json wrote it: {NEWER}" if kind is None else f"because {kind} cannot hold it"
             why += "" if kind is None else "; to keep it, begin a new state that declares the column as str"
-            warnings.warn(f"{table.full}: {name!r} is {found}, and null here, {why}", stacklevel=2)
+            warnings.warn(f"{table.full_name}: {name!r} is {found}, and null here, {why}", stacklevel=2)
 
-    def warn(self, connection: Any, looked: Mapping[SourceTable, Looked], keys: Mapping[str, Sequence[str]]) -> None:
+    def warn_of_nulls(
+        self, connection: Any, looked: Mapping[SourceTable, TableFacts], keys: Mapping[str, Sequence[str]]
+    ) -> None:
         """Warn of columns with NaN or an infinity in a row that was kept.  ``keys``: by input."""
         for (table, name), texts in self.nulls.items():
             key = keys.get(table.input, ())
@@ -143,7 +147,7 @@ class Numbers:
                 found = connection.execute(f"{query} where {lost} limit 1", cells).fetchone()
                 if found is not None:
                     row = dict(zip(key, found, strict=False))
-                    self._warn(table, looked[table], name, f"{found[-1]} in the row {row}")
+                    self._warn_once(table, looked[table], name, f"{found[-1]} in the row {row}")
         self.nulls.clear()
 
 
@@ -155,21 +159,21 @@ def read_keys(messages: Sequence[str], key: Sequence[str]) -> tuple[list[str], l
     return kinds, [[str(row[name]["value"]) for row in rows] for name in key] if rows else []
 
 
-def _in_row(message: str, key: Sequence[str]) -> str:
+def _describe_row(message: str, key: Sequence[str]) -> str:
     """Describe the row of a message by its key; "" if the message lacks it."""
     cells = {each["name"]: each["value"] for each in json.loads(message)["columns"]}
     row = {name: cells[name] for name in key if name in cells}
     return f" in the row {row}" if row and len(row) == len(key) else ""
 
 
-def _never_null(table: SourceTable, looked: Looked, name: str, found: str) -> UnreadableInput:
+def _never_null_error(table: SourceTable, looked: TableFacts, name: str, found: str) -> UnreadableInput:
     """Build the error for a value that would be null in a column declared not null."""
     column = quote_name(name)
     null = f"to have null for it: alter table {table.quoted_name} alter {column} drop not null, until a run has read it"
     text = f"add column ... text generated always as ({column}::text) stored"
     kept = f"to keep it: alter table {table.quoted_name} {text}, and a new state that declares that column"
     remedy = f"{null}; or {kept}" if name in looked.exact else f"{NEWER}; or {null}; or {kept}"
-    return UnreadableInput(f"read the table {table.full} for {table.input!r}", found, remedy)
+    return UnreadableInput(f"read the table {table.full_name} for {table.input!r}", found, remedy)
 
 
 _IDENTITY: Final = '"identity":['
@@ -178,7 +182,7 @@ _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 """A string of JSON."""
 
 
-class Peeked(NamedTuple):
+class SlotChanges(NamedTuple):
     """Transactions.  ``rows``: by input.  ``lsn``, ``commit``: of the last one, "" and none where there is none.
     ``size``, ``messages``: bytes, and how many.  ``untold``: by table, why a value is not there that is needed.
     ``lost``: by table, why rows are not told that were changed."""
@@ -192,7 +196,7 @@ class Peeked(NamedTuple):
     lost: Mapping[SourceTable, str]
 
 
-def options(looked: Mapping[SourceTable, Looked], timed: bool) -> dict[str, str]:
+def build_options(looked: Mapping[SourceTable, TableFacts], timed: bool) -> dict[str, str]:
     """Return the options of wal2json."""
     filtered = ",".join(table.filter_name for table in looked)
     given = {"format-version": "2", "include-lsn": "true", "add-tables": filtered}
@@ -206,38 +210,38 @@ def options(looked: Mapping[SourceTable, Looked], timed: bool) -> dict[str, str]
 def peek_slot(
     connection: Any,
     slot: str,
-    looked: Mapping[SourceTable, Looked],
+    looked: Mapping[SourceTable, TableFacts],
     keys: Mapping[str, Sequence[str]],
-    numbers: Numbers,
+    numbers: SpecialNumbers,
     *,
     upto: str | None = None,
     most: int | None = None,
     timed: bool = False,
-) -> Peeked:
+) -> SlotChanges:
     """Read transactions up to a place in the log, or of about ``most`` messages.  O(bytes).
 
     ``keys``: by input.  ``timed``: whether messages have the time of their commit.
     """
     if not looked:
-        return Peeked({}, "", "", 0, 0, {}, {})
-    asked = options(looked, timed) | numbers.options(looked.values())
-    given = ", ".join(f"{literal(name)}, {literal(value)}" for name, value in asked.items())
-    ends = "null" if upto is None else literal(upto)
-    query = f"pg_logical_slot_peek_changes({literal(slot)}, {ends}, {'null' if most is None else most}, {given})"
+        return SlotChanges({}, "", "", 0, 0, {}, {})
+    asked = build_options(looked, timed) | numbers.text_options(looked.values())
+    given = ", ".join(f"{quote_literal(name)}, {quote_literal(value)}" for name, value in asked.items())
+    ends = "null" if upto is None else quote_literal(upto)
+    query = f"pg_logical_slot_peek_changes({quote_literal(slot)}, {ends}, {'null' if most is None else most}, {given})"
     rows: dict[str, list[pa.RecordBatch]] = {}
     lsn, commit, size, count = "", "{}", 0, 0
-    with _warnings(connection) as said:
+    with _collect_warnings(connection) as said:
         for some in stream_rows(connection, f"select lsn, data from {query}"):
             found = some.filter(pc.starts_with(some.column("data"), '{"action":"C"'))
             if found.num_rows:
                 lsn, commit = (found.column(name)[-1].as_py() for name in ("lsn", "data"))
             size, count = size + some.nbytes, count + some.num_rows
             for table, text in _split_by_table(some.column("data"), looked):
-                numbers.look(text, table, looked[table])
+                numbers.collect_nulls(text, table, looked[table])
                 held = numbers.replace_unholdable(text, table, looked[table], keys.get(table.input, ()))
-                taken = without(held, looked[table].gone)
+                taken = add_dropped_columns(held, looked[table].gone)
                 rows.setdefault(table.input, []).append(pa.record_batch({"value": taken}))
-    numbers.warn(connection, looked, keys)
+    numbers.warn_of_nulls(connection, looked, keys)
     untold, lost = dict[SourceTable, str](), dict[SourceTable, str]()
     for table, each in looked.items():
         texts, key = [batch.column(0) for batch in rows.get(table.input, ())], keys.get(table.input, ())
@@ -247,14 +251,14 @@ def peek_slot(
             )
         elif any(_is_otherwise_identified(text, key) for text in texts):
             lost[table] = "rows were updated or deleted while its replica identity was not the key"
-        elif any(lacks(text, each, key) for text in texts):
+        elif any(lacks_value(text, each, key) for text in texts):
             remedy = f"the log has it after: alter table {table.quoted_name} replica identity full"
             untold[table] = f"a row got another key, and a large value of it is not in the log; {remedy}"
-    return Peeked(rows, lsn, commit, size, count, untold, lost)
+    return SlotChanges(rows, lsn, commit, size, count, untold, lost)
 
 
 @contextmanager
-def _warnings(connection: Any) -> Iterator[list[str]]:
+def _collect_warnings(connection: Any) -> Iterator[list[str]]:
     """Collect the warnings of the server: wal2json leaves out changes of rows without an identity."""
     said = list[str]()
 
@@ -288,14 +292,14 @@ def _is_otherwise_identified(text: pa.Array, key: Sequence[str]) -> bool:
     return False
 
 
-def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
+def lacks_value(text: pa.Array, looked: TableFacts, key: Sequence[str]) -> bool:
     """Return whether an update of a row's key lacks a value, so that only the old key has it stored.  O(bytes).
 
     A large value that did not change may be missing, unless the message has all of the old row.
 
     >>> head, now = '{"action":"U","columns":[', '{"name":"id","type":"integer","value":1}'
-    >>> had, looked = now.replace("1", "2"), Looked([], [], [], 9, {"id": 1, "v": 2}, 2)
-    >>> [lacks(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
+    >>> had, looked = now.replace("1", "2"), TableFacts([], [], [], 9, {"id": 1, "v": 2}, 2)
+    >>> [lacks_value(pa.array([f'{head}{now}],"identity":[{each}]}}']), looked, ["id"]) for each in (now, had)]
     [False, True]
     """
     some = text.filter(pc.starts_with(text, '{"action":"U"'))
@@ -304,23 +308,23 @@ def lacks(text: pa.Array, looked: Looked, key: Sequence[str]) -> bool:
     if not len(some):
         return False
     now, had = (pc.list_element(parts, part) for part in (0, 1))
-    changed = [pc.not_equal(_value(now, name), _value(had, name)) for name in key]
+    changed = [pc.not_equal(_extract_value(now, name), _extract_value(had, name)) for name in key]
     some = some.filter(reduce(pc.or_kleene, changed, pa.array([False] * len(some))))
     names = (f'"name":{json.dumps(name, ensure_ascii=False)},' for name in looked.columns)
     return any(not pc.all(pc.match_substring(some, each)).as_py() for each in names) if len(some) else False
 
 
-def _value(text: pa.Array, name: str) -> pa.Array:
+def _extract_value(text: pa.Array, name: str) -> pa.Array:
     """Extract the value of a column from each text, unparsed; null if it has none.  O(bytes)."""
     head = f'"name":{re.escape(json.dumps(name, ensure_ascii=False))},"type":{_STRING},"value":'
     return pc.struct_field(pc.extract_regex(text, f"{head}(?P<value>{_STRING}|[^,}}]*)"), 0)
 
 
 def _split_by_table(
-    data: pa.ChunkedArray, looked: Mapping[SourceTable, Looked]
+    data: pa.ChunkedArray, looked: Mapping[SourceTable, TableFacts]
 ) -> Iterator[tuple[SourceTable, pa.Array]]:
     """Yield the messages of each table; begin and commit belong to none."""
-    text = messages(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
+    text = build_message_batch(data.filter(pc.invert(pc.match_substring_regex(data, r'^\{"action":"[BCM]"')))).column(0)
     if len(text) and len(looked) == 1:
         yield next(iter(looked)), text
     elif len(text):
@@ -332,7 +336,7 @@ def _split_by_table(
                 yield table, some
 
 
-class Begun(NamedTuple):
+class SlotStart(NamedTuple):
     """Where a slot begins, the name of the snapshot of then, and a place in the log that no change of it is before."""
 
     lsn: str
@@ -344,14 +348,14 @@ def copy_rows(
     connection: Any,
     tables: Sequence[SourceTable],
     inputs: Mapping[str, pa.Schema],
-    begins: Begun,
+    begins: SlotStart,
     beside: dict[str, dict[str, Beside]],
     held: Callable[[SourceTable], Callable[[pa.Array], pa.Array]],
     whole: Collection[str] = (),
 ) -> Iterator[Polled]:
     """Read all rows of tables, in a transaction.  O(bytes).
 
-    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's `Numbers.replace_unholdable`.
+    ``beside``: gets, by input, the columns that are not read.  ``held``: a table's `SpecialNumbers.replace_unholdable`.
     ``whole``: inputs that get their rows at once, as their full contents.
     """
     run = connection.execute
@@ -359,21 +363,25 @@ def copy_rows(
     run(f"set transaction snapshot '{begins.snapshot}'")
     for table in tables:
         own = [name for name in inputs[table.input].names if name not in OWN]
-        found = columns_of(connection, table)
-        refuse_filtered(f"copy the table {table.full} for {table.input!r}", found)
+        found = read_columns(connection, table)
+        refuse_filtered(f"copy the table {table.full_name} for {table.input!r}", found)
         kinds = {row.name: row.kind for row in found}
         others = {
             name: Beside(parse_sql_type(kind), table.quoted_name) for name, kind in kinds.items() if name not in own
         }
         beside[table.input] = {**beside.get(table.input, {}), **others}
         precise = {row.name: row.precise for row in found}
-        cells = ", ".join(cell(name, kinds.get(name), precise.get(name, "")) for name in own)
-        text = f"{literal(head(table, begins.since))} || array_to_string(array[{cells}], ',') || ']}}'"
+        cells = ", ".join(build_cell_sql(name, kinds.get(name), precise.get(name, "")) for name in own)
+        text = (
+            f"{quote_literal(build_message_head(table, begins.since))} || array_to_string(array[{cells}], ',') || ']}}'"
+        )
         made = held(table)
         rows = stream_rows(connection, f"select '', {text} from only {table.quoted_name}")
-        batches = (pa.record_batch({"value": made(messages(some.column("data")).column(0))}) for some in rows)
+        batches = (
+            pa.record_batch({"value": made(build_message_batch(some.column("data")).column(0))}) for some in rows
+        )
         if table.input in whole:
-            every = [messages(pa.chunked_array([pa.array([], pa.string())])), *batches]
+            every = [build_message_batch(pa.chunked_array([pa.array([], pa.string())])), *batches]
             orders = {table.input: {POSITION: parse_lsn(begins.since), ROW: 0}}
             yield Polled({table.input: every}, None, frozenset([table.input]), dict(beside), orders=orders)
         for batch in batches:
@@ -381,10 +389,10 @@ def copy_rows(
     run("commit")
 
 
-def head(table: SourceTable, lsn: str) -> str:
+def build_message_head(table: SourceTable, lsn: str) -> str:
     """Return how each message of a copy begins.
 
-    >>> head(SourceTable("public", "orders", "orders"), "0/16B3700")
+    >>> build_message_head(SourceTable("public", "orders", "orders"), "0/16B3700")
     '{"action":"I","lsn":"0/16B3700","schema":"public","table":"orders","columns":['
     """
     said = {"action": "I", "lsn": lsn, "schema": table.schema, "table": table.name, "columns": []}

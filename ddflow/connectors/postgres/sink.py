@@ -39,7 +39,7 @@ from ddflow.connectors.api import (
     TableSink,
     TargetRecord,
 )
-from ddflow.connectors.sql_table import InPlaceTable, Match, as_text, no_records
+from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text, refuse_records_table
 from ddflow.connectors.table_shape import build_refusal
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, import_extra
 from ddflow.storage.address import check_encoded
@@ -122,18 +122,19 @@ def driver() -> Any:
     return import_extra("speak to Postgres", "postgres", "psycopg")
 
 
-def remedy_of(said: str) -> str | None:
+def find_login_remedy(said: str) -> str | None:
     """Return the remedy if a server rejects a connection; None for a failure that may pass.
 
     A rejected connection has no SQLSTATE, so this reads the text, if the server speaks English.
 
-    >>> remedy_of('FATAL:  database "shpo" does not exist'), remedy_of("FATAL:  the database system is starting up")
-    ('mend the address', None)
+    >>> texts = 'role "me" does not exist', "the database system is starting up"
+    >>> [find_login_remedy(f"FATAL:  {text}") for text in texts]
+    ['mend the address', None]
     """
     return next((remedy for text, remedy in LOCKED if re.search(text, said)), None)
 
 
-def address(url: str, what: str) -> dict[str, Any]:
+def parse_address(url: str, what: str) -> dict[str, Any]:
     """Split an address into its parts.  ``what``: for messages.  Raises `SpecError`, which does not show it."""
     psycopg = driver()
     check_encoded(url, what)
@@ -157,7 +158,7 @@ def connect(url: str, what: str, settings: Mapping[str, str] = MappingProxyType(
     ``how``: as psycopg takes it.  Raises `SpecError`, and what psycopg raises.
     """
     given = {name: value for name, value in NETWORK.items() if f"PG{name.upper()}" not in os.environ}
-    connection = driver().connect(**{**given, **address(url, what), **how}, autocommit=True)
+    connection = driver().connect(**{**given, **parse_address(url, what), **how}, autocommit=True)
     if (breaks := BREAKS.get()) is not None:
         breaks.append(partial(break_off, connection))
     with on_failure(connection.close):
@@ -183,7 +184,7 @@ def break_off(connection: Any) -> None:
 
 def public_address(url: str) -> str:
     """Format an address without user and password."""
-    of = address(url, "connect to Postgres")
+    of = parse_address(url, "connect to Postgres")
     return f"postgresql://{of.get('host', 'localhost')}:{of.get('port', 5432)}/{of.get('dbname', '')}"
 
 
@@ -214,7 +215,7 @@ class PostgresSink(TableSink):
     kind: ClassVar[str] = "postgres"
 
     def __post_init__(self) -> None:
-        no_records(self.table)
+        refuse_records_table(self.table)
 
     @property
     def target(self) -> str:
@@ -244,7 +245,7 @@ class PostgresSink(TableSink):
                         raise SinkRefused(f"write to {self.target}", found, remedy)
         except psycopg.Error as error:
             asked, said = f"connect to {self.target}", str(error).strip()
-            if (locked := remedy_of(said)) is not None:
+            if (locked := find_login_remedy(said)) is not None:
                 raise SinkNotLetIn(asked, said, locked) from None
             raise SinkFailed(asked, said, "see to the server") from None
         return PostgresTable(connection, self.table, shape, self.target)
@@ -267,7 +268,7 @@ class PostgresTable(InPlaceTable):
     def holds(self) -> None:
         """See `SqlTable.holds`.  Postgres would cut a long name, and then miss it in the next epoch."""
         super().holds()
-        with self.talking("ask"):
+        with self.translate_errors("ask"):
             names = [self.table, *self.shape.schema.names]
             cut = self.execute("select n from unnest(?::text[]) n where n::name::text <> n", [names])
         if cut:
@@ -286,8 +287,8 @@ class PostgresTable(InPlaceTable):
         )
         return list(found.fetchall()) if found.description else []
 
-    def remedy(self, error: Exception) -> str:
-        """See `SqlTable.remedy`."""
+    def refusal_remedy(self, error: Exception) -> str:
+        """See `SqlTable.refusal_remedy`."""
         if isinstance(error, driver().errors.InsufficientPrivilege):
             return (
                 "let the role: grant select, insert, update, delete on the table, or create on its schema, or "
@@ -295,19 +296,19 @@ class PostgresTable(InPlaceTable):
             )
         if isinstance(error, self.clashes):
             return "see to the constraint; where its values change places, make it deferrable initially deferred"
-        return super().remedy(error)
+        return super().refusal_remedy(error)
 
-    def cure(self, error: Exception) -> str:
-        """See `SqlTable.cure`."""
+    def failure_remedy(self, error: Exception) -> str:
+        """See `SqlTable.failure_remedy`."""
         if isinstance(error, driver().errors.LockNotAvailable):
             return "another session has locked the table: pg_locks and pg_blocking_pids() say which"
-        return super().cure(error)
+        return super().failure_remedy(error)
 
     def type_of(self, kind: pa.DataType) -> str | None:
         """See `column_type`."""
         return column_type(kind)
 
-    def columns(self, table: str) -> dict[str, str]:
+    def read_column_types(self, table: str) -> dict[str, str]:
         """Read the columns from the catalog."""
         found = self.execute(
             "select attname, format_type(atttypid, atttypmod) from pg_attribute "
@@ -316,10 +317,12 @@ class PostgresTable(InPlaceTable):
         )
         return dict(found)
 
-    def insert(self, table: str, rows: pa.Table) -> None:
+    def insert_rows(self, table: str, rows: pa.Table) -> None:
         """Add rows, as CSV: what is null there is not quoted, and all else is."""
         names = ", ".join(map(quote_name, rows.schema.names))
-        texts = pa.table([_text(column) for column in rows.columns], names=[str(at) for at in range(rows.num_columns)])
+        texts = pa.table(
+            [_to_copy_text(column) for column in rows.columns], names=[str(at) for at in range(rows.num_columns)]
+        )
         options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
         with self.connection.cursor().copy(f"copy {quote_name(table)} ({names}) from stdin (format csv)") as copy:
             for batch in texts.to_batches(max_chunksize=10_000):
@@ -327,7 +330,7 @@ class PostgresTable(InPlaceTable):
                 csv.write_csv(batch, out, options)
                 copy.write(out.getvalue())
 
-    def delete(self, table: str, keys: pa.Table) -> None:
+    def delete_keys(self, table: str, keys: pa.Table) -> None:
         """Delete the rows of keys.  Keys are arrays, so the plan fits their number."""
         null = pa.array([False] * keys.num_rows)
         for column in keys.columns:
@@ -344,13 +347,13 @@ class PostgresTable(InPlaceTable):
                 text = f"{of} where t.{names[0]} = any(%s::{kinds[0]}[])"
             for part in some.to_batches(max_chunksize=AT_ONCE):
                 # A statement that is prepared would be planned for some other number of keys.
-                self.connection.execute(text, [_array(column) for column in part.columns], prepare=False)
+                self.connection.execute(text, [_format_column(column) for column in part.columns], prepare=False)
 
-    def count(self, text: str) -> int:
-        """See `InPlaceTable.count`.  A prepared statement would have a plan for another number of rows."""
+    def count_changed(self, text: str) -> int:
+        """See `InPlaceTable.count_changed`.  A prepared statement would have a plan for another number of rows."""
         return int(self.connection.execute(text, prepare=False).rowcount)
 
-    def matches(self, keys: pa.Table) -> Sequence[Match]:
+    def find_keys(self, keys: pa.Table) -> Sequence[KeyMatch]:
         """Compare keys without null by ``=``, so that an index serves."""
         names = [quote_name(name) for name in keys.schema.names]
         same, alike = (
@@ -358,10 +361,10 @@ class PostgresTable(InPlaceTable):
             for each in ("=", "is not distinct from")
         )
         null = " or ".join(f"g.{name} is null" for name in names) or "false"
-        found = [Match(f"not ({null})", same)]
-        return [*found, Match(f"({null})", alike)] if any(column.null_count for column in keys.columns) else found
+        found = [KeyMatch(f"not ({null})", same)]
+        return [*found, KeyMatch(f"({null})", alike)] if any(column.null_count for column in keys.columns) else found
 
-    def pointed_at(self) -> bool:
+    def is_referenced(self) -> bool:
         """Return whether a foreign key in the catalog refers to the table."""
         asked = "select 1 from pg_constraint where contype = 'f' and confrelid = to_regclass(?) limit 1"
         return bool(self.execute(asked, [quote_name(self.table)]))
@@ -370,23 +373,23 @@ class PostgresTable(InPlaceTable):
         """Write an epoch.  Analyze the key after the first one, else the server scans the table for a few rows."""
         super().write(changes, now, before)
         if before is None and self.shape.key:
-            with self.talking("analyze"):
+            with self.translate_errors("analyze"):
                 self.execute(f"analyze {quote_name(self.table)} ({', '.join(map(quote_name, self.shape.key))})")
 
     def cancel(self) -> None:
         """See `break_off`."""
         break_off(self.connection)
 
-    def array_of(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-        """See `InPlaceTable.array_of`."""
+    def to_array(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        """See `InPlaceTable.to_array`."""
         if kind == pa.uint64():
             values = [None if value is None else int(value) for value in values]
         return pa.array(values, kind)
 
 
-def _array(column: pa.Array) -> str:
+def _format_column(column: pa.Array) -> str:
     """Format a column as the text of an array."""
-    texts = _text(pa.chunked_array([column])).combine_chunks().cast(pa.large_string())
+    texts = _to_copy_text(pa.chunked_array([column])).combine_chunks().cast(pa.large_string())
     for each in ("\\", '"'):
         texts = pc.replace_substring(texts, each, f"\\{each}")
     quote, none = (pa.scalar(each, pa.large_string()) for each in ('"', ""))
@@ -394,12 +397,12 @@ def _array(column: pa.Array) -> str:
     return "{" + ",".join(cells.to_pylist()) + "}"
 
 
-def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_copy_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert a column to text for COPY."""
     if (form := _find_formatter(column.type)) is not None:
         texts = [None if each is None else form(each) for each in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.string())])
-    return column if column_type(column.type) == "text" else as_text(column)
+    return column if column_type(column.type) == "text" else cast_to_text(column)
 
 
 def _find_formatter(kind: pa.DataType) -> Callable[[Any], str] | None:

@@ -26,18 +26,18 @@ from ddflow.connectors.api import OpenSource, Polled, Source
 from ddflow.connectors.formats.parse import import_duckdb
 from ddflow.connectors.postgres.catalog import (
     LOG,
-    columns_of,
     commit_time,
     find_unique_indexes,
     format_lsn,
-    has_columns,
     look_up_table,
     parse_lsn,
+    parse_table_name,
+    read_columns,
     refuse_filtered,
-    table_of,
+    refuse_missing_columns,
     translate_errors,
 )
-from ddflow.connectors.postgres.changes import Begun
+from ddflow.connectors.postgres.changes import SlotStart
 from ddflow.connectors.postgres.sink import READS, connect, driver, public_address
 from ddflow.connectors.postgres.tables import (
     ANEW,
@@ -45,7 +45,7 @@ from ddflow.connectors.postgres.tables import (
     SlotTables,
     build_position,
     check_position,
-    system_of,
+    read_system_id,
     warn_of_gone,
 )
 from ddflow.errors import SourceChanged, SourceFailed, SpecError, UnreadableInput
@@ -131,13 +131,13 @@ class PostgresTables(Source):
     def open(self, inputs: Mapping[str, pa.Schema], position: Any) -> OpenSource:
         """Connect, look at the tables, and begin behind the position, or with a copy."""
         (only,) = inputs if len(inputs) == 1 else (None,)
-        every = [table_of(name, str(input or only)) for name, input in self.tables.items()]
+        every = [parse_table_name(name, str(input or only)) for name, input in self.tables.items()]
         with translate_errors(f"connect to {public_address(self.url)}"):
             connection = connect(self.url, f"the source {self.slot!r}", READS)
         with on_failure(connection.close):
             known = {} if position is None else position["tables"]
             looked = {
-                each: look_up_table(connection, each, inputs[each.input], first=each.full not in known)
+                each: look_up_table(connection, each, inputs[each.input], first=each.full_name not in known)
                 for each in every
             }
             tables = SlotTables(connection, looked, inputs, position, self.recopy)
@@ -191,7 +191,7 @@ class Slot(OpenSource):
         self._own = OwnSlot(connection, of.slot, self.asked)
         self._state, self._committed, self._message_size = SlotState(), position, MESSAGE[1]
         with on_failure(self.close), translate_errors(self.asked):
-            self._system = system_of(connection)
+            self._system = read_system_id(connection)
             if position is None:
                 self._begin()
             else:
@@ -203,10 +203,10 @@ class Slot(OpenSource):
 
     def declared(self, new: Mapping[str, Collection[str]]) -> None:
         """See `OpenSource.declared`."""
-        has_columns(self.connection, self.tables.active, self.tables.inputs, new)
+        refuse_missing_columns(self.connection, self.tables.active, self.tables.inputs, new)
 
     def keyed(self, keys: Mapping[str, Sequence[str]], whole: Collection[str]) -> None:
-        """See `OpenSource.keyed`.  Looked at again with each poll, because a table may be altered."""
+        """See `OpenSource.keyed`.  TableFacts at again with each poll, because a table may be altered."""
         self.tables.keys, self.tables.whole = dict(keys), frozenset(whole)
         with translate_errors(self.asked):
             self.tables.look_up()
@@ -250,7 +250,7 @@ class Slot(OpenSource):
         try:
             with translate_errors(self.asked):
                 self._release_snapshot()
-                self._own.move_on(parse_lsn(position["lsn"]))
+                self._own.advance(parse_lsn(position["lsn"]))
             self._state = SlotState()
         except (SourceFailed, UnreadableInput) as error:
             self._state = SlotState("broken", why=error.found)
@@ -287,11 +287,11 @@ class Slot(OpenSource):
     def _begin(self) -> None:
         """Make a slot, and begin to copy in its snapshot."""
         began = time()
-        self._own.make_way()
-        begins = begin_slot(self.connection, self._connect_snapshot(), self._own.copying, self.asked)
+        self._own.drop_dead_copy()
+        begins = create_slot(self.connection, self._connect_snapshot(), self._own.copying_name, self.asked)
         self.at, self._state = parse_lsn(begins.lsn), replace(self._state, rows=self._copy_all(begins, began))
 
-    def _copy_all(self, begins: Begun, began: float) -> Iterator[Polled]:
+    def _copy_all(self, begins: SlotStart, began: float) -> Iterator[Polled]:
         yield from self.tables.copy(self.tables.every, begins)
         self.reached = began
 
@@ -304,12 +304,14 @@ class Slot(OpenSource):
     def _copy_additions(self, holder: Any) -> Iterator[Polled]:
         """Read the rest up to a new snapshot, then all rows of new tables in it."""
         tables, began = self.tables, time()
-        new = {table: tables.look(table) for table in tables.to_copy}
+        new = {table: tables.look_up_one(table) for table in tables.to_copy}
         for table in new:
-            refuse_filtered(f"copy the table {table.full} for {table.input!r}", columns_of(self.connection, table))
+            refuse_filtered(
+                f"copy the table {table.full_name} for {table.input!r}", read_columns(self.connection, table)
+            )
         unique = find_unique_indexes(self.connection, new, tables.keys)
-        with warn_of_copies(self.asked, {table.full: why for table, why in tables.to_copy.items() if why}):
-            begins = begin_slot(self.connection, holder, self.of.slot + ADDING, self.asked, lasting=False)
+        with warn_of_copies(self.asked, {table.full_name: why for table, why in tables.to_copy.items() if why}):
+            begins = create_slot(self.connection, holder, self.of.slot + ADDING, self.asked, lasting=False)
         if tables.active:
             found = tables.peek(self._own.called, upto=begins.lsn)
             yield Polled({each.input: found.rows.get(each.input, ()) for each in tables.active}, None)
@@ -347,7 +349,7 @@ class Slot(OpenSource):
 class OwnSlot:
     """The slot that is to be called ``name``.  ``called``: its name now.  ``asked``: for messages.
 
-    >>> OwnSlot(None, "shop", "read the slot 'shop'").copying
+    >>> OwnSlot(None, "shop", "read the slot 'shop'").copying_name
     'shop_copying'
     """
 
@@ -355,29 +357,29 @@ class OwnSlot:
         self.connection, self.name, self.asked, self.called = connection, name, asked, name
 
     @property
-    def copying(self) -> str:
+    def copying_name(self) -> str:
         """Its name while rows are copied."""
         return self.name + COPYING
 
-    def there(self) -> dict[str, tuple[bool, int, bool]]:
+    def find_slots(self) -> dict[str, tuple[bool, int, bool]]:
         """Return, by name, the existing slots: whether it is in use, its position, and whether its log is lost."""
-        found = self.connection.execute(_SLOTS, [[self.name, self.copying]]).fetchall()
+        found = self.connection.execute(_SLOTS, [[self.name, self.copying_name]]).fetchall()
         return {name: (used, parse_lsn(at), lost) for name, used, at, lost in found}
 
-    def make_way(self) -> None:
+    def drop_dead_copy(self) -> None:
         """Drop the slot of a dead copy.  Raises `UnreadableInput` if a slot has the name."""
-        slots = self.there()
+        slots = self.find_slots()
         if self.name in slots:
             drop = f"select pg_drop_replication_slot('{self.name}')"
             remedy = f"name another with slot=; or, where nobody needs what it has unread, drop it: {drop}"
             raise UnreadableInput(self.asked, "it is there, and this state has no position of it", remedy)
-        if self.copying in slots:
-            self.connection.execute("select pg_drop_replication_slot(%s)", [self.copying])
+        if self.copying_name in slots:
+            self.connection.execute("select pg_drop_replication_slot(%s)", [self.copying_name])
 
     def resume(self, at: int) -> None:
         """Continue after a place.  Raises `SourceChanged` if the slot is missing, lost its log, or was moved."""
-        slots = self.there()
-        found = slots.get(self.name) or slots.get(self.copying)
+        slots = self.find_slots()
+        found = slots.get(self.name) or slots.get(self.copying_name)
         remedy = f"what changed since then is lost here: {ANEW}"
         if found is None:
             raise SourceChanged(self.asked, "there is no such slot any more", remedy)
@@ -387,27 +389,27 @@ class OwnSlot:
         if found[1] > at:
             said = f"it was moved on to {format_lsn(found[1])}, and the state has what came before {format_lsn(at)}"
             raise SourceChanged(self.asked, said, remedy)
-        self.move_on(at)
+        self.advance(at)
 
-    def move_on(self, to: int) -> None:
+    def advance(self, to: int) -> None:
         """Give the slot its name, if it lacks it and there is room for a copy, and move it on."""
-        slots, run = self.there(), self.connection.execute
+        slots, run = self.find_slots(), self.connection.execute
         try:
             if self.name not in slots:
-                run("select pg_copy_logical_replication_slot(%s, %s)", [self.copying, self.name])
-            if self.copying in slots:
-                run("select pg_drop_replication_slot(%s)", [self.copying])
+                run("select pg_copy_logical_replication_slot(%s, %s)", [self.copying_name, self.name])
+            if self.copying_name in slots:
+                run("select pg_drop_replication_slot(%s)", [self.copying_name])
             self.called = self.name
         except driver().errors.ConfigurationLimitExceeded:
-            if self.called != self.copying:
+            if self.called != self.copying_name:
                 remedy = "raise max_replication_slots, or drop a slot; it goes on under that name until then"
-                LOG.warning("%s: no slot is free to rename %s: %s", self.asked, self.copying, remedy)
-            self.called = self.copying
+                LOG.warning("%s: no slot is free to rename %s: %s", self.asked, self.copying_name, remedy)
+            self.called = self.copying_name
         if self.called not in slots or slots[self.called][1] < to:
             run("select pg_replication_slot_advance(%s, %s)", [self.called, format_lsn(to)])
 
 
-def begin_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool = True) -> Begun:
+def create_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting: bool = True) -> SlotStart:
     """Make a slot on a connection of replication, which then holds its snapshot.  Raises what psycopg raises.
 
     ``asked``: for messages.  ``lasting``: whether it stays when that connection ends.
@@ -423,7 +425,7 @@ def begin_slot(connection: Any, holder: Any, slot: str, asked: str, *, lasting: 
             made.error_message.decode()
         )
     lsn, snapshot = (made.get_value(0, n).decode() for n in (1, 2))
-    return Begun(lsn, snapshot, since)
+    return SlotStart(lsn, snapshot, since)
 
 
 @contextmanager

@@ -19,15 +19,15 @@ import pyarrow as pa
 from ddflow.columns.names import quote_name
 from ddflow.connectors.api import Beside, Polled
 from ddflow.connectors.postgres.catalog import (
-    Looked,
     SourceTable,
+    TableFacts,
     find_unique_indexes,
     format_lsn,
     look_up_table,
     parse_lsn,
     refuse_children,
 )
-from ddflow.connectors.postgres.changes import Begun, Numbers, Peeked, copy_rows, peek_slot
+from ddflow.connectors.postgres.changes import SlotChanges, SlotStart, SpecialNumbers, copy_rows, peek_slot
 from ddflow.connectors.postgres.sink import driver
 from ddflow.errors import SourceChanged, SpecError
 
@@ -37,13 +37,13 @@ LEFT: Final = "a run before this one was to do so"
 _SYSTEM: Final = "select system_identifier::text from pg_control_system()"
 
 
-class Copied(TypedDict):
+class CopiedTable(TypedDict):
     """A table of a position: the ``input`` that it feeds, its ``oid`` in Postgres, the ``columns`` that it was read in
     by their numbers, the ``last`` number of a column when it was copied, declared columns that are ``gone``, if any
-    are, and whether it is to be copied ``again``.  ``types``, ``labels``, ``file``: as of `Looked`.  ``unique``: the
+    are, and whether it is to be copied ``again``.  ``types``, ``labels``, ``file``: of `TableFacts`.  ``unique``: the
     constraints that say that its key tells its rows apart, by their oids.
 
-    >>> orders = Copied(input="orders", oid=16384, columns={"id": 1}, last=3)
+    >>> orders = CopiedTable(input="orders", oid=16384, columns={"id": 1}, last=3)
     >>> position = build_position(23803720, "shop", "77", {"public.orders": orders})
     >>> position["lsn"], position["tables"]["public.orders"]["oid"]
     ('0/16B3748', 16384)
@@ -71,39 +71,39 @@ class SlotPosition(TypedDict):
     lsn: str
     slot: str
     system: str
-    tables: dict[str, Copied]
+    tables: dict[str, CopiedTable]
 
 
-def build_position(at: int, slot: str, system: str, tables: Mapping[str, Copied]) -> SlotPosition:
+def build_position(at: int, slot: str, system: str, tables: Mapping[str, CopiedTable]) -> SlotPosition:
     """Build the position of a slot that is read up to the place ``at``."""
     return SlotPosition(lsn=format_lsn(at), slot=slot, system=system, tables=dict(tables))
 
 
 def describe_copies(
-    looked: Mapping[SourceTable, Looked], before: Mapping[str, Copied], unique: Mapping[str, list[int]]
-) -> dict[str, Copied]:
+    looked: Mapping[SourceTable, TableFacts], before: Mapping[str, CopiedTable], unique: Mapping[str, list[int]]
+) -> dict[str, CopiedTable]:
     """Return tables for a position.  ``before``: from an older one, since the copy.  ``unique``: by table."""
-    out = dict[str, Copied]()
+    out = dict[str, CopiedTable]()
     for table, each in looked.items():
-        was = before.get(table.full)
+        was = before.get(table.full_name)
         columns, last, file = each.columns, each.last, [*each.file]
         if was is not None:
             columns, last = {**was["columns"], **columns}, was["last"]
             file = was["file"] if was.get("file", [])[:2] == file[:2] else file
-        of = Copied(
+        of = CopiedTable(
             input=table.input, oid=each.oid, columns=dict(columns), last=last, types=dict(each.types), file=file
         )
         if each.gone:
             of["gone"] = sorted(each.gone)
         if each.labels:
             of["labels"] = dict(each.labels)
-        if table.full in unique:
-            of["unique"] = unique[table.full]
-        out[table.full] = of
+        if table.full_name in unique:
+            of["unique"] = unique[table.full_name]
+        out[table.full_name] = of
     return out
 
 
-def system_of(connection: Any) -> str:
+def read_system_id(connection: Any) -> str:
     """Return the identifier of a server, which a copy of its files shares; "" if a role may not ask."""
     try:
         return str(connection.execute(_SYSTEM).fetchone()[0])
@@ -127,19 +127,19 @@ def check_position(asked: str, position: SlotPosition, slot: str, system: str, e
         raise SourceChanged(asked, f"{said}it was set back, as by restoring a copy", remedy)
 
 
-def same_tables(known: Mapping[str, Copied], tables: Iterable[SourceTable]) -> None:
+def check_same_tables(known: Mapping[str, CopiedTable], tables: Iterable[SourceTable]) -> None:
     """Raise `SpecError` for a table that was left out, or feeds another input.  O(tables)."""
-    by_input = {table.input: table.full for table in tables}
+    by_input = {table.input: table.full_name for table in tables}
     for name, each in known.items():
         if name not in by_input.values() and each["input"] in by_input:
             found = f"this state reads it from {name}, of which unread changes would be passed over"
             asked = f"read {each['input']!r} from {by_input[each['input']]}"
             raise SpecError(asked, found, f"name {name}; or {ANEW}")
     for table in tables:
-        was = known.get(table.full)
+        was = known.get(table.full_name)
         if was is not None and was["input"] != table.input:
             found = f"this state reads it for {was['input']!r}, and has no copy of it for {table.input!r}"
-            asked = f"read the table {table.full} for {table.input!r}"
+            asked = f"read the table {table.full_name} for {table.input!r}"
             raise SpecError(asked, found, f"let it feed {was['input']!r}; or {ANEW}")
 
 
@@ -159,18 +159,18 @@ def warn_of_gone(tables: Iterable[SourceTable], before: SlotPosition | None, pos
     """Warn of columns that disappeared between the position ``before`` and the committed one.  O(columns)."""
     for table in tables:
         for name in sorted(_list_dropped_columns(table, position) - _list_dropped_columns(table, before)):
-            was = None if before is None else before["tables"].get(table.full)
+            was = None if before is None else before["tables"].get(table.full_name)
             more = " any more" if was is not None and name in was["columns"] else ""
-            text = f"{table.full} has no column {name!r}{more}: it is null in rows that are written from now on"
+            text = f"{table.full_name} has no column {name!r}{more}: it is null in rows that are written from now on"
             warnings.warn(f"{text}, and in all rows once the table is copied again", stacklevel=2)
 
 
 def _list_dropped_columns(table: SourceTable, position: SlotPosition | None) -> set[str]:
-    of = None if position is None else position["tables"].get(table.full)
+    of = None if position is None else position["tables"].get(table.full_name)
     return set() if of is None else set(of.get("gone", ()))
 
 
-def find_filled_columns(connection: Any, table: SourceTable, known: Copied, now: Copied) -> dict[str, str]:
+def find_filled_columns(connection: Any, table: SourceTable, known: CopiedTable, now: CopiedTable) -> dict[str, str]:
     """Return new columns that may have values in unchanged rows, each with the reason.  O(columns).
 
     The reason follows the column's name in messages.  ``known``: the table at the last position.  Raises Postgres'
@@ -188,7 +188,7 @@ def find_filled_columns(connection: Any, table: SourceTable, known: Copied, now:
     return found | {name: f"has {how}" for name, how in added}
 
 
-def find_alterations(connection: Any, table: SourceTable, was: Copied, now: Copied) -> list[str]:
+def find_alterations(connection: Any, table: SourceTable, was: CopiedTable, now: CopiedTable) -> list[str]:
     """Return why rows of a table may hold what no change said.  O(columns); O(rows) if another file holds them."""
     found, kinds, labels = list[str](), was.get("types", {}), was.get("labels", {})
     if was.get("unique") and now.get("unique") and not {*was["unique"]} & {*now["unique"]}:
@@ -210,7 +210,7 @@ def find_alterations(connection: Any, table: SourceTable, was: Copied, now: Copi
     return found
 
 
-def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied) -> bool:
+def _is_rewritten(connection: Any, table: SourceTable, was: CopiedTable, now: CopiedTable) -> bool:
     """Return whether `alter table` may have rewritten all rows: no older row is left, and the TOAST table is new."""
     (file, toast, since), (new, own, _) = was.get("file", now["file"]), now["file"]
     if file == new or (toast and toast == own):
@@ -224,19 +224,19 @@ def _is_rewritten(connection: Any, table: SourceTable, was: Copied, now: Copied)
 def warn_of_altered(table: SourceTable, columns: Mapping[str, str], why: Sequence[str]) -> None:
     """Warn of alterations and of the columns of `find_filled_columns`, if the table is not copied again for them."""
     text = "rows that were there may have other values in Postgres than here: to have these, begin a new state"
-    said = [new_in(table, name, how) for name, how in columns.items()]
-    for each in (*said, *(f"{table.full}: {each}: {text}" for each in why)):
+    said = [describe_new_column(table, name, how) for name, how in columns.items()]
+    for each in (*said, *(f"{table.full_name}: {each}: {text}" for each in why)):
         warnings.warn(each, stacklevel=2)
 
 
-def new_in(table: SourceTable, name: str, how: str) -> str:
+def describe_new_column(table: SourceTable, name: str, how: str) -> str:
     """Describe a column that `find_filled_columns` returned.
 
     >>> table = SourceTable("public", "orders", "orders")
-    >>> new_in(table, "paid", "has default false")[:52]
+    >>> describe_new_column(table, "paid", "has default false")[:52]
     'public.orders.paid has default false: rows that were'
     """
-    text = f"{table.full}.{name} {how}: rows that were there may have a value in Postgres that no "
+    text = f"{table.full_name}.{name} {how}: rows that were there may have a value in Postgres that no "
     column = quote_name(name)
     text += "change has, and have null here until Postgres writes them: "
     return f"{text}update {table.quoted_name} set {column} = {column}"
@@ -246,7 +246,7 @@ class SlotTables:
     """``looked``: the tables of a source at its opening.  ``recopy``: whether a table may be copied again.
 
     >>> table = SourceTable("public", "orders", "orders")
-    >>> tables = SlotTables(None, {table: Looked([], [], [], 9, {"id": 1}, 1)}, {}, None, recopy=False)
+    >>> tables = SlotTables(None, {table: TableFacts([], [], [], 9, {"id": 1}, 1)}, {}, None, recopy=False)
     >>> tables.active, tables.to_copy
     ((SourceTable(schema='public', name='orders', input='orders'),), {})
     >>> tables.whole = frozenset(["orders"])
@@ -259,20 +259,20 @@ class SlotTables:
     def __init__(
         self,
         connection: Any,
-        looked: Mapping[SourceTable, Looked],
+        looked: Mapping[SourceTable, TableFacts],
         inputs: Mapping[str, pa.Schema],
         position: SlotPosition | None,
         recopy: bool,
     ) -> None:
         self.connection, self.inputs, self.recopy, self.every = connection, inputs, recopy, tuple(looked)
-        refuse_children(looked, {table.full for table in looked})
+        refuse_children(looked, {table.full_name for table in looked})
         known = describe_copies(looked, {}, {}) if position is None else position["tables"]
-        self.copied = {table.full: known[table.full] for table in looked if table.full in known}
+        self.copied = {table.full_name: known[table.full_name] for table in looked if table.full_name in known}
         """The tables as they were copied."""
         self.to_copy = {
-            table: LEFT if table.full in known else ""
+            table: LEFT if table.full_name in known else ""
             for table in looked
-            if table.full not in known or known[table.full].get("again")
+            if table.full_name not in known or known[table.full_name].get("again")
         }
         """Tables that are to be copied to those that are read, and why again; "" for new ones."""
         self.keys: Mapping[str, Sequence[str]] = {}
@@ -280,7 +280,7 @@ class SlotTables:
         """Inputs that take all that they hold at once."""
         self.beside = dict[str, dict[str, Beside]]()
         """By input, the columns that are not read."""
-        self.numbers = Numbers()
+        self.numbers = SpecialNumbers()
 
     @property
     def active(self) -> tuple[SourceTable, ...]:
@@ -289,27 +289,27 @@ class SlotTables:
 
     def resume(self, position: SlotPosition) -> None:
         """Continue with the tables of a position.  Raises `SpecError`, `SourceChanged`."""
-        same_tables(position["tables"], self.every)
+        check_same_tables(position["tables"], self.every)
         for table, why in self.to_copy.items():
             if why:
                 self._allow_copy(table, why)
 
-    def look(self, table: SourceTable) -> Looked:
+    def look_up_one(self, table: SourceTable) -> TableFacts:
         """Look up one table."""
-        return look_up_table(self.connection, table, self.inputs[table.input], first=table.full not in self.copied)
+        return look_up_table(self.connection, table, self.inputs[table.input], first=table.full_name not in self.copied)
 
-    def look_up(self) -> dict[SourceTable, Looked]:
+    def look_up(self) -> dict[SourceTable, TableFacts]:
         """Look up the tables that are read, and let those be copied again whose changes are not all in the log."""
-        looked = {table: self.look(table) for table in self.active}
-        refuse_children(looked, {table.full for table in self.every})
+        looked = {table: self.look_up_one(table) for table in self.active}
+        refuse_children(looked, {table.full_name for table in self.every})
         now = describe_copies(looked, self.copied, find_unique_indexes(self.connection, self.every, self.keys))
         for table in looked:
-            self._compare(table, self.copied[table.full], now[table.full])
+            self._compare(table, self.copied[table.full_name], now[table.full_name])
         looked = {table: each for table, each in looked.items() if table not in self.to_copy}
-        self.copied |= {table.full: now[table.full] for table in looked}
+        self.copied |= {table.full_name: now[table.full_name] for table in looked}
         return looked
 
-    def _compare(self, table: SourceTable, was: Copied, now: Copied) -> None:
+    def _compare(self, table: SourceTable, was: CopiedTable, now: CopiedTable) -> None:
         """Let a table be copied again if no change has all of its rows' values, else warn."""
         if was["oid"] != now["oid"]:
             found = f"it is another table than the one that was copied (oid {now['oid']}, and it was {was['oid']})"
@@ -325,19 +325,19 @@ class SlotTables:
     def copy_again(self, table: SourceTable, why: str) -> None:
         """Let a table be copied again.  Raises `SourceChanged` if its input cannot be, or that is not wanted."""
         if table.input not in self.whole:
-            asked = f"read the table {table.full} for {table.input!r}"
+            asked = f"read the table {table.full_name} for {table.input!r}"
             raise SourceChanged(asked, why, f"what it held is lost here, as its rows are folded: {ANEW}")
         self._allow_copy(table, why)
         self.to_copy[table] = why
-        self.copied[table.full] = {**self.copied[table.full], "again": True}
+        self.copied[table.full_name] = {**self.copied[table.full_name], "again": True}
 
     def _allow_copy(self, table: SourceTable, why: str) -> None:
         """Raise `SourceChanged` if tables are not to be copied again."""
         if not self.recopy:
             remedy = "run once without recopy=False, which copies the table again; or begin a new state"
-            raise SourceChanged(f"read the table {table.full} for {table.input!r}", why, remedy)
+            raise SourceChanged(f"read the table {table.full_name} for {table.input!r}", why, remedy)
 
-    def peek(self, slot: str, **how: Any) -> Peeked:
+    def peek(self, slot: str, **how: Any) -> SlotChanges:
         """Read changes from a slot as `peek_slot`, and let tables with incomplete changes be copied again."""
         try:
             found = peek_slot(self.connection, slot, self.look_up(), self.keys, self.numbers, **how)
@@ -350,16 +350,16 @@ class SlotTables:
                 self.copy_again(table, why)
         return found
 
-    def copy(self, tables: Sequence[SourceTable], begins: Begun) -> Iterator[Polled]:
+    def copy(self, tables: Sequence[SourceTable], begins: SlotStart) -> Iterator[Polled]:
         """Read all rows of tables in a snapshot."""
         whole = {table.input for table in tables if self.to_copy.get(table)}
         yield from copy_rows(self.connection, tables, self.inputs, begins, self.beside, self._null_replacer, whole)
 
     def _null_replacer(self, table: SourceTable) -> Callable[[pa.Array], pa.Array]:
-        looked, key = self.look(table), self.keys.get(table.input, ())
+        looked, key = self.look_up_one(table), self.keys.get(table.input, ())
         return lambda text: self.numbers.replace_unholdable(text, table, looked, key)
 
-    def note_copied(self, new: Mapping[SourceTable, Looked], unique: Mapping[str, list[int]]) -> None:
+    def note_copied(self, new: Mapping[SourceTable, TableFacts], unique: Mapping[str, list[int]]) -> None:
         """Read tables from now on.  ``unique``: as in `describe_copies`."""
         self.copied |= describe_copies(new, {}, unique)
         for table in new:

@@ -51,7 +51,7 @@ from ddflow.operators.upsert.events import Events, join_events
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert as Spec
-from ddflow.storage.feeding import Fed
+from ddflow.storage.feeding import FeedRecord
 from ddflow.time import CLOSED, INT64, NEVER
 
 
@@ -70,7 +70,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
             did_you_mean(input, [*dataflow.graph.inputs, *dataflow.flow.outputs]),
         )
     upsert = dataflow.graph.inputs[input].keyed_for(f"why {key!r} of {input!r}", NotReadable)
-    row, fed = make_key_row(upsert.bound, key), dataflow.fed.get(input, Fed())
+    row, fed = make_key_row(upsert.bound, key), dataflow.fed.get(input, FeedRecord())
     story = _StoryBuilder(upsert.bound, row)
     now = story.add_versions(upsert, dataflow.since)
     story.add_pending(dataflow.batchers[input], upsert.secret)
@@ -86,7 +86,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
         tuple(upsert.bound.row_schema.names),
         story.settled,
         replayed,
-        "" if fed.plain else str(fed),
+        "" if fed.is_plain else str(fed),
         tuple(story.scopes),
         find_source_feed(dataflow.sources, input),
     )

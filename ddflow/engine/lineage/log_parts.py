@@ -10,7 +10,7 @@ be resolved by what came before, so then it is refused. Parts are not looked int
 >>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
 >>> bound = bind_upserts("people", pa.schema({"id": pa.int64()}), Upsert(key="id"))
->>> fed = Fed().after(1, EVENTS).after(2, Way(FULL)).after(3, EVENTS)
+>>> fed = FeedRecord().add_call(1, EVENTS).add_call(2, FeedWay(FULL)).add_call(3, EVENTS)
 >>> list(mark_log_parts(["a", "b", "c"], fed, bound))
 ['a', Full(rows='b', scope=None, order=None), 'c']
 >>> list(mark_log_parts([Full("b"), "c", "d"], fed, bound))[0]
@@ -36,7 +36,7 @@ from ddflow.dataflow.admission import Admission, MessagesRead
 from ddflow.engine.full_contents import decode_order, encode_order, list_order_columns, parse_order
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
 from ddflow.plan.inputs.input import Binding
-from ddflow.storage.feeding import EVENTS, FULL, RESTATED, Fed, FedCalls, Way
+from ddflow.storage.feeding import EVENTS, FULL, RESTATED, FeedRecord, FeedRun, FeedWay
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ def iterate_parts(log: Any, what: str) -> Iterator[Any]:
         )
 
 
-def mark_log_parts(log: Iterable[Any], fed: Fed, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
+def mark_log_parts(log: Iterable[Any], fed: FeedRecord, bound: Binding, to: Binding | None = None) -> Iterator[Any]:
     """Mark the parts of a log of the input ``bound`` like the calls that fed the state: see the header.
 
     ``to``: the input that they are for, if it is another one. Lazy if the state was fed events only; otherwise all
     parts are held. O(parts + runs of calls). Raises `LogUnclear`.
     """
     marker = _LogMarker(fed, bound, to or bound)
-    if fed.plain:
+    if fed.is_plain:
         return marker.check_only_events(log)
     parts = list(log)
     if any(isinstance(part, MARKS) for part in parts):
@@ -115,15 +115,21 @@ def mark_log_parts(log: Iterable[Any], fed: Fed, bound: Binding, to: Binding | N
     return iter(marker.match_unmarked_parts(parts))
 
 
-def describe_feeding(part: Any) -> Way:
+def describe_feeding(part: Any) -> FeedWay:
     """How a part is marked, but for its order."""
-    return Way(FULL, part.scope) if isinstance(part, Full) else Way(RESTATED) if isinstance(part, Restated) else EVENTS
+    return (
+        FeedWay(FULL, part.scope)
+        if isinstance(part, Full)
+        else FeedWay(RESTATED)
+        if isinstance(part, Restated)
+        else EVENTS
+    )
 
 
 class _LogMarker:
     """The parts of a log beside what the state says of its input."""
 
-    def __init__(self, fed: Fed, bound: Binding, to: Binding) -> None:
+    def __init__(self, fed: FeedRecord, bound: Binding, to: Binding) -> None:
         self.fed, self.bound, self.to = fed, bound, to
 
     def check_only_events(self, log: Iterable[Any]) -> Iterator[Any]:
@@ -138,7 +144,7 @@ class _LogMarker:
 
     def match_unmarked_parts(self, parts: Sequence[Any]) -> list[Any]:
         """Each part is a call."""
-        if self.fed.forgotten or len(parts) != self.fed.calls:
+        if self.fed.forgotten_calls or len(parts) != self.fed.calls:
             raise self._make_log_error(
                 f"that is {self.fed.calls:,} calls; the log has {len(parts):,} parts, none of them marked", SAY
             )
@@ -169,8 +175,8 @@ class _LogMarker:
             out += [[each] if isinstance(each, MARKS) else each for each in reversed(groups)]
         told = [part for group in reversed(out) for part in group]
         marks = sum(isinstance(part, MARKS) for part in told)
-        begun = self.fed.runs and not self.fed.forgotten and self.fed.runs[0].way == EVENTS
-        if marks < self.fed.wholes or (begun and isinstance(told[0], MARKS)):
+        begun = self.fed.runs and not self.fed.forgotten_calls and self.fed.runs[0].way == EVENTS
+        if marks < self.fed.full_calls or (begun and isinstance(told[0], MARKS)):
             self._check_beginning(told)
         return told
 
@@ -188,7 +194,7 @@ class _LogMarker:
     def _check_beginning(self, told: Sequence[Any]) -> None:
         """Refuse a log that begins after the state's first call, unless the earlier calls do not matter."""
         first = told[0]
-        if not isinstance(first, MARKS) or not describe_feeding(first).whole:
+        if not isinstance(first, MARKS) or not describe_feeding(first).is_full:
             raise self._make_log_error(
                 "the log begins later, and not with full contents of all", "give it from the beginning"
             )
@@ -199,7 +205,7 @@ class _LogMarker:
                 "give it from the beginning",
             )
 
-    def _mark_part(self, part: Any, run: FedCalls) -> Full | Restated:
+    def _mark_part(self, part: Any, run: FeedRun) -> Full | Restated:
         """Mark a part like its call; take from the state the facts that its mark leaves open."""
         way = run.way
         mark: Full | Restated = part if isinstance(part, MARKS) else (Full if way.kind == FULL else Restated)(part)
@@ -227,7 +233,7 @@ class _LogMarker:
                 )
         return mark
 
-    def _find_order(self, run: FedCalls) -> Any:
+    def _find_order(self, run: FeedRun) -> Any:
         """Return the order that was given with a call, by column; None if there was none."""
         if run.way.order is None:
             return None

@@ -31,14 +31,14 @@ import pyarrow as pa
 
 from ddflow.connectors.api import OpenSink, SinkNotLetIn, TableChanges, TableShape, TableSink, TargetRecord, check_made
 from ddflow.connectors.modes import changes
-from ddflow.connectors.table_shape import OTHER_MODE, build_vanished
+from ddflow.connectors.table_shape import OTHER_MODE, build_vanished_error
 from ddflow.engine.run.kept_epochs import KeptEpochs
 from ddflow.engine.run.options import EPOCHS, make_table_shape
 from ddflow.engine.run.retry import LASTS, Retry
 from ddflow.engine.run.signals import call_repeatedly
 from ddflow.errors import SinkAhead, SinkFailed, SinkRefused
 from ddflow.metrics import Look, SinkLag
-from ddflow.storage.epochs import Delivered, Epoch
+from ddflow.storage.epochs import AttachedSink, Epoch
 
 NAP: Final = 0.01
 """Seconds between two looks for something to do."""
@@ -92,7 +92,7 @@ class Delivery:
         known = self.find_known()
         return key, shape if known is None else shape._replace(had=frozenset(known.columns))
 
-    def find_known(self) -> Delivered | None:
+    def find_known(self) -> AttachedSink | None:
         """Return the state's record of this sink; None if the record is of another target."""
         known = self.epochs.log.sinks.get(self.name)
         same = known is not None and (known.kind, known.target) == (self.sink.kind, self.sink.target)
@@ -106,7 +106,7 @@ class Delivery:
     def waiting_bytes(self) -> int:
         """Count the bytes of the updates that wait.  O(waiting epochs); each is read from the state once."""
         for receipt in self.epochs.list_kept(max(self.at, self._sizes[-1][0] if self._sizes else 0)):
-            self._sizes.append((receipt.epoch, receipt.size(self.name)))
+            self._sizes.append((receipt.epoch, receipt.output_bytes(self.name)))
         while self._sizes and self._sizes[0][0] <= self.at:
             self._sizes.popleft()
         return sum(size for _, size in self._sizes)
@@ -151,7 +151,7 @@ class Delivery:
             record = None  # of a table of another state, or output, which was dropped
         self.before = record
         if missing and (last := record.epoch if record is not None else known.written if known is not None else 0):
-            raise build_vanished(self.name, self.sink.target, last)
+            raise build_vanished_error(self.name, self.sink.target, last)
         at = self._choose_start(record, known)
         # What fails ahead of the first epoch leaves no table, because it may be of another shape then.
         (self.table.holds if missing and not self.epochs.manifest.epoch else self.table.prepare)()
@@ -163,34 +163,34 @@ class Delivery:
             raise self.make_refusal(f"it needs the updates of epoch {lost}, which are not kept", SYNC)
         self.note_delivered()
 
-    def _choose_start(self, record: TargetRecord | None, known: Delivered | None) -> int | None:
+    def _choose_start(self, record: TargetRecord | None, known: AttachedSink | None) -> int | None:
         """Choose the epoch after which to go on; None: an empty table first gets all rows that the output has.
 
         ``record``: that the target has.  ``known``: that the state has.
         """
         match record, known:
-            case None, Delivered(written=written) if written:
+            case None, AttachedSink(written=written) if written:
                 raise self.make_refusal(f"it has lost its record, and was given epoch {written}", SYNC)
             case None, _ if self.table.occupied():
                 remedy = "give another table; or take it over: ddflow sync --adopt lists what that deletes"
                 raise self.make_refusal("it has rows and no record of a state that wrote them", remedy)
             case None, None:
                 return None if self.epochs.manifest.epoch else 0
-            case None, Delivered(epoch=acknowledged):
+            case None, AttachedSink(epoch=acknowledged):
                 return acknowledged
             case TargetRecord(epoch=there), _:
                 self._check_record(record, known)
                 return max(there, known.epoch) if known is not None and known.written == there else there
         raise AssertionError("all cases are above")
 
-    def check_mode(self, known: Delivered | None) -> None:
+    def check_mode(self, known: AttachedSink | None) -> None:
         """Raise `SinkRefused` if the target was written in another mode: it would be half of each."""
         if known is not None and known.written and known.mode != self.sink.mode:
             raise self.make_refusal(
                 f"it was written with mode={known.mode!r}, and this is {self.sink.mode!r}", OTHER_MODE
             )
 
-    def _check_record(self, there: TargetRecord, known: Delivered | None) -> None:
+    def _check_record(self, there: TargetRecord, known: AttachedSink | None) -> None:
         """Raise `SinkRefused` or `SinkAhead` unless a target's record is in the history of this state."""
         manifest = self.epochs.manifest
         if there.state != manifest.id:
@@ -276,7 +276,7 @@ class Delivery:
         """Record the delivered epoch of the sink for the next manifest."""
         sink, (written, digest) = self.sink, (0, "") if self.before is None else self.before[2:]
         columns = tuple(self.shape.schema.names) if written else ()
-        made = Delivered(sink.kind, sink.target, sink.mode, self.at, written, digest, columns)
+        made = AttachedSink(sink.kind, sink.target, sink.mode, self.at, written, digest, columns)
         self.epochs.log.sinks[self.name] = made
 
 

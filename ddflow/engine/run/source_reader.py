@@ -25,7 +25,7 @@ from ddflow.engine.run.retry import Retry
 from ddflow.errors import Evolve, Phrase, SourceFailed, SpecError
 from ddflow.metrics import SourceLag
 from ddflow.plan.inputs.input import Binding
-from ddflow.storage.epochs import Attached
+from ddflow.storage.epochs import AttachedSource
 
 ReaderState = Literal["closed", "failing", "new columns", "reading", "waiting", "ended"]
 """The state of a reader: its next poll opens the source and may last, or opens it again after a pause; the plan has to
@@ -56,7 +56,7 @@ class SourceReader:
         name: str,
         source: Any,
         bounds: Mapping[str, Binding],
-        before: Attached | None,
+        before: AttachedSource | None,
         declared: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.name, self.source, self.bounds = name, source, bounds
@@ -124,12 +124,12 @@ class SourceReader:
         seconds = None if self._reached is None else max(now - self._reached, 0.0)
         return SourceLag(self.last_lag, self.source.unit, self.retry.failing is not None, seconds, self.gathered)
 
-    def make_record(self) -> Attached:
+    def make_record(self) -> AttachedSource:
         """Make the record of the source for the next manifest."""
         self.find_lag()
         # A source whose clock is wrong says any time; a manifest takes no time that is none.
         reached = None if self._reached is None else int(min(max(self._reached, 0.0), time()) * 1000)
-        return Attached(self.source.kind, self.source.target, self.position, self.left_out, reached)
+        return AttachedSource(self.source.kind, self.source.target, self.position, self.left_out, reached)
 
     def poll(self, room: int) -> Polled | None:
         """Poll the source; return None for nothing, while the source fails, and before a column that is new.
@@ -303,7 +303,7 @@ class SourceFeed(NamedTuple):
         return {**self._asdict(), "read_up_to": describe_position(self.kind, self.position)}
 
 
-def find_source_feed(sources: Mapping[str, Attached], input: str) -> SourceFeed | None:
+def find_source_feed(sources: Mapping[str, AttachedSource], input: str) -> SourceFeed | None:
     """Find the source that feeds an input; None if the state knows of none. O(sources)."""
     for name, of in sources.items():
         if name == input or input in of.left_out:
@@ -312,8 +312,8 @@ def find_source_feed(sources: Mapping[str, Attached], input: str) -> SourceFeed 
 
 
 def find_record(
-    sources: Mapping[str, Attached], name: str, source: Source, inputs: Collection[str], where: str
-) -> Attached | None:
+    sources: Mapping[str, AttachedSource], name: str, source: Source, inputs: Collection[str], where: str
+) -> AttachedSource | None:
     """Return the state's record of the source ``name``; None if it is new. O(sources + inputs).
 
     ``inputs``: of the plan. Raises `SpecError` for a source of another kind, and for one that feeds fewer inputs than

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NoReturn, Self, TypeVar, cast, get_args
 import xxhash
 
 from ddflow.columns.names import column_name, column_names, did_you_mean
-from ddflow.errors import Option, Phrase, PhrasePart, SpecError, cut
+from ddflow.errors import Option, Phrase, PhrasePart, SpecError, shorten
 from ddflow.plan.merge import checks
 from ddflow.plan.merge.expiry import Expiry
 from ddflow.plan.merge.merge import Merge
@@ -229,7 +229,9 @@ class Upsert:
         checks.check_merge_options(self, self._refuse)
 
     def _refuse(self, found: str | PhrasePart, fix: str | PhrasePart) -> NoReturn:
-        raise SpecError(f"upserts keyed by {list(self.key)}", cut(found, 600) if isinstance(found, str) else found, fix)
+        raise SpecError(
+            f"upserts keyed by {list(self.key)}", shorten(found, 600) if isinstance(found, str) else found, fix
+        )
 
     def _check_names(self) -> None:
         if not self.key:

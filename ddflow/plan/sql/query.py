@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from sqlglot import exp
 
 from ddflow.columns.names import did_you_mean
-from ddflow.errors import ExpressionError, cut
+from ddflow.errors import ExpressionError, shorten
 from ddflow.expressions.parse import DdflowSpark, Tree
 
 ASKED: Final = "flow.sql"
@@ -79,7 +79,7 @@ def tree_sql(tree: Tree) -> str:
 
 def show_tree(tree: Tree) -> str:
     """Write a tree for a message, or as a name."""
-    return cut(tree_sql(tree).replace("`", ""), 80)
+    return shorten(tree_sql(tree).replace("`", ""), 80)
 
 
 def quote_name(name: str) -> str:

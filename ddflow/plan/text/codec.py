@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType, defstruct
 from ddflow.columns.casts import parse_type
 from ddflow.columns.schema import is_time
 from ddflow.connectors.formats.base import Format
-from ddflow.errors import CorruptState, DdflowError, SpecError, cut
+from ddflow.errors import CorruptState, DdflowError, SpecError, shorten
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.differences import Differences
@@ -172,12 +172,12 @@ def _write_collection(nodes: JsonRecord, collection: str, depth: int) -> str:
         return "..."
     verb, inputs = node.text("op"), [_write_collection(nodes, of, depth - 1) for of in node.texts("of")[:3]]
     if verb == Input.verb:
-        return cut(node.text("name"))
+        return shorten(node.text("name"))
     try:
         what = find_operator(verb).text(node, inputs[1:])
     except KeyError:
         raise CorruptState(node.what, f"its operator is {verb!r}", "restore it from a copy") from None
-    return cut(f"{inputs[0] if inputs else '...'}.{verb}({what})")
+    return shorten(f"{inputs[0] if inputs else '...'}.{verb}({what})")
 
 
 _UNFIT = (DdflowError, pa.ArrowException, ValueError, TypeError, KeyError, OverflowError)
@@ -407,6 +407,6 @@ def _build_collection(node: JsonRecord, inputs: list[Collection], flow: Plan) ->
 def _corrupt_plan(what: str, found: str) -> CorruptState:
     return CorruptState(
         what,
-        cut(found, 500),
+        shorten(found, 500),
         "it was not written by this ddflow, or damaged; restore it from a copy, or give the flow itself",
     )

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple, overload
 import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
-from ddflow.errors import Option, Phrase, SpecError, cut
+from ddflow.errors import Option, Phrase, SpecError, shorten
 from ddflow.expressions import Expression
 from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_partitioned_by, walk_inputs
 from ddflow.plan.inputs.input import Input
@@ -121,7 +121,7 @@ def explain_collections(plan: Plan, roots: Mapping[str, Collection], figures: Fi
 
 
 def columns_text(schema: pa.Schema) -> str:
-    return cut(", ".join(f"{field.name} {field.type}" for field in schema))
+    return shorten(", ".join(f"{field.name} {field.type}" for field in schema))
 
 
 def write_operator(node: Collection, names: Mapping[Collection, str]) -> str:
@@ -129,13 +129,13 @@ def write_operator(node: Collection, names: Mapping[Collection, str]) -> str:
     if node in names:
         return f"input {names[node]}"
     record = JsonRecord(json.loads(json.dumps(node.to_json(_NamedFormulas()))), "a plan")
-    return cut(f"{node.verb}({type(node).text(record, [])})")
+    return shorten(f"{node.verb}({type(node).text(record, [])})")
 
 
 def spec_text(node: Input) -> str:
     """Write an input's spec without its defaults."""
     said = [f"{name}={value!r}" for name, value in json.loads(node.spec.to_json()).items()]
-    return cut(", ".join(said if node.bound.format is None else [*said, f"format={node.bound.format!r}"]))
+    return shorten(", ".join(said if node.bound.format is None else [*said, f"format={node.bound.format!r}"]))
 
 
 def list_notes(
@@ -169,7 +169,7 @@ def list_notes(
         )
     if output and not node.consolidated:
         notes.append("consolidated for the output")
-    return [cut(note) for note in notes]
+    return [shorten(note) for note in notes]
 
 
 def _write_columns(by: Columns) -> str:

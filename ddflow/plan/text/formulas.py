@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from ddflow.columns.wider import differing, widening
-from ddflow.errors import CorruptState, SpecError, cut
+from ddflow.errors import CorruptState, SpecError, shorten
 from ddflow.expressions import Expression
 from ddflow.storage.fields import MEND
 
@@ -111,7 +111,7 @@ def digest_json(given: Any) -> str:
 def write_formula(formula: JsonRecord) -> str:
     """Write a formula of `Formulas.add`, or the name of a column, in the form that a user writes."""
     kind = next((each for each in ("column", "sql", "arrow", "python") if each in formula), "sql")
-    return cut(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
+    return shorten(repr(formula.text(kind)) if kind in ("column", "sql") else formula.text(kind))
 
 
 def find_formula_objections(
@@ -132,7 +132,9 @@ def find_formula_objections(
         found = find_wider_type(expression.text, old, new)
         if found is not None and (kind is None or expression.type == kind or widening(kind, expression.type)):
             return
-    what = cut(repr(expression.text)) if expression.text is not None else "a function, or an expression of pyarrow's,"
+    what = (
+        shorten(repr(expression.text)) if expression.text is not None else "a function, or an expression of pyarrow's,"
+    )
     yield f"{what} reads {changed}, and may say something else of {[str(new.field(name).type) for name in changed]}"
 
 

@@ -72,7 +72,7 @@ _DEFAULTS: Final = {(7, 2): 128, (8, 0): 1, (9, 0): 1, (9, 1): 32, (18, 0): 1}
 """The value of an absent field if it is not 0, by type and slot."""
 
 
-def found_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.Schema:
+def match_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.Schema:
     """Return the schema of a file, without metadata: the expected one, or one of narrower types with the same hashes.
 
     Raises `Malformed` for any other.
@@ -81,78 +81,90 @@ def found_schema(message: FlatTable, data: memoryview, schema: pa.Schema) -> pa.
     >>> with pa.ipc.new_file(sink, pa.schema({"n": pa.int32()})) as writer:
     ...     writer.write_table(pa.table({"n": pa.array([1], pa.int32())}))
     >>> data = memoryview(sink.getvalue()).cast("B")
-    >>> found_schema(root(data[16:]), data, pa.schema({"n": pa.int64()})).field("n").type
+    >>> match_schema(root(data[16:]), data, pa.schema({"n": pa.int64()})).field("n").type
     DataType(int32)
     """
     expected = memoryview(schema.serialize()).cast("B")
     # The bytes are the same where the same version of Arrow wrote them.
     if data[8 : 8 + len(expected)] == expected:
         return schema
-    found, wanted = message.table(2), root(expected[8:]).table(2)
+    found, wanted = message.read_table(2), root(expected[8:]).read_table(2)
     assert wanted is not None
-    if found is not None and found.number(0, "h") == wanted.number(0, "h"):
-        if _alike(found, wanted, 1, True):
+    if found is not None and found.read_number(0, "h") == wanted.read_number(0, "h"):
+        if _has_same_fields(found, wanted, 1, True):
             return schema
-        if found.count(1) == len(schema):
-            pairs = list(zip(found.tables(1), wanted.tables(1), schema, strict=True))
-            kinds = [kind for one, _, field in pairs if (kind := _narrower(one, field.type)) is not None]
-            if len(kinds) == len(schema) and all(one.text(0) == other.text(0) for one, other, _ in pairs):
+        if found.count_tables(1) == len(schema):
+            pairs = list(zip(found.read_tables(1), wanted.read_tables(1), schema, strict=True))
+            kinds = [kind for one, _, field in pairs if (kind := _match_type(one, field.type)) is not None]
+            if len(kinds) == len(schema) and all(one.read_text(0) == other.read_text(0) for one, other, _ in pairs):
                 return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
     columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
     raise Malformed(f"its columns are not those expected ({columns})")
 
 
-def _narrower(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
+def _match_type(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
     """Return the type of a field if it is the wanted one or can be widened to it on reading; else None.
 
-    It walks the wanted type, as `_alike` does.
+    It walks the wanted type, as `_has_same_fields` does.
     """
-    number, type_ = found.number(2, "B"), found.table(3)
-    if type_ is None or found.table(4) is not None or isinstance(wanted, pa.BaseExtensionType):
+    number, type_ = found.read_number(2, "B"), found.read_table(3)
+    if type_ is None or found.read_table(4) is not None or isinstance(wanted, pa.BaseExtensionType):
         kind = None
     elif number == _INT:
-        width = type_.number(0, "i")
-        kind = _INTEGERS.get((width, bool(type_.number(1, "B"))))
+        width = type_.read_number(0, "i")
+        kind = _INTEGERS.get((width, bool(type_.read_number(1, "B"))))
     elif number in (_LIST, _LARGE_LIST, _STRUCT):
-        kind = _narrower_nested(found, number, wanted)
+        kind = _match_nested_type(found, number, wanted)
     else:
-        kind = _FLOATS.get(type_.number(0, "h")) if number == _FLOAT else _BYTES.get(number)
+        kind = _FLOATS.get(type_.read_number(0, "h")) if number == _FLOAT else _BYTES.get(number)
     if kind is not None and (kind == wanted or widening(kind, wanted) == "read"):
         return kind
-    expected = root(memoryview(pa.schema([("", wanted)]).serialize()).cast("B")[8:]).table(2)
+    expected = root(memoryview(pa.schema([("", wanted)]).serialize()).cast("B")[8:]).read_table(2)
     assert expected is not None
-    (other,) = expected.tables(1)
-    same = number == other.number(2, "B") and found.table(4) is None and _same_type(type_, other.table(3), number)
-    return wanted if same and _alike(found, other, 5, number not in _LISTS) else None
+    (other,) = expected.read_tables(1)
+    same = (
+        number == other.read_number(2, "B")
+        and found.read_table(4) is None
+        and _same_type(type_, other.read_table(3), number)
+    )
+    return wanted if same and _has_same_fields(found, other, 5, number not in _LISTS) else None
 
 
-def _narrower_nested(found: FlatTable, number: int, wanted: pa.DataType) -> pa.DataType | None:
-    """Return the type of a list or a struct, as `_narrower` does, part by part."""
+def _match_nested_type(found: FlatTable, number: int, wanted: pa.DataType) -> pa.DataType | None:
+    """Return the type of a list or a struct, as `_match_type` does, part by part."""
     kinds = {_LIST: pat.is_list, _LARGE_LIST: pat.is_large_list, _STRUCT: pat.is_struct}
-    if not kinds[number](wanted) or found.count(5) != wanted.num_fields:
+    if not kinds[number](wanted) or found.count_tables(5) != wanted.num_fields:
         return None
     fields = [wanted.field(i) for i in range(wanted.num_fields)]
-    pairs = zip(found.tables(5), fields, strict=True)
-    parts = [kind for one, field in pairs if (kind := _narrower(one, field.type)) is not None]
+    pairs = zip(found.read_tables(5), fields, strict=True)
+    parts = [kind for one, field in pairs if (kind := _match_type(one, field.type)) is not None]
     if len(parts) < len(fields):
         return None
     made = [field.with_type(part) for field, part in zip(fields, parts, strict=True)]
     if number == _STRUCT:
-        named = all(one.text(0).decode() == field.name for one, field in zip(found.tables(5), fields, strict=True))
+        named = all(
+            one.read_text(0).decode() == field.name for one, field in zip(found.read_tables(5), fields, strict=True)
+        )
         return pa.struct(made) if named else None
     return pa.large_list(made[0]) if number == _LARGE_LIST else pa.list_(made[0])
 
 
-def _alike(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
+def _has_same_fields(found: FlatTable, wanted: FlatTable, slot: int, named: bool) -> bool:
     """Return whether two vectors of fields are the same.  It walks the wanted one, so a hostile file cannot make it
     loop."""
-    if found.count(slot) != wanted.count(slot):
+    if found.count_tables(slot) != wanted.count_tables(slot):
         return False
-    for one, other in zip(found.tables(slot), wanted.tables(slot), strict=True):
-        kind = other.number(2, "B")
-        if one.number(2, "B") != kind or one.table(4) is not None or (named and one.text(0) != other.text(0)):
+    for one, other in zip(found.read_tables(slot), wanted.read_tables(slot), strict=True):
+        kind = other.read_number(2, "B")
+        if (
+            one.read_number(2, "B") != kind
+            or one.read_table(4) is not None
+            or (named and one.read_text(0) != other.read_text(0))
+        ):
             return False
-        if not _same_type(one.table(3), other.table(3), kind) or not _alike(one, other, 5, kind not in _LISTS):
+        if not _same_type(one.read_table(3), other.read_table(3), kind) or not _has_same_fields(
+            one, other, 5, kind not in _LISTS
+        ):
             return False
     return True
 
@@ -163,12 +175,12 @@ def _same_type(found: FlatTable | None, wanted: FlatTable | None, kind: int) -> 
         return found is wanted
     for slot, part in enumerate(_PARTS[kind] + ("i" if kind == 7 else "")):
         if part == "t":
-            same = found.text(slot) == wanted.text(slot)
+            same = found.read_text(slot) == wanted.read_text(slot)
         elif part == "v":
-            same = found.numbers(slot, np.int32) == wanted.numbers(slot, np.int32)
+            same = found.read_numbers(slot, np.int32) == wanted.read_numbers(slot, np.int32)
         else:
             default = _DEFAULTS.get((kind, slot), 0)
-            same = found.number(slot, part, default) == wanted.number(slot, part, default)
+            same = found.read_number(slot, part, default) == wanted.read_number(slot, part, default)
         if not same:
             return False
     return True
@@ -186,7 +198,7 @@ _PLAIN: Final = -1
 
 def check_compression(compression: FlatTable) -> None:
     """Raise `Malformed` for the header of a batch that is compressed in another way.  O(1)."""
-    if compression.number(0, "b") or compression.number(1, "b"):
+    if compression.read_number(0, "b") or compression.read_number(1, "b"):
         raise Malformed("a batch is compressed, and not by LZ4, buffer by buffer")
 
 
@@ -250,15 +262,15 @@ def read_batches(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: st
     """
     try:
         data = memoryview(whole).cast("B") if whole.size else memoryview(b"")
-        messages = _messages(data)
-        there = found_schema(next(messages)[0], data, schema)
-        batches = [_batch(whole, message, begin, size, there) for message, begin, size in messages]
+        messages = _read_messages(data)
+        there = match_schema(next(messages)[0], data, schema)
+        batches = [_read_record_batch(whole, message, begin, size, there) for message, begin, size in messages]
     except (ValueError, TypeError, LookupError, NotImplementedError) as error:  # Arrow's own are of these
         found = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise _odd(what, found) from None
+        raise _corrupt_error(what, found) from None
     total = sum(batch.num_rows for batch in batches)
     if rows is not None and total != rows:
-        raise _odd(what, f"it has {total:,} rows, and {rows:,} are expected")
+        raise _corrupt_error(what, f"it has {total:,} rows, and {rows:,} are expected")
     return batches if there is schema else [fill_columns(batch, schema) for batch in batches]
 
 
@@ -267,7 +279,7 @@ def read_batch(whole: pa.Buffer, schema: pa.Schema, rows: int | None, what: str)
     several."""
     batches = read_batches(whole, schema, rows, what)
     if len(batches) != 1:
-        raise _odd(what, f"it has {len(batches):,} record batches, and one is expected")
+        raise _corrupt_error(what, f"it has {len(batches):,} record batches, and one is expected")
     return batches[0]
 
 
@@ -302,7 +314,7 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))
 
 
-def _messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
+def _read_messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
     """Yield each message of a file with the position and the length of its body, in the order of the file."""
     end = len(data) - len(MAGIC) - 4
     if end < 24 or bytes(data[:8]) != MAGIC + b"\0\0" or bytes(data[-len(MAGIC) :]) != MAGIC:
@@ -318,8 +330,8 @@ def _messages(data: memoryview) -> Iterator[tuple[FlatTable, int, int]]:
         if size < 0 or size % 8 or at + size > end:
             raise Malformed(f"the metadata at byte {at:,} have {size:,} bytes")
         message = root(data[at : at + size])
-        body, at = message.number(3, "q"), at + size
-        if message.number(0, "h") != _V5 or message.number(1, "B") != kind:
+        body, at = message.read_number(3, "q"), at + size
+        if message.read_number(0, "h") != _V5 or message.read_number(1, "B") != kind:
             raise Malformed(f"the message before byte {at:,} is neither schema nor batch, or of another version")
         if body < 0 or body % 8 or at + body > end or (kind == _SCHEMA and body):
             raise Malformed(f"the message at byte {at:,} has {body:,} bytes")
@@ -334,14 +346,14 @@ class _Body:
     """The declarations of a batch's message: its ``nodes`` (length, nulls) and buffers, taken in order."""
 
     def __init__(self, whole: pa.Buffer, message: FlatTable, begin: int, size: int) -> None:
-        header = message.table(2)
+        header = message.read_table(2)
         if header is None:
             raise Malformed("a message has no header")
-        if header.where(4):
+        if header.field_position(4):
             raise Malformed("a batch has views, which no state has")
-        compression = header.table(3)
-        self.rows, most = header.number(0, "q"), RATIO * whole.size
-        nodes, buffers = header.numbers(1, np.int64, 2), header.numbers(2, np.int64, 2)
+        compression = header.read_table(3)
+        self.rows, most = header.read_number(0, "q"), RATIO * whole.size
+        nodes, buffers = header.read_numbers(1, np.int64, 2), header.read_numbers(2, np.int64, 2)
         self.nodes = list(zip(nodes[::2], nodes[1::2], strict=True))
         places = list(zip(buffers[::2], buffers[1::2], strict=True))
         if not 0 <= self.rows <= most or any(not 0 <= nulls <= n <= most for n, nulls in self.nodes):
@@ -372,7 +384,9 @@ class _Body:
         return self.buffers[self.buffer - 1]
 
 
-def _batch(whole: pa.Buffer, message: FlatTable, begin: int, size: int, schema: pa.Schema) -> pa.RecordBatch:
+def _read_record_batch(
+    whole: pa.Buffer, message: FlatTable, begin: int, size: int, schema: pa.Schema
+) -> pa.RecordBatch:
     body = _Body(whole, message, begin, size)
     columns = []
     for field in schema:
@@ -444,7 +458,7 @@ def _physical(kind: pa.DataType) -> pa.DataType:
     return pa.large_list(fields[0]) if pat.is_large_list(kind) else pa.list_(fields[0])
 
 
-def _odd(what: str, found: str) -> CorruptState:
+def _corrupt_error(what: str, found: str) -> CorruptState:
     return CorruptState(
         what,
         found,

@@ -11,12 +11,12 @@ descriptor stays open.
 >>> from ddflow.storage.memory import MemoryStore
 >>> batches = BatchStore(MemoryStore())
 >>> kept = batches.write(pa.record_batch({"n": [1, 2]}))
->>> len(batches.store.list()), batches.table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
+>>> len(batches.store.list_blobs()), batches.table(kept.blob, pa.schema({"n": pa.int64()}), 2).to_pylist()
 (1, [{'n': 1}, {'n': 2}])
 >>> kept.drop()  # a manifest may name it by now, since it was asked for by its name
 >>> other = batches.write(pa.record_batch({"n": [3]}))
 >>> other.drop()
->>> len(batches.store.list()), other.batch.column(0).to_pylist()
+>>> len(batches.store.list_blobs()), other.batch.column(0).to_pylist()
 (1, [3])
 """
 
@@ -70,7 +70,7 @@ class StoredBatch(StoredBlob):
         verify_bytes(self._whole, self.blob, self._store.where, self._store.remedy)
 
 
-class Behind(threading.Thread):
+class FileVerifier(threading.Thread):
     """Verifies files while the caller goes on.  ``files``: their bytes, and what they must be.  ``error``: of the first
     that is not."""
 
@@ -109,7 +109,7 @@ class BatchStore(Closing):
         self._named: dict[str, int] = {}
         self._most = 1 << 16
         self.lazy = False
-        self._behind: Behind | None = None
+        self._behind: FileVerifier | None = None
         self._process = os.getpid()
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class BatchStore(Closing):
         self._named[blob.name] = self.commits
         whole = self.store.map(blob, check=not self.lazy)
         if self.lazy:
-            self._behind = self._behind or Behind(self.store.where)
+            self._behind = self._behind or FileVerifier(self.store.where)
             self._behind.files.append((whole, blob))
         what = f"the file {blob.name} of {self.store.where}"
         return StoredBatch(self, blob, whole, read_batch(whole, schema, rows, what), compressed)

@@ -6,9 +6,9 @@ place; so nothing here recurs by itself, and whoever walks a tree brings its sha
 no schema; it copies vectors of structs and texts, nothing else.
 
 >>> data = memoryview(bytes([10, 0, 0, 0, 6, 0, 5, 0, 4, 0, 6, 0, 0, 0, 9]))  # a table of one field, a byte
->>> root(data).number(0, "B"), root(data).number(1, "q", 7)
+>>> root(data).read_number(0, "B"), root(data).read_number(1, "q", 7)
 (9, 7)
->>> root(data).number(0, "q")
+>>> root(data).read_number(0, "q")
 Traceback (most recent call last):
     ...
 ddflow.storage.files.flatbuffer.Malformed: 8 bytes at 14 of 15
@@ -33,59 +33,59 @@ class FlatTable:
 
     def __init__(self, data: memoryview, at: int) -> None:
         self.data, self.at = data, at
-        self._vtable = at - _get(data, at, "i")
-        size = _get(data, self._vtable, "H")
+        self._vtable = at - _unpack(data, at, "i")
+        size = _unpack(data, self._vtable, "H")
         if size < 4 or self._vtable + size > len(data):
             raise Malformed(f"a vtable of {size} bytes at {self._vtable} of {len(data)}")
         self._fields = size // 2 - 2
 
-    def where(self, slot: int) -> int:
+    def field_position(self, slot: int) -> int:
         """Return the position of a field, 0 if it is absent."""
         if slot >= self._fields:
             return 0
-        offset = _get(self.data, self._vtable + 4 + 2 * slot, "H")
+        offset = _unpack(self.data, self._vtable + 4 + 2 * slot, "H")
         return self.at + offset if offset else 0
 
-    def number(self, slot: int, kind: str, default: int = 0) -> int:
+    def read_number(self, slot: int, kind: str, default: int = 0) -> int:
         """Read a number field.  ``kind``: its format in the module ``struct``."""
-        at = self.where(slot)
-        return _get(self.data, at, kind) if at else default
+        at = self.field_position(slot)
+        return _unpack(self.data, at, kind) if at else default
 
-    def table(self, slot: int) -> FlatTable | None:
+    def read_table(self, slot: int) -> FlatTable | None:
         """Read a table field; None if it is absent."""
-        at = self.where(slot)
-        return FlatTable(self.data, self._follow(at)) if at else None
+        at = self.field_position(slot)
+        return FlatTable(self.data, self._follow_offset(at)) if at else None
 
-    def text(self, slot: int) -> bytes:
+    def read_text(self, slot: int) -> bytes:
         """Read a text field, empty if it is absent.  O(bytes)."""
-        begin, count = self._vector(slot, 1)
+        begin, count = self._find_vector(slot, 1)
         return bytes(self.data[begin : begin + count])
 
-    def numbers(self, slot: int, kind: type[np.int32] | type[np.int64], each: int = 1) -> list[int]:
+    def read_numbers(self, slot: int, kind: type[np.int32] | type[np.int64], each: int = 1) -> list[int]:
         """Read a vector of numbers, or of structs with ``each`` numbers of one width, as a flat list.  O(numbers)."""
-        begin, count = self._vector(slot, each * np.dtype(kind).itemsize)
+        begin, count = self._find_vector(slot, each * np.dtype(kind).itemsize)
         return [int(n) for n in np.frombuffer(self.data, kind, each * count, begin).tolist()] if count else []
 
-    def count(self, slot: int) -> int:
+    def count_tables(self, slot: int) -> int:
         """Count the tables of a vector."""
-        return self._vector(slot, 4)[1]
+        return self._find_vector(slot, 4)[1]
 
-    def tables(self, slot: int) -> Iterator[FlatTable]:
+    def read_tables(self, slot: int) -> Iterator[FlatTable]:
         """Yield the tables of a vector.  O(tables)."""
-        begin, count = self._vector(slot, 4)
+        begin, count = self._find_vector(slot, 4)
         for i in range(count):
-            yield FlatTable(self.data, self._follow(begin + 4 * i))
+            yield FlatTable(self.data, self._follow_offset(begin + 4 * i))
 
-    def _follow(self, at: int) -> int:
-        return at + _get(self.data, at, "I")
+    def _follow_offset(self, at: int) -> int:
+        return at + _unpack(self.data, at, "I")
 
-    def _vector(self, slot: int, wide: int) -> tuple[int, int]:
+    def _find_vector(self, slot: int, wide: int) -> tuple[int, int]:
         """Return the position of a vector's first item and the number of items; all are within the bytes."""
-        at = self.where(slot)
+        at = self.field_position(slot)
         if not at:
             return 0, 0
-        begin = self._follow(at)
-        count = _get(self.data, begin, "I")
+        begin = self._follow_offset(at)
+        count = _unpack(self.data, begin, "I")
         if begin + 4 + count * wide > len(self.data):
             raise Malformed(f"a vector of {count} times {wide} bytes at {begin} of {len(self.data)}")
         return begin + 4, count
@@ -93,10 +93,10 @@ class FlatTable:
 
 def root(data: memoryview) -> FlatTable:
     """Return the root table of a flatbuffer."""
-    return FlatTable(data, _get(data, 0, "I"))
+    return FlatTable(data, _unpack(data, 0, "I"))
 
 
-def _get(data: memoryview, at: int, kind: str) -> int:
+def _unpack(data: memoryview, at: int, kind: str) -> int:
     wide = struct.calcsize(f"<{kind}")
     if at < 0 or at + wide > len(data):
         raise Malformed(f"{wide} bytes at {at} of {len(data)}")

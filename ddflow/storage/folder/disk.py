@@ -152,7 +152,7 @@ class Disk:
         return time.time()
 
 
-def no_room(error: OSError, free: Callable[[], int]) -> tuple[str, str]:
+def describe_full_disk(error: OSError, free: Callable[[], int]) -> tuple[str, str]:
     """Describe a disk without room (`NO_ROOM`): the problem found, and the remedy.  ``free``: returns its free bytes.
     O(1)."""
     why = f"the disk says {error.strerror or str(error)!r}"
@@ -203,7 +203,7 @@ class FileWriter:
             else:
                 self.finish()
                 for begin in range(0, whole.nbytes, SLICE):
-                    self._all(whole[begin : begin + SLICE])
+                    self._write_all(whole[begin : begin + SLICE])
             self.size += whole.nbytes
             return whole.nbytes
 
@@ -212,9 +212,9 @@ class FileWriter:
         if self._crumbs:
             crumbs, self._crumbs = self._crumbs, bytearray()
             with memoryview(crumbs) as whole:
-                self._all(whole)
+                self._write_all(whole)
 
-    def _all(self, piece: memoryview) -> None:
+    def _write_all(self, piece: memoryview) -> None:
         self.state.update(piece)
         done = 0
         try:

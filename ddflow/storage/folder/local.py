@@ -15,11 +15,12 @@ What is not called like these is not ours: it is neither listed nor deleted.  It
 ...     store = LocalStore(os.path.join(above, "orders"))
 ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
 ...     store.sync()
-...     store.publish(0, b"a manifest"), store.publish(0, b"another"), store.manifest(0), store.map(blob).to_pybytes()
-(True, False, b'a manifest', b'four')
+...     store.publish(0, b"a manifest"), store.publish(0, b"another"), store.read_manifest(0)
+...     store.map(blob).to_pybytes()
+(True, False, b'a manifest')
+b'four'
 """
 
-import builtins
 import contextlib
 import errno
 import os
@@ -34,7 +35,7 @@ from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, P
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, sweep
 from ddflow.storage.folder.site import INSIDE, StateFolder
-from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, Entry, Store, parse_numbers
+from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, parse_numbers
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
@@ -62,7 +63,7 @@ class LocalStore(BlobFolder, Store):
         disk: Disk = _DISK,
     ) -> None:
         site = StateFolder(disk, path, trust)
-        site.enter(create, readonly)
+        site.open_folder(create, readonly)
         super().__init__(site, "blobs", first=3)  # the first three are the proof's
         self.site: StateFolder = site
         self.readonly, self._process = readonly, os.getpid()
@@ -78,7 +79,7 @@ class LocalStore(BlobFolder, Store):
 
     def sync(self) -> None:
         """Sync the folder of blobs, once."""
-        self._must_write()
+        self._check_writable()
         try:
             with self.site.translate_disk_errors("sync its files"):
                 self.disk.sync_dir(self.site.below("blobs"))
@@ -90,22 +91,22 @@ class LocalStore(BlobFolder, Store):
         """Map blobs now; `map` checks their bytes later.  O(blobs)."""
         for name in names:
             with contextlib.suppress(OSError):
-                self._held[name] = self.disk.map(self._blob(name))
+                self._held[name] = self.disk.map(self._blob_path(name))
 
-    def list(self) -> builtins.list[Entry]:
+    def list_blobs(self) -> list[BlobEntry]:
         """List all blobs, with their ages by this machine's clock.  O(blobs), a call each."""
         now, found = self.disk.now(), []
         with self.site.translate_disk_errors("list its files"), contextlib.suppress(FileNotFoundError):
             found = self.disk.scan(self.site.below("blobs"))
-        return [Entry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
+        return [BlobEntry(name, size, max(0.0, now - changed)) for name, size, changed in found if NAME.fullmatch(name)]
 
-    def sizes(self, names: builtins.list[str]) -> dict[str, int]:
+    def sizes(self, names: list[str]) -> dict[str, int]:
         """Return lengths as `Store.sizes` does; one call for each name."""
         out: dict[str, int] = {}
         with self.site.translate_disk_errors("look for its files"):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
-                    found = self.disk.status(self._blob(name))
+                    found = self.disk.status(self._blob_path(name))
                     out |= {name: found.size} if found.kind == "file" else {}
         return out
 
@@ -119,38 +120,38 @@ class LocalStore(BlobFolder, Store):
             for _ in pool.map(self.delete, few):
                 pass
 
-    def numbers(self) -> builtins.list[int]:
+    def list_manifests(self) -> list[int]:
         """List the numbers of all manifests, ascending.  O(manifests)."""
         return self._list_numbers("manifests")
 
     def is_published(self, number: int) -> bool:
         """Return whether a manifest has this number.  O(1)."""
         with self.site.translate_disk_errors(f"look for manifest {number}"):
-            return self.site.is_there(self._path("manifests", number))
+            return self.site.is_there(self._number_path("manifests", number))
 
-    def manifest(self, number: int) -> bytes:
-        """Read the bytes of a manifest.  O(bytes).  See `Store.manifest`."""
+    def read_manifest(self, number: int) -> bytes:
+        """Read the bytes of a manifest.  O(bytes).  See `Store.read_manifest`."""
         what = f"manifest {number}"
         missing = CorruptState(
             f"{what} of {self.where}", "it is missing", "open the state again, or restore it from a copy"
         )
-        with self.site.reading(what, missing, REMEDY):
-            return self.disk.read(self._path("manifests", number), MANIFEST)
+        with self.site.translate_read_errors(what, missing, REMEDY):
+            return self.disk.read(self._number_path("manifests", number), MANIFEST)
 
     def publish(self, number: int, data: bytes) -> bool:
         """Link a manifest to its number.  O(bytes) and two syncs.  See `Store.publish`."""
-        self._must_write()
-        what, target = f"publish manifest {number}", self._path("manifests", number)
+        self._check_writable()
+        what, target = f"publish manifest {number}", self._number_path("manifests", number)
         temporary = self.site.below("manifests", f".{self.nonce}-{next(self._numbers)}.part")
-        self.site.written(temporary, what, lambda sink: sink.write(data))
+        self.site.write_file(temporary, what, lambda sink: sink.write(data))
         self._broken = f"it is unknown whether manifest {number} was published"
         try:
             won = self._link_manifest(temporary, target, data)
-            self.site.tidy(temporary)
+            self.site.try_unlink(temporary)
             if won:
                 self.disk.sync_dir(self.site.below("manifests"))
         except OSError as error:
-            self.site.tidy(temporary)
+            self.site.try_unlink(temporary)
             why = error.strerror or str(error)
             raise OutcomeUnknown(
                 f"{what}, in the state {self.where}",
@@ -162,23 +163,23 @@ class LocalStore(BlobFolder, Store):
 
     def expire(self, number: int) -> None:
         """Unlink a manifest.  O(1); not synced."""
-        self._must_write()
-        self.site.unlink(self._path("manifests", number), f"delete manifest {number}")
+        self._check_writable()
+        self.site.unlink(self._number_path("manifests", number), f"delete manifest {number}")
 
-    def mark(self, number: int) -> None:
+    def mark_published(self, number: int) -> None:
         """Create an empty file of that number, in the place of the marks before it.  O(1); not synced."""
-        self._must_write()
+        self._check_writable()
         before, self._marked = self._marked, number
         with self.site.translate_disk_errors(f"mark {number}"):
             if before >= 0:
                 with contextlib.suppress(FileNotFoundError):  # another writer has marked a greater one
-                    self.disk.rename(self._path("marks", before), self._path("marks", number))
+                    self.disk.rename(self._number_path("marks", before), self._number_path("marks", number))
                     return
             with contextlib.suppress(FileExistsError):
-                self.disk.close(self.disk.create(self._path("marks", number), self.site.file_mode))
+                self.disk.close(self.disk.create(self._number_path("marks", number), self.site.file_mode))
             for other in self._list_numbers("marks"):
                 if other < number:
-                    self.site.unlink(self._path("marks", other), f"mark {number}")
+                    self.site.unlink(self._number_path("marks", other), f"mark {number}")
 
     def last_mark(self) -> int:
         """Return the greatest number marked, or -1.  O(marks); there is one as a rule."""
@@ -187,11 +188,11 @@ class LocalStore(BlobFolder, Store):
     def scratch(self) -> ScratchStore:
         """Open a scratch store as `Store.scratch` does, below ``spill/``.  O(1).  Raises `StorageFull`, `StorageFailed`
         too."""
-        self._must_write()
+        self._check_writable()
         with self.site.translate_disk_errors("make a folder to spill to"):
             with contextlib.suppress(FileExistsError):
                 self.disk.mkdir(self.site.below("spill"), self.site.folder_mode)
-            return ScratchStore.within(self.site.below("spill"))
+            return ScratchStore.create_below(self.site.below("spill"))
 
     def abandon(self, whole: bool) -> None:
         """Remove a state that was only just made, with its folder if ``whole``.  Never fails: what stays is garbage."""
@@ -203,9 +204,9 @@ class LocalStore(BlobFolder, Store):
         super().close()
         self._held.clear()
 
-    def _must_write(self) -> None:
+    def _check_writable(self) -> None:
         if self.readonly or self._closed or self._broken:
-            super()._must_write()
+            super()._check_writable()
         if os.getpid() != self._process:  # two processes would give the same names
             raise EngineClosed(
                 f"write to the state {self.where}",
@@ -227,18 +228,18 @@ class LocalStore(BlobFolder, Store):
                     return False
                 raise
 
-    def _list_numbers(self, folder: str) -> builtins.list[int]:
+    def _list_numbers(self, folder: str) -> list[int]:
         """List the numbers that are names in a folder, ascending."""
-        names: builtins.list[str] = []
+        names: list[str] = []
         with self.site.translate_disk_errors(f"list its {folder}"), contextlib.suppress(FileNotFoundError):
             names = self.disk.names(self.site.below(folder))
         return parse_numbers(folder, names, self.where)
 
-    def _path(self, folder: str, number: int) -> str:
+    def _number_path(self, folder: str, number: int) -> str:
         name = f"{number:0{DIGITS}d}"
         if number < 0 or len(name) > DIGITS:
             raise ValueError(f"{number} is no number of a manifest")
         return self.site.below(folder, name)
 
-    def _mapping(self, name: str) -> pa.Buffer:
-        return self._held.pop(name, None) or super()._mapping(name)
+    def _map_file(self, name: str) -> pa.Buffer:
+        return self._held.pop(name, None) or super()._map_file(name)

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from ddflow.errors import CorruptState, DdflowError, EngineClosed, SpillFailed, SpillFull, SpillInUse, SpillRefused
 from ddflow.storage import address
-from ddflow.storage.folder.disk import NO_ROOM, Disk, no_room
+from ddflow.storage.folder.disk import NO_ROOM, Disk, describe_full_disk
 from ddflow.storage.folder.site import Site
 from ddflow.storage.protocol import NAME, Blob, Blobs, Write, check_length, missing_error, verify_bytes
 
@@ -59,26 +59,26 @@ class BlobFolder(Blobs):
     def put(self, ending: str, write: Write) -> Blob:
         """Write a new blob to a new file.  O(bytes); no second copy of them.  See `Blobs.put`."""
         name = self._new_name(ending)
-        sink = self.site.written(self._blob(name), f"write the file {name}", write)
+        sink = self.site.write_file(self._blob_path(name), f"write the file {name}", write)
         return Blob(name, sink.size, sink.state.digest())
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:
         """Map the file of a blob.  O(bytes), for the checksum; no descriptor stays open.  See `Blobs.map`."""
-        with self.site.reading(f"file {blob.name}", missing_error(blob.name, self.where), self.remedy):
-            whole = self._mapping(blob.name)
+        with self.site.translate_read_errors(f"file {blob.name}", missing_error(blob.name, self.where), self.remedy):
+            whole = self._map_file(blob.name)
             return (
                 verify_bytes(whole, blob, self.where, self.remedy) if check else check_length(whole, blob, self.where)
             )
 
     def delete(self, name: str) -> None:
         """Unlink a blob.  O(1); not synced, so it may be back after a power failure."""
-        self._must_write()
-        self.site.unlink(self._blob(name), f"delete the file {name}")
+        self._check_writable()
+        self.site.unlink(self._blob_path(name), f"delete the file {name}")
 
-    def _mapping(self, name: str) -> pa.Buffer:
-        return self.disk.map(self._blob(name))
+    def _map_file(self, name: str) -> pa.Buffer:
+        return self.disk.map(self._blob_path(name))
 
-    def _blob(self, name: str) -> str:
+    def _blob_path(self, name: str) -> str:
         if not self.pattern.fullmatch(name):
             raise ValueError(f"{name!r} is no name of a blob")
         return f"{self._folder}/{name}"
@@ -109,7 +109,7 @@ class FolderLock:
     """
 
     def __init__(self, given: Any, whole: bool = False) -> None:
-        address.folder(given, "spill to", SpillRefused)
+        address.require_folder(given, "spill to", SpillRefused)
         self.whole, self.held = whole, False
         try:
             found = os.stat(os.fsdecode(given))
@@ -124,16 +124,16 @@ class FolderLock:
             self._file = self._open_lock_file()
             self.held = True
             _locks.add(self)
-            self._clear()
+            self._remove_files()
         except OSError as error:
             self.release()
             if isinstance(error, DdflowError):
                 raise
             if error.errno in NO_ROOM:
-                raise failure(self.path, "open an engine", error, 1) from None
+                raise build_spill_failure(self.path, "open an engine", error, 1) from None
             raise _folder_error(self.path, error) from None
 
-    def must_hold(self) -> None:
+    def check_held(self) -> None:
         """Raise `EngineClosed` if the lock was released."""
         if not self.held:
             raise EngineClosed(f"spill to {self.path}", "the folder was closed", "open a new engine")
@@ -144,7 +144,7 @@ class FolderLock:
             return
         self.held = False
         with suppress(OSError):
-            self._clear()
+            self._remove_files()
         self._unlock(self._file)
         if self.whole:
             with suppress(OSError):
@@ -197,7 +197,7 @@ class FolderLock:
         except FileNotFoundError:
             return False
 
-    def _clear(self) -> None:
+    def _remove_files(self) -> None:
         """Remove all regular files of our pattern."""
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -221,13 +221,13 @@ def _check_folder(path: str, state: os.stat_result) -> None:
         raise SpillRefused(f"spill to {path}", f"it is read-only (mode {mode:o})", "make it writable, or give another")
 
 
-def failure(path: str, what: str, error: OSError, wanted: int) -> DdflowError:
+def build_spill_failure(path: str, what: str, error: OSError, wanted: int) -> DdflowError:
     """Build the error for a disk that refuses.  ``wanted``: bytes."""
     asked, why = f"{what} in the spill folder {path}", f"the disk says {error.strerror or str(error)!r}"
     after = "and call again; nothing was changed, the state before stays readable"
     if error.errno not in NO_ROOM:
         return SpillFailed(asked, why, f"mend the disk or its folder {after}")
-    found, remedy = no_room(error, lambda: Disk().free(path))
+    found, remedy = describe_full_disk(error, lambda: Disk().free(path))
     return SpillFull(asked, f"{wanted:,} bytes were wanted, {found}", f"{remedy} {after}")
 
 
@@ -272,7 +272,7 @@ class ScratchStore(BlobFolder):
         super().__init__(_ScratchSite(_DISK, self._lock.path, "owner", "the spill folder", durable=False))
 
     @classmethod
-    def within(cls, spill: str) -> Self:
+    def create_below(cls, spill: str) -> Self:
         """Open a store in a new private folder below ``spill``, which goes with it.  O(1).  Raises `OSError` too."""
         for left in reversed(range(TRIES)):
             path = os.path.join(spill, os.urandom(8).hex())
@@ -288,8 +288,8 @@ class ScratchStore(BlobFolder):
         """Remove every file; nothing can be put any more.  Mapped bytes stay readable.  Twice is harmless."""
         self._end()
 
-    def _must_write(self) -> None:
-        self._lock.must_hold()
+    def _check_writable(self) -> None:
+        self._lock.check_held()
 
 
 def sweep(spill: str) -> None:
@@ -303,10 +303,10 @@ def sweep(spill: str) -> None:
 class _ScratchSite(Site):
     """A folder that the state does not depend on, so that a call may be repeated."""
 
-    def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
-        return failure(self.path, what, error, wanted)
+    def build_failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
+        return build_spill_failure(self.path, what, error, wanted)
 
     @contextmanager
-    def reading(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
+    def translate_read_errors(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
         with self.translate_disk_errors(f"map the {what}"):
             yield

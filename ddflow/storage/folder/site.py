@@ -6,10 +6,10 @@ renames, exclusive creation) before the first commit.
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as above:
 ...     site = Site(Disk(), os.path.join(above, "all", "orders"), "owner", "the state")
-...     site.make()
-...     sink = site.written(site.below("a"), "write a", lambda sink: sink.write(b"four"))
+...     site.create_folder()
+...     sink = site.write_file(site.below("a"), "write a", lambda sink: sink.write(b"four"))
 ...     site.disk.sync_dir(site.path)
-...     site.look(site.path), site.disk.read(site.below("a"), 10), sink.size
+...     site.check_folder(site.path), site.disk.read(site.below("a"), 10), sink.size
 (None, b'four', 4)
 """
 
@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from ddflow.errors import CorruptState, DdflowError, StateRefused, StorageFailed, StorageFull
-from ddflow.storage.folder.disk import NO_ROOM, Disk, FileWriter, no_room
+from ddflow.storage.folder.disk import NO_ROOM, Disk, FileWriter, describe_full_disk
 
 TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}-[0-9]{1,12}\.part")
 HOUR: Final = 3600.0
@@ -45,7 +45,7 @@ NOT_OURS: Final = {
 _NO_FILE = {errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EFBIG}
 
 
-class Guarded:
+class DiskErrors:
     """A block that turns refusals of the disk into errors of ddflow; no generator, because a commit has twenty of
     them."""
 
@@ -63,7 +63,7 @@ class Guarded:
         if self.opening and error.errno in NOT_OURS:
             why = f"it cannot be used ({error.strerror}: {error.filename})"
             raise self.site.build_refusal(why, "give a folder that you may read and write") from None
-        raise self.site.failure(self.what, error) from None
+        raise self.site.build_failure(self.what, error) from None
 
 
 class Site:
@@ -90,22 +90,22 @@ class Site:
         """Build the error for a folder that cannot be opened."""
         return StateRefused(f"open {self.what} {self.path}", found, remedy)
 
-    def translate_disk_errors(self, what: str, opening: bool = False) -> Guarded:
+    def translate_disk_errors(self, what: str, opening: bool = False) -> DiskErrors:
         """Return a block for ``with`` that raises ddflow's error for a refusal of the disk; other errors pass
         through."""
-        return Guarded(self, what, opening)
+        return DiskErrors(self, what, opening)
 
-    def failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
+    def build_failure(self, what: str, error: OSError, wanted: int = 0) -> DdflowError:
         """Build the error for a disk that refuses ``what``, which needs ``wanted`` bytes."""
         asked = f"{what}, in {self.what} {self.path}"
         if error.errno not in NO_ROOM:
             why = error.strerror or str(error)
             return StorageFailed(asked, f"the disk says {why!r}", "mend it, and open the state again")
-        found, remedy = no_room(error, lambda: self.disk.free(self.path))
+        found, remedy = describe_full_disk(error, lambda: self.disk.free(self.path))
         return StorageFull(asked, found, f"{remedy}, and open the state again")
 
     @contextmanager
-    def reading(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
+    def translate_read_errors(self, what: str, missing: CorruptState, remedy: str) -> Iterator[None]:
         """Raise `CorruptState` for a file that is missing or no file, and `StorageFailed` if the disk cannot read
         it."""
         with self.translate_disk_errors(f"read {what}"):
@@ -122,7 +122,7 @@ class Site:
                     f"it was not written by ddflow; {remedy}",
                 ) from None
 
-    def written(self, path: str, what: str, write: Callable[[Any], Any]) -> FileWriter:
+    def write_file(self, path: str, what: str, write: Callable[[Any], Any]) -> FileWriter:
         """Write a new file and return its writer.  It is durable except for its name; nothing is left if anything
         fails.
 
@@ -131,7 +131,7 @@ class Site:
         try:
             file = self.disk.create(path, self.file_mode)
         except OSError as error:
-            raise self.failure(what, error) from None
+            raise self.build_failure(what, error) from None
         sink = FileWriter(partial(self.disk.write, file))
         try:
             try:
@@ -143,19 +143,19 @@ class Site:
             if sink.failure is not None:  # whatever became of it on its way through others' code
                 # Its traceback holds Arrow's writer, which holds the sink where the collector does not see it.
                 failure, sink.failure = sink.failure, None
-                raise self.failure(what, failure, max(sink.wanted, sink.size)) from None
+                raise self.build_failure(what, failure, max(sink.wanted, sink.size)) from None
             try:
                 if self.durable:
                     self.disk.fsync(file)
                 file, done = -1, file
                 self.disk.close(done)
             except OSError as error:
-                raise self.failure(what, error) from None
+                raise self.build_failure(what, error) from None
         except BaseException:
             if file >= 0:
                 with contextlib.suppress(OSError):
                     self.disk.close(file)
-            self.tidy(path)
+            self.try_unlink(path)
             raise
         return sink
 
@@ -166,9 +166,9 @@ class Site:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise self.failure(what, error) from None
+            raise self.build_failure(what, error) from None
 
-    def tidy(self, path: str) -> None:
+    def try_unlink(self, path: str) -> None:
         """Unlink a file that is worth nothing; if it stays, it is garbage."""
         with contextlib.suppress(OSError):
             self.disk.unlink(path)
@@ -181,10 +181,10 @@ class Site:
                     if TEMPORARY.fullmatch(name) and self.disk.now() - changed > HOUR:
                         self.disk.unlink(f"{folder}/{name}")
 
-    def make(self) -> None:
+    def create_folder(self) -> None:
         """Create the folder and its missing parents, each durable before the next, except the last.
 
-        O(parts).  Raises `OSError`, as `look` and `sync_above` do.
+        O(parts).  Raises `OSError`, as `check_folder` and `sync_above` do.
         """
         missing, path = list[str](), self.path
         while not self.is_there(path):
@@ -211,7 +211,7 @@ class Site:
             if error.errno not in NOT_OURS:
                 raise
 
-    def look(self, path: str) -> None:
+    def check_folder(self, path: str) -> None:
         """Raise `StateRefused` unless this is a folder of this user that others cannot write to.  O(1)."""
         found = self.disk.status(path)
         if found.kind != "folder":
@@ -234,7 +234,7 @@ class StateFolder(Site):
     >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as above:
     ...     place = StateFolder(Disk(), os.path.join(above, "orders"), "owner")
-    ...     place.enter(create=True, readonly=False)
+    ...     place.open_folder(create=True, readonly=False)
     ...     sorted(os.listdir(place.path))
     ['blobs', 'manifests', 'marks']
     """
@@ -242,7 +242,7 @@ class StateFolder(Site):
     def __init__(self, disk: Disk, path: Any, trust: str) -> None:
         super().__init__(disk, path, trust, "the state")
 
-    def enter(self, create: bool, readonly: bool) -> None:
+    def open_folder(self, create: bool, readonly: bool) -> None:
         """Check the folder, and create the missing parts if ``create``.  O(its names); a few syncs when it is new.
 
         Raises `StateRefused` if there is no state or it cannot be trusted, `StorageFull`, `StorageFailed`.
@@ -250,18 +250,18 @@ class StateFolder(Site):
         with self.translate_disk_errors("open it", opening=True):
             self.path = self.disk.real(self.path)
             if not self.is_there(self.path):
-                self._must_be_wanted(create and not readonly)
-                self.make()
-            self.look(self.path)
+                self._refuse_missing(create and not readonly)
+                self.create_folder()
+            self.check_folder(self.path)
             names = self.disk.names(self.path)
             if "manifests" not in names:
-                self._must_be_wanted(create and not readonly)
-                self._must_be_empty(names)
+                self._refuse_missing(create and not readonly)
+                self._refuse_full(names)
             for name in names:
                 if name in (*INSIDE, "spill"):
-                    self.look(self.below(name))
+                    self.check_folder(self.below(name))
             if not readonly:
-                self._furnish(names)
+                self._create_subfolders(names)
 
     def prove(self, nonce: str) -> None:
         """Publish twice under one name, which must fail, so that only one of two writers can win.  O(1).
@@ -292,11 +292,11 @@ class StateFolder(Site):
         with self.translate_disk_errors("sync its manifests"):
             self.disk.sync_dir(folder)
 
-    def _must_be_wanted(self, wanted: bool) -> None:
+    def _refuse_missing(self, wanted: bool) -> None:
         if not wanted:
             raise self.build_refusal("there is no state", "give the folder of one, or create it first")
 
-    def _must_be_empty(self, names: list[str]) -> None:
+    def _refuse_full(self, names: list[str]) -> None:
         """Raise `StateRefused` unless the folder is empty, or holds what a crash left while it was made."""
         full = [name for name in names if name not in INSIDE or self.disk.names(self.below(name))]
         if full and "manifests" not in self.disk.names(self.path):  # unless another has just made it
@@ -305,7 +305,7 @@ class StateFolder(Site):
                 "give an empty folder, or one that is not there yet",
             )
 
-    def _furnish(self, names: list[str]) -> None:
+    def _create_subfolders(self, names: list[str]) -> None:
         """Create the folders inside, and the folder of manifests last: it makes this folder a state.
 
         Every writer syncs all until there is a manifest, because the one that made it may have died before its sync.
