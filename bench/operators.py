@@ -39,9 +39,9 @@ from operators_work import (
     events,
     grouped,
     joined,
+    loaded as load,
     revenue,
 )
-from operators_work import loaded as load
 from report import Bar, Row, at_least, within
 from runner import Bench, Job
 

@@ -28,8 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from wide import Wide
-from wide import build as build_wide
+from wide import Wide, build as build_wide
 
 
 class Shape(NamedTuple):

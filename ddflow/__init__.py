@@ -19,13 +19,9 @@ from ddflow.errors import DdflowError
 from ddflow.version import __version__
 
 if TYPE_CHECKING:
-    from ddflow import errors as errors
-    from ddflow import exporters as exporters
-    from ddflow import testing as testing
+    from ddflow import errors as errors, exporters as exporters, testing as testing
     from ddflow.columns.hashing import Secret
-    from ddflow.connectors import formats as formats
-    from ddflow.connectors import sinks as sinks
-    from ddflow.connectors import sources as sources
+    from ddflow.connectors import formats as formats, sinks as sinks, sources as sources
     from ddflow.connectors.files.file_path import FilePath
     from ddflow.dataflow.result import Step, Verdicts
     from ddflow.engine.engine import Engine, Flow

@@ -21,8 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret

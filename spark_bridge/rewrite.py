@@ -20,8 +20,7 @@ from ddflow.dataflow.budget import parse_size
 from ddflow.engine.engine import Flow
 from ddflow.errors import SpecError
 from ddflow.partitions.epoch_start import RewriteStart
-from ddflow.partitions.evolve import Evolution, Evolved, explain_inexact
-from ddflow.partitions.evolve import evolve as evolve_alone
+from ddflow.partitions.evolve import Evolution, Evolved, evolve as evolve_alone, explain_inexact
 from ddflow.partitions.receipt import TaskShares
 from ddflow.partitions.rescale import plan_rescale
 from ddflow.partitions.rewrite import Rewrite, Rewritten

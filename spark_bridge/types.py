@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
-from pyspark.sql import DataFrame
-from pyspark.sql import types as T
+from pyspark.sql import DataFrame, types as T
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import TimeType  # noqa: F401  (where it is missing, PySpark is too old: an ImportError)
 

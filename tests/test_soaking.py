@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from chance import sample, seeded
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 ROOT = Path(__file__).parent.parent
 

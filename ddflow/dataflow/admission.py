@@ -28,8 +28,8 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, Ints, validity, word_reader
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import INTERVAL, MANY, check_sound, conform, has_unsound, is_long_ascii, is_text, one_batch
-from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.connectors.formats.base import (
+    BAD as MARK,
     DELETED,
     OWN,
     Decoded,

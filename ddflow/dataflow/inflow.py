@@ -22,8 +22,7 @@ import pyarrow as pa
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import gather_arrays
 from ddflow.columns.schema import plain_size
-from ddflow.connectors.formats.base import BAD as MARK
-from ddflow.connectors.formats.base import DELETED, Truncate
+from ddflow.connectors.formats.base import BAD as MARK, DELETED, Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.to_arrow import arrow, to_table
 from ddflow.dataflow.admission import Admission, Look, MessagesRead, RefusedRows, Where

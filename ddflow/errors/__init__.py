@@ -18,25 +18,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from ddflow.errors.base import PYTHON as PYTHON
-from ddflow.errors.base import Command as Command
-from ddflow.errors.base import DdflowError
-from ddflow.errors.base import Declare as Declare
-from ddflow.errors.base import DeleteRule as DeleteRule
-from ddflow.errors.base import Evolve as Evolve
-from ddflow.errors.base import FileFix as FileFix
-from ddflow.errors.base import Fix as Fix
-from ddflow.errors.base import InputTypes as InputTypes
-from ddflow.errors.base import Option as Option
-from ddflow.errors.base import Phrase as Phrase
-from ddflow.errors.base import PhrasePart as PhrasePart
-from ddflow.errors.base import Row as Row
-from ddflow.errors.base import Widen as Widen
-from ddflow.errors.base import Words as Words
-from ddflow.errors.base import around as around
-from ddflow.errors.base import mask_secrets as mask_secrets
-from ddflow.errors.base import shorten as shorten
-from ddflow.errors.base import write_text as write_text
+from ddflow.errors.base import (
+    PYTHON as PYTHON,
+    Command as Command,
+    DdflowError,
+    Declare as Declare,
+    DeleteRule as DeleteRule,
+    Evolve as Evolve,
+    FileFix as FileFix,
+    Fix as Fix,
+    InputTypes as InputTypes,
+    Option as Option,
+    Phrase as Phrase,
+    PhrasePart as PhrasePart,
+    Row as Row,
+    Widen as Widen,
+    Words as Words,
+    around as around,
+    mask_secrets as mask_secrets,
+    shorten as shorten,
+    write_text as write_text,
+)
 
 
 class SpecError(DdflowError, ValueError):

@@ -18,8 +18,7 @@ from ddflow.columns.names import DIFF, check_names, column_names, did_you_mean
 from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import one_batch
 from ddflow.errors import ExpressionError, SpecError
-from ddflow.expressions import Expression, refuse_foreign
-from ddflow.expressions import compile as compile_expression
+from ddflow.expressions import Expression, compile as compile_expression, refuse_foreign
 from ddflow.operators.base import Context, Linear, Operator, Running, once_each, register_operator
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, rename_equal_columns

@@ -25,8 +25,7 @@ from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.schema import arrays
 from ddflow.errors import ExpressionError
-from ddflow.expressions import Expression
-from ddflow.expressions import compile as compile_expression
+from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.operators.base import Context, Running, SameRows, register_operator
 from ddflow.operators.count import RunningCount
 from ddflow.operators.updates import Updates, consolidate, overflow

@@ -75,9 +75,7 @@ from ddflow.plan.text.codec import read_step_time_type
 from ddflow.storage.closing import on_failure
 from ddflow.storage.epochs import QUERY, Epoch, Feed, Kind
 from ddflow.storage.feeding import EVENTS, record_feed
-from ddflow.storage.manifest import PARTITIONS, Call, Manifest, Output
-from ddflow.storage.manifest import Epoch as CommittedEpoch
-from ddflow.storage.manifest import Feed as FeedRecord
+from ddflow.storage.manifest import PARTITIONS, Call, Epoch as CommittedEpoch, Feed as FeedRecord, Manifest, Output
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
 from ddflow.time import CLOSED, INT64, NEVER, format_time

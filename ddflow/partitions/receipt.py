@@ -46,8 +46,7 @@ from ddflow.dataflow.inflow import add
 from ddflow.engine.checkpoint import Inventory
 from ddflow.errors import CorruptState, MissingReceipts, ReceiptsDisagree, SpecError, StateRefused
 from ddflow.partitions.chunks import add_digests
-from ddflow.partitions.messages import Said
-from ddflow.partitions.messages import join_all_said as said_together
+from ddflow.partitions.messages import Said, join_all_said as said_together
 from ddflow.partitions.stages import Stages
 from ddflow.storage.epochs import Output, check_files
 from ddflow.storage.fields import (

@@ -29,8 +29,7 @@ from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
 from ddflow.columns.schema import is_text, lossless, normal_type, one_chunk, plain
 from ddflow.connectors.error_location import is_path
-from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL
-from ddflow.connectors.files import FileOptions, open_files
+from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import CSV, TSV, Dialect, is_text_kind
 from ddflow.connectors.files.places import STDIN, Place, list_places

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kinds import ENCODED, FLAT, NESTED, PLAIN, pieces
 from messages import raises
 from rules import canonical, rank

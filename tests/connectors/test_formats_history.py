@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from test_formats import change, schema_of, table
 from test_formats_others import canal, maxwell, one, two

@@ -14,8 +14,7 @@ from typing import Any
 import obstore
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from programs import PIPE, Program
 from s3_server import Moto, Proxy, moto, options, proxy

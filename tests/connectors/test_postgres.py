@@ -6,8 +6,7 @@ import os
 import signal
 import threading
 import time
-from datetime import UTC, date, datetime
-from datetime import time as clock
+from datetime import UTC, date, datetime, time as clock
 from decimal import Decimal
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
-from datetime import time as clock
+from datetime import UTC, datetime, time as clock, timedelta
 from pathlib import Path
 from typing import Any
 

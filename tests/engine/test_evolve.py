@@ -16,8 +16,7 @@ import pyarrow as pa
 import pytest
 from chance import effort, long_test
 from every_operator import NARROW, cast, missing, plan, schema
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 
 import ddflow as dd

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from test_evolve import FOREVER, one, same, told
 

@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from messages import raises
 from proof_case import ARRIVAL, BERN, EPOCH, HELD, SCHEMA, WIDE, one, plan, replaced
 

@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pair import Pair
 from strategies import scenarios
 from test_laws import calls

@@ -32,8 +32,7 @@ from ddflow.errors import (
     SpecError,
     UnreadableInput,
 )
-from ddflow.storage.manifest import load_manifest as manifest_at
-from ddflow.storage.manifest import load_newest
+from ddflow.storage.manifest import load_manifest as manifest_at, load_newest
 from ddflow.storage.opening import open_store
 
 COLUMNS = {"id": pa.int64(), "city": pa.string(), "amount": pa.int64()}

@@ -13,8 +13,7 @@ import pytest
 from chance import effort
 from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, TIGHT, opened, perform
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from model import CLOSED, Collection
 from pair import Pair

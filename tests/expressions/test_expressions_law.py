@@ -12,8 +12,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ddflow.expressions import compile
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.index import ID, LOW, ONE, REF, evict, seek

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chance import long_test
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ddflow.columns.threads import Threads
 from ddflow.kernels import index as kernels

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ddflow.kernels.emit import emit, emit_values, look_up, mark_rows, tally
 from ddflow.kernels.identity import mix_words

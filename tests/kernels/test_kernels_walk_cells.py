@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ddflow.kernels.fold import Walked
 from ddflow.kernels.resolve import LAST

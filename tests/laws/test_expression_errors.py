@@ -18,8 +18,7 @@ import pyarrow as pa
 import pytest
 import tight
 from chance import effort
-from hypothesis import event, given, note
-from hypothesis import strategies as st
+from hypothesis import event, given, note, strategies as st
 from model import Node
 from parts_by_hand import Hands
 from rules import Row, canonical

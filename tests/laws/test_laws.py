@@ -13,8 +13,7 @@ from typing import Any
 
 from chance import effort
 from doors import FOREVER, EngineDoor, Result, Rows
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from model import CLOSED, Collection
 from pair import Pair
 from rules import Refused

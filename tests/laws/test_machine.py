@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import pytest
 from chance import covering, effort
 from doors import FOREVER
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,

@@ -16,10 +16,8 @@ import pytest
 import tight
 from chance import covering
 from doors import FOREVER, EngineDoor
-from hypothesis import given
-from hypothesis import strategies as st
-from model import CLOSED, NEVER
-from model import Collection as Rows
+from hypothesis import given, strategies as st
+from model import CLOSED, NEVER, Collection as Rows
 from pair import Pair
 from strategies import events, ignored, scenarios, shapes, splits
 from test_laws import DECIDED, calls, merged, numbered, quietly, same_collections

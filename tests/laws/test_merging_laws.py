@@ -16,8 +16,7 @@ from chance import covering, effort
 from conditions import CONDITIONS, columns_in
 from doors import FOREVER, EngineDoor, TwinDoor
 from durable_case import opened
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from merging_strategies import batches, events, scenarios
 from messages import raises
 from model import CLOSED

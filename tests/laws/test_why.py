@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 from chance import effort
 from doors import EngineDoor, plain, plan
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 from strategies import scenarios
 from test_laws import calls, quietly
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from chance import effort
 from doors import EngineDoor, counted
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from model import Collection
 from plan_sql import query
 from rules import canonical

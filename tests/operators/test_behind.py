@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from operator_table import COLUMNS
 from test_operators import EVERY, LAWS, STEPS, Step, flow_of, table
 from test_why import above, again, misleads

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 from chance import effort
 from doors import EngineDoor, to_arrow
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from pair import Pair
 from rules import Refused

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 from chance import effort
 from doors import is_temporal
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 
 import ddflow as dd

@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from chance import covering, long_test
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 from spark_session import counted
 from test_partitions_joins import NAMES, epochs, flow_of
 from tight import tighten, tiny

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from chance import effort
 from doors import SECRET
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from tight import MEMORY, tighten
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 
 from ddflow.columns.hashing import Secret

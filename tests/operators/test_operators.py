@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from operator_table import COLUMNS, MADE, TABLE, Law, Row, Rows
 from parts_by_hand import Hands
 

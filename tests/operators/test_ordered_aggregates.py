@@ -16,8 +16,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from model import Twin, collection
 from rules import Input

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from chance import effort
 from doors import SECRET, EngineDoor, plain, to_arrow
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from model import CLOSED, to_upserts
 from rules import Refused, Row, canonical
 from strategies import FLAT, element, events, scenarios, shapes, splits

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from chance import effort
 from doors import FOREVER, SECRET, TwinDoor, plain, plan, schema_of, spec_of, to_arrow
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from model import to_upserts
 from rules import Refused

@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort, seeded
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from model import Node, difference
 from tight import MEMORY, tighten, tiny

@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from chance import effort, long_test
 from every_operator import NARROW, plan
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from parts_by_hand import Hands
 from test_evolve import FOREVER, flow_without, plain, rows, same, told

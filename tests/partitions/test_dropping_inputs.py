@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 from chance import SOAK, effort, long_test, seeded
 from every_operator import NARROW, plan
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from parts_by_hand import Hands
 from test_dropping import COLUMNS, newest_of, operators, people, some, table

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 from chance import effort, long_test
 from every_operator import NARROW, plan
-from hypothesis import event, given, note
-from hypothesis import strategies as st
+from hypothesis import event, given, note, strategies as st
 from messages import raises
 from parts_by_hand import Hands
 from spark_session import counted

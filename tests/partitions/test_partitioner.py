@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from chance import effort
 from doors import SECRET, plain, schema_of, spec_of, to_arrow
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from strategies import events, inputs, shapes, splits
 

@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import event, given, note
-from hypothesis import strategies as st
+from hypothesis import event, given, note, strategies as st
 from parts_by_hand import Hands
 from spark_session import counted
 

@@ -14,8 +14,7 @@ import merging_strategies
 import pyarrow as pa
 from chance import effort
 from doors import plan, schema_of, spec_of, to_arrow
-from hypothesis import event, given, note
-from hypothesis import strategies as st
+from hypothesis import event, given, note, strategies as st
 from parts_by_hand import Hands
 from spark_session import counted
 from strategies import events, row_of, scenarios, some

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kinds import PLAIN
 from messages import raises
 from rules import canonical

@@ -16,16 +16,14 @@ import merging_strategies
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given, note
-from hypothesis import strategies as st
+from hypothesis import given, note, strategies as st
 from messages import raises
 from msgspec import structs
 from parts_by_hand import Hands
 from proof_case import EPOCH, HELD, SCHEMA, WIDE, events, plan
 from spark_session import counted
 from strategies import events as rows_of
-from test_expiry import expiring
-from test_expiry import rows_of as expiring_rows
+from test_expiry import expiring, rows_of as expiring_rows
 from test_partitions_law import arrow, flow_of, shuffled
 from test_proof_cli import as_json, run
 

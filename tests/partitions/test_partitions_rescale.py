@@ -25,8 +25,7 @@ import tight
 from chance import covering, effort
 from doors import FOREVER, EngineDoor, plain
 from durable_case import CASES, SMALL, TIGHT
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from merging_strategies import scenarios as merging
 from messages import raises
 from pair import Pair

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from chance import effort
 from doors import to_arrow
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 from messages import raises
 from msgspec.structs import replace
 from parts_by_hand import Hands

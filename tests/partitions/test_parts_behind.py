@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import covering, long_test
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from parts_by_hand import Hands
 from spark_session import counted
 from strategies import events

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 from chance import effort
 from doors import SECRET, plain, schema_of, spec_of, to_arrow
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kinds import PLAIN
 from messages import raises
 from strategies import events, inputs, splits

@@ -6,8 +6,7 @@ import xml.etree.ElementTree as xml
 from itertools import combinations
 from random import Random
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 
 import ddflow as dd

@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 import pytest
 from chance import effort, seeded
 from doors import plain, plan, schema_of, spec_of, to_arrow
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from strategies import events, scenarios
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 from chance import effort
 from doors import schema_of, spec_of
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from strategies import inputs
 
 import ddflow as dd

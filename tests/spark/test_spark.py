@@ -18,8 +18,7 @@ import pytest
 from chance import long_on_spark
 from messages import raises
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 from spark_session import assert_same, counted, frame_of, kept, locally, setting
 
 import ddflow as dd

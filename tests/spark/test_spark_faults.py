@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from chance import long_on_spark
 from messages import raises
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 from spark_faults.driving import flow_of
 from spark_session import frame_of, setting
 from test_spark import city_flow, halves, orders_of

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from chance import effort
 from doors import plan, schema_of, spec_of, to_arrow
-from hypothesis import given, note
-from hypothesis import strategies as st
+from hypothesis import given, note, strategies as st
 from pyspark.sql import SparkSession
 from spark_session import assert_same, counted, frame_of, locally
 from stages_by_hand import by_hand

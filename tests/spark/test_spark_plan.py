@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from doors import TYPES, plain
 from messages import raises
-from pyspark.sql import SparkSession
-from pyspark.sql import types as T
+from pyspark.sql import SparkSession, types as T
 from spark_session import counted, locally
 from stages_by_hand import by_hand
 

@@ -20,8 +20,7 @@ from ddflow.engine.garbage import gc
 from ddflow.errors import DdflowError, EngineClosed, SpillRefused, StateRefused
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.rescale import rescale
-from ddflow.storage import address
-from ddflow.storage import object_store as bucket
+from ddflow.storage import address, object_store as bucket
 from ddflow.storage.memory import MemoryStore
 from ddflow.storage.object_store import format_error
 from ddflow.storage.opening import open_store

@@ -11,8 +11,7 @@ from typing import Any, get_args
 
 import pytest
 import xxhash
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from messages import raises
 from msgspec import to_builtins
 from msgspec.structs import replace

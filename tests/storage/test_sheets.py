@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from chance import effort
-from hypothesis import event, given
-from hypothesis import strategies as st
+from hypothesis import event, given, strategies as st
 from messages import raises
 
 from ddflow.errors import CorruptState

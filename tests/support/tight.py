@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 
 from ddflow.columns.threads import Threads
-from ddflow.dataflow import batcher, pending_runs
-from ddflow.dataflow import step as computation
+from ddflow.dataflow import batcher, pending_runs, step as computation
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.spill import Ranges, make_room

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from chance import effort
 from doors import SECRET, Rows, TwinDoor, plain, schema_of, spec_of, to_arrow
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from model import CLOSED
 from rules import Refused
 from strategies import SHAPES, events, scenarios, shapes, splits

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import ddflow as dd
 from ddflow import errors

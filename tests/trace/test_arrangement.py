@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 from messages import raises
 
 from ddflow.columns.hashing import NONE

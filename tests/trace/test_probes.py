@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chance import effort
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from probes import CHANCE, SLOTS, check, counted
 
 import ddflow as dd

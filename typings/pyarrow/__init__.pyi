@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
 import numpy as np
-from pyarrow import ipc as ipc
-from pyarrow import types as types
+from pyarrow import ipc as ipc, types as types
 from pyarrow.ipc import RecordBatchReader as RecordBatchReader
 
 __version__: str

@@ -32,8 +32,14 @@ from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.columns.schema import check_sound, is_text, lossless, one_chunk, plain
 from ddflow.connectors.formats import row_columns
 from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, OnBad, Target, Upserts
-from ddflow.connectors.formats.cells import BINARIES, CellForm, cells_as, describe_misfit, shape_of
-from ddflow.connectors.formats.cells import MODES as DECIMAL_MODES
+from ddflow.connectors.formats.cells import (
+    BINARIES,
+    MODES as DECIMAL_MODES,
+    CellForm,
+    cells_as,
+    describe_misfit,
+    shape_of,
+)
 from ddflow.connectors.formats.envelope import Inside, cast_column, parse_inside
 from ddflow.connectors.formats.messages import POSITION, ROW, Messages, parse_integers
 from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, evaluate_json, parse_objects, put_cells

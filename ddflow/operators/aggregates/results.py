@@ -20,8 +20,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, validity, view
 from ddflow.columns.wider import widening
 from ddflow.errors import AggregateFailed
-from ddflow.expressions import Expression
-from ddflow.expressions import compile as compile_expression
+from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.kernels import exact_results as kernels
 from ddflow.kernels.user_functions import AggregateLoops, find_aggregate_fault
 from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, Folding, StatePart, Tally, spelt, whole

@@ -35,8 +35,7 @@ from ddflow.columns.sorting import Sorted
 from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression
 from ddflow.kernels import walk_cells
-from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, choose_cells
-from ddflow.kernels.fold import LAST as LATEST
+from ddflow.kernels.fold import CLEAR, LAST as LATEST, NOTHING, SKIP, TAKE, choose_cells
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LAST, OUTCOME, Outcomes, Rules
 from ddflow.kernels.walk import NONE, ROW

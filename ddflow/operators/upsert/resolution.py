@@ -30,8 +30,7 @@ from ddflow.columns.rows import RowPool, Rows, View, gather, lay_out, shown_row
 from ddflow.columns.sorting import shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import Option, Phrase, TieRefused
-from ddflow.kernels.emit import emit as emit_updates
-from ddflow.kernels.emit import emit_values, tally
+from ddflow.kernels.emit import emit as emit_updates, emit_values, tally
 from ddflow.kernels.identity import unmix_words
 from ddflow.kernels.resolve import (
     ERROR,

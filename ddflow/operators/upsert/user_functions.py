@@ -12,8 +12,7 @@ from ddflow.columns.hashing import Ints, validity
 from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import arrays
 from ddflow.errors import IllegalTransition, MergerFailed
-from ddflow.kernels.fold import CLEAR, NOTHING, SKIP, TAKE, Walked, choose_cells
-from ddflow.kernels.fold import LAST as LATEST
+from ddflow.kernels.fold import CLEAR, LAST as LATEST, NOTHING, SKIP, TAKE, Walked, choose_cells
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.user_functions import CHANGED, FINE, NULL, as_records, build_merger
 from ddflow.kernels.walk import NONE, ROW
@@ -21,8 +20,8 @@ from ddflow.operators.upsert.folds import Cells, fold
 from ddflow.operators.upsert.walking import Walking
 from ddflow.plan.merge.bound import MergedColumn
 from ddflow.plan.merge.strategy import first, last_non_null
-from ddflow.plan.merge.user_function import NULL as NULL_FLAG
 from ddflow.plan.merge.user_function import (
+    NULL as NULL_FLAG,
     EventChains,
     Merger,
     column_from_records,

@@ -23,8 +23,7 @@ from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCU
 from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups, walk_row
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells, walk_cells_plain
 from ddflow.operators.upsert.events import KeyedEvents
-from ddflow.operators.upsert.folds import Cells, fold, rank_words
-from ddflow.operators.upsert.folds import present as present_of
+from ddflow.operators.upsert.folds import Cells, fold, present as present_of, rank_words
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.plan.merge.bound import MergedColumn

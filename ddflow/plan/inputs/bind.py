@@ -31,8 +31,7 @@ from ddflow.columns.names import DIFF, check_known
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
 from ddflow.errors import Declare, DeleteRule, ExpressionError, NullKey, Option, Phrase, SpecError
-from ddflow.expressions import Expression
-from ddflow.expressions import compile as compile_expression
+from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.bound import Merging, event_schema, merged_row_schema, plan_merge
 from ddflow.plan.merge.merge import Merge

@@ -28,8 +28,7 @@ import pyarrow.types as pat
 from ddflow.columns.names import DIFF, TIMES, check_names, column_name, column_names
 from ddflow.connectors.formats.base import BAD, Format
 from ddflow.errors import ExpressionError, NullKey, Option, Phrase, PhrasePart, SchemaMismatch, SpecError
-from ddflow.expressions import Expression
-from ddflow.expressions import compile as compile_expression
+from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.bind import BoundInput, check_columns, list_format_columns
 from ddflow.plan.inputs.spec import Late
 from ddflow.plan.merge.checks import check_choices

@@ -28,8 +28,7 @@ from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat
 from ddflow.errors import Option, Phrase, SpecError
-from ddflow.expressions import Expression
-from ddflow.expressions import compile as compile_expression
+from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
 from ddflow.plan.merge.machines import BoundMachine
 from ddflow.plan.merge.merge import Function, Merge

@@ -25,9 +25,14 @@ from ddflow.errors import CorruptState, DdflowError, SpecError, shorten
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.plan.inputs.differences import Differences
-from ddflow.plan.inputs.input import Binding, Input, Spec, bind_input
-from ddflow.plan.inputs.input import format_from_json as format_of_json
-from ddflow.plan.inputs.input import format_to_json as format_json
+from ddflow.plan.inputs.input import (
+    Binding,
+    Input,
+    Spec,
+    bind_input,
+    format_from_json as format_of_json,
+    format_to_json as format_json,
+)
 from ddflow.plan.inputs.spec import Upsert
 from ddflow.plan.merge.machine import Machine
 from ddflow.plan.merge.merge import Merge
