@@ -12,7 +12,6 @@ epoch's transaction and closed, so that others can read it in between.
 ([{'id': 7}], 1)
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,9 +21,9 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from ddflow.columns.names import quote_name
-from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.file_database import FileDatabase, split_columns
-from ddflow.connectors.sql_table import SqlTable, refuse_records_table
+from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
+from ddflow.connectors.file_database import FileDatabase, FileDatabaseSink, split_columns
+from ddflow.connectors.sql_table import SqlTable
 from ddflow.errors import SourceFailed, UnreadableInput, import_extra
 from ddflow.storage.address import refuse_secret
 
@@ -77,22 +76,14 @@ class DuckDBSource(FileDatabase):
 
 
 @dataclass(frozen=True)
-class DuckDBSink(TableSink):
+class DuckDBSink(FileDatabaseSink):
     """See `dd.sinks.duckdb`."""
 
-    path: str
-    table: str
-    mode: Mode = "upsert"
     kind: ClassVar[str] = "duckdb"
 
     def __post_init__(self) -> None:
-        refuse_records_table(self.table)
+        super().__post_init__()
         refuse_secret(self.path, TOKEN)
-
-    @property
-    def target(self) -> str:
-        """The file and the table."""
-        return f"{os.path.abspath(self.path)}#{self.table}"
 
     def needs(self) -> None:
         """Import the driver."""

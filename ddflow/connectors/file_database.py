@@ -23,7 +23,8 @@ from typing import Any, ClassVar, Final, TypedDict
 import pyarrow as pa
 
 from ddflow.columns.names import quote_name
-from ddflow.connectors.api import Beside, OpenSource, Polled, Source
+from ddflow.connectors.api import Beside, Mode, OpenSource, Polled, Source, TableSink
+from ddflow.connectors.sql_table import refuse_records_table
 from ddflow.errors import SourceFailed, SpecError
 
 LOOK: Final = 0.2
@@ -91,6 +92,23 @@ class FileDatabase(Source):
             else:
                 found += [stat.st_size, stat.st_mtime_ns]
         return found
+
+
+@dataclass(frozen=True)
+class FileDatabaseSink(TableSink):
+    """A table of a database that is a file."""
+
+    path: str
+    table: str
+    mode: Mode = "upsert"
+
+    def __post_init__(self) -> None:
+        refuse_records_table(self.table)
+
+    @property
+    def target(self) -> str:
+        """The file and the table."""
+        return f"{os.path.abspath(self.path)}#{self.table}"
 
 
 class DatabaseReader(OpenSource):

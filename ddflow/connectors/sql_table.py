@@ -307,7 +307,9 @@ class InPlaceTable(SqlTable):
         """Update and insert the given rows.  Return False if that would not give the same table."""
         table, names = quote_name(self.table), [quote_name(name) for name in rows.schema.names]
         sets = ", ".join(
-            f"{quote_name(each)} = g.{quote_name(each)}" for each in rows.schema.names if each not in self._key
+            f"{quote_name(each)} = g.{quote_name(each)}"
+            for each in rows.schema.names
+            if each not in (self.shape.key or ())
         )
         self.execute("savepoint ddflow")
         found = 0
@@ -330,7 +332,3 @@ class InPlaceTable(SqlTable):
                 f"not exists (select 1 from {table} as t where {each.same})"
             )
         return found <= rows.num_rows
-
-    @property
-    def _key(self) -> tuple[str, ...]:
-        return self.shape.key or ()

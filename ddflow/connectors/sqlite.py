@@ -14,7 +14,6 @@ durations the number of their units, and what is nested is JSON.
 """
 
 import json
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,9 +30,9 @@ import pyarrow.types as pat
 from ddflow.columns.names import quote_name
 from ddflow.columns.schema import is_bytes
 from ddflow.columns.wider import widen
-from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
-from ddflow.connectors.file_database import FileDatabase, split_columns
-from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text, refuse_records_table
+from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
+from ddflow.connectors.file_database import FileDatabase, FileDatabaseSink, split_columns
+from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text
 from ddflow.errors import SchemaMismatch, SinkFailed, SourceFailed, UnreadableInput
 
 __all__ = ["SQLiteSink", "SQLiteSource", "TableChanges", "TargetRecord"]
@@ -132,21 +131,10 @@ def _cast_column(values: Any, field: pa.Field, target: str) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class SQLiteSink(TableSink):
+class SQLiteSink(FileDatabaseSink):
     """See `dd.sinks.sqlite`."""
 
-    path: str
-    table: str
-    mode: Mode = "upsert"
     kind: ClassVar[str] = "sqlite"
-
-    def __post_init__(self) -> None:
-        refuse_records_table(self.table)
-
-    @property
-    def target(self) -> str:
-        """The file and the table."""
-        return f"{os.path.abspath(self.path)}#{self.table}"
 
     def open(self, shape: TableShape) -> OpenSink:
         """Connect."""

@@ -10,8 +10,6 @@ Traceback (most recent call last):
 ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Iterator

@@ -66,15 +66,12 @@ class Epoch(Strict, frozen=True):
     written: Moment | None = None
 
     def files(self) -> Iterator[Blob]:
-        """Yield the files of all outputs of all calls, in order."""
-        for call in self.calls:
-            for output in call.outputs.values():
-                yield from output.blobs
+        """Return the files of all outputs of all calls, in order."""
+        return (blob for call in self.calls for output in call.outputs.values() for blob in output.blobs)
 
     def output_bytes(self, output: str) -> int:
         """Count the bytes that one output gained.  O(calls)."""
-        found = [call.outputs[output].blobs for call in self.calls if output in call.outputs]
-        return sum(blob.length for blobs in found for blob in blobs)
+        return sum(blob.length for call in self.calls if output in call.outputs for blob in call.outputs[output].blobs)
 
 
 class PastColumns(Strict, frozen=True):

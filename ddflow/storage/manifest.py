@@ -144,8 +144,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     def outputs(self) -> list[Blob]:
         """Return the files of all outputs of the manifest's receipts, in order."""
-        calls = [call for receipt in self.receipts for call in receipt.calls]
-        return [blob for call in calls for output in call.outputs.values() for blob in output.blobs]
+        return [blob for receipt in self.receipts for blob in receipt.files()]
 
     @property
     def oldest(self) -> int | None:
@@ -301,12 +300,8 @@ def _decode_body(body: bytes) -> Manifest:
 def _too_deep(plan: dict[str, Any]) -> bool:
     level: list[Any] = [plan]
     for _ in range(DEPTH):
-        below: list[Any] = []
-        for each in level:
-            for child in each.values() if isinstance(each, dict) else each:
-                if isinstance(child, dict | list):
-                    below.append(child)
-        if not below:
+        below = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+        level = [child for child in below if isinstance(child, dict | list)]
+        if not level:
             return False
-        level = below
     return True

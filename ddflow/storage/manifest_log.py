@@ -161,15 +161,8 @@ class ManifestLog:
 
     def sign_receipts(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
         """Add digest and date of the current manifest to the receipt of its epoch."""
-        last = self.manifest.epoch
-        for number, each in enumerate(receipts):
-            if each.epoch == last and not each.digest:
-                return (
-                    *receipts[:number],
-                    replace(each, digest=self.digest, written=self.manifest.written),
-                    *receipts[number + 1 :],
-                )
-        return receipts
+        signed, epoch = {"digest": self.digest, "written": self.manifest.written}, self.manifest.epoch
+        return tuple(replace(each, **signed) if each.epoch == epoch and not each.digest else each for each in receipts)
 
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
         """Take over the manifests that others left, to sweep them when their time is over.  O(manifests).

@@ -15,6 +15,7 @@ b'four'
 
 from __future__ import annotations
 
+import io
 import tempfile
 import time
 
@@ -23,7 +24,7 @@ import pyarrow as pa
 from ddflow.errors import CorruptState
 from ddflow.storage.folder.disk import FileWriter
 from ddflow.storage.folder.scratch import ScratchStore
-from ddflow.storage.protocol import NAME, Blob, BlobEntry, Store, Write, check_length, missing_error, verify_bytes
+from ddflow.storage.protocol import Blob, BlobEntry, Store, Write, check_length, check_name, missing_error, verify_bytes
 
 
 class Shared:
@@ -48,19 +49,12 @@ class MemoryStore(Store):
 
     def put(self, ending: str, write: Write) -> Blob:
         """Write a new blob.  O(bytes).  See `Store.put`."""
-        name = self._new_name(ending)
-        if not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a blob")
-        whole = bytearray()
-
-        def take(piece: memoryview) -> int:
-            whole.extend(piece)
-            return piece.nbytes
-
-        sink = FileWriter(take)
+        name = check_name(self._new_name(ending))
+        whole = io.BytesIO()
+        sink = FileWriter(whole.write)
         write(sink)
         sink.finish()
-        self.shared.blobs[name] = bytes(whole), time.time()
+        self.shared.blobs[name] = whole.getvalue(), time.time()
         return Blob(name, sink.size, sink.state.digest())
 
     def sync(self) -> None:

@@ -213,8 +213,7 @@ class Bucket:
     def delete_all(self, keys: list[str]) -> None:
         """Delete objects.  A request for each, `LOOKS` at a time."""
         with ThreadPoolExecutor(LOOKS) as pool:
-            for _ in pool.map(self.delete, keys):
-                pass
+            list(pool.map(self.delete, keys))
 
     def list_objects(self, folder: str | None = None, all: bool = True) -> list[ObjectFacts]:
         """List the objects of a folder; ``all=False``: the first 1,000.  A request for each 1,000.

@@ -10,7 +10,6 @@ Traceback (most recent call last):
 ddflow.errors.StateRefused: open the state s3://...@bucket/orders: it is not of the form s3://bucket/prefix; ...
 """
 
-import contextlib
 import os
 import re
 import stat
@@ -35,6 +34,8 @@ from ddflow.storage.protocol import (
     BlobEntry,
     Store,
     Write,
+    check_name,
+    format_number,
     missing_error,
     parse_numbers,
     verify_bytes,
@@ -320,7 +321,7 @@ class S3Store(Store):
         self._check_writable()
         self._bucket.put_object(_number_key("marks", number), b"")
         for smaller in [each for each in self._marks if each < number]:
-            with contextlib.suppress(StorageFailed):
+            with suppress(StorageFailed):
                 self._bucket.delete(_number_key("marks", smaller))
                 self._marks.discard(smaller)
         self._marks.add(number)
@@ -378,12 +379,8 @@ class S3Store(Store):
 
 
 def _number_key(folder: str, number: int) -> str:
-    if not 0 <= number < 10**16:
-        raise ValueError(f"{number} is no number of a manifest")
-    return f"{folder}/{number:016d}"
+    return f"{folder}/{format_number(number)}"
 
 
 def _blob_key(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a blob")
-    return f"blobs/{name}"
+    return f"blobs/{check_name(name)}"

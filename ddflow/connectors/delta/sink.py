@@ -322,5 +322,4 @@ def _hash_output(output: str) -> dict[str, int]:
 
 
 def _parse_hex(digits: str) -> int:
-    number = int(digits, 16)
-    return number - _SIGNED if number >= _SIGNED // 2 else number
+    return int.from_bytes(bytes.fromhex(digits), signed=True)

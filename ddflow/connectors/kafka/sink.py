@@ -23,11 +23,10 @@ from ddflow.columns.names import DELETED
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.kafka.source import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, library
 from ddflow.connectors.modes import MESSAGES, rows_as, texts_of, with_deletes
-from ddflow.connectors.table_shape import OTHER_MODE, build_vanished_error, is_written
+from ddflow.connectors.table_shape import OTHER_MODE, build_refusal, build_vanished_error, is_written
 from ddflow.errors import (
     DdflowError,
     SinkFailed,
-    SinkRefused,
     SourceChanged,
     SourceFailed,
     SpecError,
@@ -118,7 +117,12 @@ class TopicWriter(OpenSink):
         """Make the topics that are not there.  Messages of two modes in one topic would be half of each."""
         kafka = library()
         if self._mode != self.of.mode:
-            raise self._refusal(f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}", OTHER_MODE)
+            raise build_refusal(
+                self.shape,
+                self.of.target,
+                f"it was written with mode={self._mode!r}, and this is {self.of.mode!r}",
+                OTHER_MODE,
+            )
         if self.missing() and self.written() is not None:
             with self._translate_errors("prepare"), self._transaction():
                 self._produce(self.control, self.of.topic, None, partition=0)
@@ -133,7 +137,9 @@ class TopicWriter(OpenSink):
                 except kafka.KafkaException as error:
                     said = mask_secrets(error.args[0].str(), self.of.config.values())
                     remedy = f"create it: kafka-topics --create --topic {topic} --partitions 1"
-                    raise self._refusal(f"there is no topic {topic}: {said}", remedy) from None
+                    raise build_refusal(
+                        self.shape, self.of.target, f"there is no topic {topic}: {said}", remedy
+                    ) from None
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
         """Take an epoch."""
@@ -217,9 +223,6 @@ class TopicWriter(OpenSink):
                 reader._to_batch(came)
         finally:
             reader.close()
-
-    def _refusal(self, found: str, remedy: str) -> SinkRefused:
-        return SinkRefused(f"write {self.shape.output!r} to {self.of.target}", found, remedy)
 
     def _translate_errors(self, asked: str) -> AbstractContextManager[None]:
         def to_ours(error: Any) -> SinkFailed:

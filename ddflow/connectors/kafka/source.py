@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 from time import monotonic
-from typing import Any, ClassVar, Final, NamedTuple, TypedDict
+from typing import Any, ClassVar, Final, NamedTuple, TypedDict, cast
 
 import numpy as np
 import pyarrow as pa
@@ -83,32 +83,6 @@ def merge_origins(asked: str, was: TopicOrigin, now: TopicOrigin) -> TopicOrigin
         found = f"it is another topic of this name: its id is {now.topic_id}, and was {was.topic_id}"
         raise SourceChanged(asked, found, _TOPIC)
     return TopicOrigin(was.cluster or now.cluster, was.topic_id or now.topic_id)
-
-
-class TopicIds:
-    """Client that asks for the id of a topic, since a reader cannot.  ``settings``: of librdkafka.
-
-    After a failure it asks no more, because a reader would wait each time.
-    """
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings, self._silent = settings, False
-        self._client: Any = None
-
-    def of(self, topic: str) -> str:
-        """Return the id of a topic; "" if it is unknown.  One request."""
-        if self._silent:
-            return ""
-        library: Any = importlib.import_module("confluent_kafka")
-        admin: Any = importlib.import_module("confluent_kafka.admin")
-        try:
-            self._client = self._client or admin.AdminClient(dict(self._settings))
-            asked = self._client.describe_topics(library.TopicCollection([topic]), request_timeout=ANSWER)
-            found = asked[topic].result().topic_id
-        except library.KafkaException:
-            self._silent = True
-            return ""
-        return str(found) if found.get_most_significant_bits() or found.get_least_significant_bits() else ""
 
 
 WAIT: Final = 10.0
@@ -188,7 +162,7 @@ class TopicReader(OpenSource):
             self.origin = TopicOrigin(position["cluster"], position["topic_id"])
         kafka = library()
         settings = {"bootstrap.servers": of.servers, **QUIET, **of.config}
-        self._ids = TopicIds(settings) if watched else None
+        self._id_settings, self._id_client = settings if watched else None, cast(Any, None)
         self._down = False
         """Whether all connections broke since the last look."""
         settings = {"group.id": of.group or "ddflow", "error_cb": self._note_lost_brokers, **settings}
@@ -254,7 +228,7 @@ class TopicReader(OpenSource):
     def close(self) -> None:
         """Close the connections."""
         self.consumer.close()
-        self._ids = None
+        self._id_settings = self._id_client = None
 
     def _note_lost_brokers(self, error: Any) -> None:
         """Note an error callback: the last connection broke, even an idle one."""
@@ -267,9 +241,24 @@ class TopicReader(OpenSource):
         self.origin = merge_origins(self.asked, self.origin, TopicOrigin(cluster.cluster_id or ""))
         if (found := cluster.topics[topic]).error is not None:
             raise library().KafkaException(found.error)
-        if self._ids is not None and cluster.controller_id in cluster.brokers:  # which is asked
-            self.origin = merge_origins(self.asked, self.origin, TopicOrigin("", self._ids.of(topic)))
+        if self._id_settings is not None and cluster.controller_id in cluster.brokers:  # which is asked
+            self.origin = merge_origins(self.asked, self.origin, TopicOrigin("", self._fetch_topic_id(topic)))
         return found
+
+    def _fetch_topic_id(self, topic: str) -> str:
+        """Ask for the id of a topic by another client, since a reader cannot; return "" if it is unknown.
+
+        After a failure it is not asked for again, because a reader would wait each time.
+        """
+        kafka, admin = library(), importlib.import_module("confluent_kafka.admin")
+        try:
+            self._id_client = self._id_client or admin.AdminClient(self._id_settings)
+            asked = self._id_client.describe_topics(kafka.TopicCollection([topic]), request_timeout=ANSWER)
+            found = asked[topic].result().topic_id
+        except kafka.KafkaException:
+            self._id_settings = self._id_client = None
+            return ""
+        return str(found) if found.get_most_significant_bits() or found.get_least_significant_bits() else ""
 
     def _check_messages(self, came: Sequence[Any]) -> Sequence[Any]:
         """Return the messages without an error.  The end of a partition moves its offset; raises other errors."""

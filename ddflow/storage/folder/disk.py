@@ -18,10 +18,13 @@ import resource
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import xxhash
+
+from ddflow.storage.closing import on_failure
 
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -65,22 +68,17 @@ class Disk:
         found = []
         with os.scandir(path) as entries:
             for entry in entries:
-                try:
+                with suppress(FileNotFoundError):  # deleted while we looked
                     if entry.is_file(follow_symlinks=False):
                         state = entry.stat(follow_symlinks=False)
                         found.append((entry.name, state.st_size, state.st_mtime))
-                except FileNotFoundError:
-                    continue  # deleted while we looked
         return found
 
     def create(self, path: str, mode: int) -> int:
         """Create a file with exactly this mode, and return its descriptor, open for writing.  O(1)."""
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
-        try:
+        with on_failure(os.close, file):
             os.fchmod(file, mode)
-        except BaseException:
-            os.close(file)
-            raise
         return file
 
     def write(self, file: int, data: Any) -> int:

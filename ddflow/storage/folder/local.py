@@ -35,7 +35,7 @@ from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, P
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, sweep
 from ddflow.storage.folder.site import INSIDE, StateFolder
-from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, parse_numbers
+from ddflow.storage.protocol import MANIFEST, NAME, BlobEntry, Store, format_number, parse_numbers
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
@@ -117,8 +117,7 @@ class LocalStore(BlobFolder, Store):
             super().discard(few)
             return
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for _ in pool.map(self.delete, few):
-                pass
+            list(pool.map(self.delete, few))
 
     def list_manifests(self) -> list[int]:
         """List the numbers of all manifests, ascending.  O(manifests)."""
@@ -236,10 +235,7 @@ class LocalStore(BlobFolder, Store):
         return parse_numbers(folder, names, self.where)
 
     def _number_path(self, folder: str, number: int) -> str:
-        name = f"{number:0{DIGITS}d}"
-        if number < 0 or len(name) > DIGITS:
-            raise ValueError(f"{number} is no number of a manifest")
-        return self.site.below(folder, name)
+        return self.site.below(folder, format_number(number))
 
     def _map_file(self, name: str) -> pa.Buffer:
         return self._held.pop(name, None) or super()._map_file(name)

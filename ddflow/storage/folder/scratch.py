@@ -31,7 +31,7 @@ from ddflow.errors import CorruptState, DdflowError, EngineClosed, SpillFailed, 
 from ddflow.storage import address
 from ddflow.storage.folder.disk import NO_ROOM, Disk, describe_full_disk
 from ddflow.storage.folder.site import Site
-from ddflow.storage.protocol import NAME, Blob, Blobs, Write, check_length, missing_error, verify_bytes
+from ddflow.storage.protocol import NAME, Blob, Blobs, Write, check_length, check_name, missing_error, verify_bytes
 
 
 class BlobFolder(Blobs):
@@ -79,9 +79,7 @@ class BlobFolder(Blobs):
         return self.disk.map(self._blob_path(name))
 
     def _blob_path(self, name: str) -> str:
-        if not self.pattern.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a blob")
-        return f"{self._folder}/{name}"
+        return f"{self._folder}/{check_name(name, self.pattern)}"
 
 
 LOCK: Final = "ddflow-spill.lock"

@@ -126,7 +126,7 @@ class Site:
         """Write a new file and return its writer.  It is durable except for its name; nothing is left if anything
         fails.
 
-        O(bytes), and a sync if the site is ``durable``.  Raises `failure` and the errors of ``write``.
+        O(bytes), and a sync if the site is ``durable``.  Raises `build_failure` and the errors of ``write``.
         """
         try:
             file = self.disk.create(path, self.file_mode)
