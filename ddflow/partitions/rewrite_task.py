@@ -88,7 +88,7 @@ def run_task(
     try:
         made = _Task(start, stage, number, own, look).run()
         if store is None:
-            own.sync()
+            own.sync_names()
     finally:
         if store is None:
             own.close()

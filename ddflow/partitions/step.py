@@ -233,7 +233,7 @@ class StagePart:
             _select_own(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage)
         )
         blob = self.sheets.put(data)
-        store.sync()
+        store.sync_names()
         self.names = {each.name: each for each in Text(data, self.sheets.blobs).files}
         self.batch_store.name(self.names)
         self.at = blob.name

@@ -136,10 +136,10 @@ class ManifestLog:
         """Publish a manifest as the next one, with a new number, writer and date.  O(files that changed).
 
         ``names``: of the files that ``inventories`` and the manifest name.  All of them were put before.  Raises
-        `Fenced`, and what `Store.sync` and `Store.publish` raise; after `OutcomeUnknown` it may have happened.
+        `Fenced`, and what `Store.sync_names` and `Store.publish` raise; after `OutcomeUnknown` it may have happened.
         """
         names = names | {blob.name for blob in inventories}
-        self.store.sync()
+        self.store.sync_names()
         new = replace(
             manifest,
             number=self.number + 1,

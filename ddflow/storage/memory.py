@@ -57,7 +57,7 @@ class MemoryStore(Store):
         self.shared.blobs[name] = whole.getvalue(), time.time()
         return Blob(name, sink.size, sink.state.digest())
 
-    def sync(self) -> None:
+    def sync_names(self) -> None:
         """Do nothing: nothing is durable in memory."""
         self._check_writable()
 

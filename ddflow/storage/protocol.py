@@ -115,14 +115,15 @@ class Blobs(ABC):
 class Store(Blobs):
     """Blobs that last, and the manifests that name them.  One thread at a time.
 
-    The bytes of a blob are durable when `put` returns, its name is after `sync`.  ``readonly``: it changes nothing.
+    The bytes of a blob are durable when `put` returns, its name is after `sync_names`.  ``readonly``: it changes
+    nothing.
     """
 
     readonly = False
     _closed, _broken = False, ""
 
     @abstractmethod
-    def sync(self) -> None:
+    def sync_names(self) -> None:
         """Make the names of all blobs durable that were put before."""
 
     def ahead(self, names: Iterable[str]) -> None:

@@ -103,15 +103,16 @@ class Cache:
                     break
 
         path, _ = self.write_part(what, fetch)
-        with on_failure(self.drop, path):
+        with on_failure(self.drop_part, path):
             with self.site.translate_disk_errors(what):
                 whole = verify_bytes(self.site.disk.map(path), blob, where)
             self.keep(path, blob)
         return whole
 
     def write_part(self, what: str, write: Write) -> tuple[str, FileWriter]:
-        """Write a new file that only this user may read; return its path and its writer.  Call `keep` or `drop` on the
-        path.
+        """Write a new file that only this user may read; return its path and its writer.
+
+        Call `keep` or `drop_part` on the path.
 
         O(bytes).  Raises as `Site.write_file` does, for ``what``; nothing is left then.
         """
@@ -122,16 +123,16 @@ class Cache:
     def keep(self, path: str, blob: Blob) -> None:
         """Give a file of write_part its name; it holds this blob.  Never fails: what cannot be kept is dropped."""
         if blob.length > self.size:
-            return self.drop(path)
+            return self.drop_part(path)
         try:
             os.rename(path, os.path.join(self.path, blob.digest.hex()))
         except OSError:
-            return self.drop(path)
+            return self.drop_part(path)
         self._held, self._added = self._held + blob.length, self._added + blob.length
         if self._held > self.size or self._added > self.size // 16:
             self._evict()
 
-    def drop(self, path: str) -> None:
+    def drop_part(self, path: str) -> None:
         """Unlink a file of write_part; twice is harmless."""
         self.site.try_unlink(path)
 
@@ -167,12 +168,12 @@ class Cache:
                     if _WHOLE.fullmatch(entry.name):
                         files.append((state.st_mtime_ns, state.st_size, entry.path))
                     elif _PART.fullmatch(entry.name) and time.time() - state.st_mtime > _ABANDONED:
-                        self.drop(entry.path)
+                        self.drop_part(entry.path)
         self._held, self._added = sum(size for _, size, _ in files), 0
         for _, size, path in sorted(files):
             if self._held <= self.size:
                 break
-            self.drop(path)
+            self.drop_part(path)
             self._held -= size
 
 
@@ -223,14 +224,14 @@ class S3Store(Store):
         name = self._new_name(ending)
         what = f"write the file {name} of {self.where}"
         path, sink = self.cache.write_part(what, write)
-        with on_failure(self.cache.drop, path):
+        with on_failure(self.cache.drop_part, path):
             blob = Blob(name, sink.size, sink.state.digest())
             with self.cache.site.translate_disk_errors(what):
                 self._bucket.upload(f"blobs/{name}", path, blob.length)
         self.cache.keep(path, blob)
         return blob
 
-    def sync(self) -> None:
+    def sync_names(self) -> None:
         """Do nothing: a name is as durable as its bytes."""
 
     def map(self, blob: Blob, check: bool = True) -> pa.Buffer:

@@ -228,7 +228,7 @@ def _copy_version(store: Store, old: Manifest, number: int, look: Look) -> Manif
             previous=_compute_digest(store, number - 1),
             note=f"rollback to epoch {old.epoch} (manifest {old.number})",
         )
-        store.sync()
+        store.sync_names()
         if publish_manifest(store, new) is None:
             raise Fenced(
                 f"go back in {store.where}",

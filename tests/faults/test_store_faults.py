@@ -197,8 +197,8 @@ def test_after_a_failed_sync_of_names_it_takes_no_more() -> None:
     store = LocalStore(PATH, disk=disk)
     store.site.disk = Faulty(disk, 0, "fsync")
     with raises(StorageFailed):
-        store.sync()
-    for call in (store.sync, lambda: store.publish(0, b"names what may be lost")):
+        store.sync_names()
+    for call in (store.sync_names, lambda: store.publish(0, b"names what may be lost")):
         with raises(StorageFailed):
             call()
     assert LocalStore(PATH, disk=disk).list_manifests() == []

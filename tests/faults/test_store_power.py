@@ -56,7 +56,7 @@ class Writer:
         new = keep + [self.put(random) for _ in range(random.randint(1, 4))]
         number = self.number + 1
         data = encode_record(Named(self.store.nonce, number, new))
-        self.store.sync()
+        self.store.sync_names()
         if self.publish(number, data):
             self.number, self.blobs = number, new
             self.finish()
@@ -326,9 +326,9 @@ class TellsFirst(Writer):
 
 class SyncsLast(Writer):
     def commit(self, random: Random) -> bool:
-        sync, self.store.sync = self.store.sync, lambda: None
+        sync, self.store.sync_names = self.store.sync_names, lambda: None
         won = super().commit(random)
-        self.store.sync = sync
+        self.store.sync_names = sync
         sync()
         return won
 

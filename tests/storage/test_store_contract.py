@@ -48,7 +48,7 @@ def test_what_is_put_is_mapped_and_listed(opener: Opener) -> None:
             blob = store.put(ending, lambda sink, data=data: sink.write(data))
             assert NAME.fullmatch(blob.name) and blob.name.endswith(ending) and blob.length == size
             blobs[blob] = data
-    one.sync()
+    one.sync_names()
     assert len({blob.name for blob in blobs}) == len(blobs)
     for blob, data in blobs.items():
         assert one.map(blob).to_pybytes() == two.map(blob).to_pybytes() == data
@@ -60,7 +60,7 @@ def test_what_is_put_is_mapped_and_listed(opener: Opener) -> None:
 def test_sizes_are_of_the_blobs_that_are_there(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = opener(), opener()
     blobs = [store.put("arrow", lambda sink, n=n: sink.write(bytes(n))) for n in (0, 1, 70_000) for store in (one, two)]
-    one.sync()
+    one.sync_names()
     missing = "00ff00ff00ff00ff-7.arrow"
     expected = {blob.name: blob.length for blob in blobs}
     assert two.sizes([*expected, missing]) == expected

@@ -68,7 +68,7 @@ def test_blobs_and_manifests_come_back_and_a_number_is_given_once(place: Path, k
     other = LocalStore(place) if kind == "local" else one.writer()  # type: ignore[attr-defined]
     assert one.nonce != other.nonce and len(one.nonce) == 16
     kept = [put(one, data) for data in (b"", b"four", bytes(3 << 20))]
-    one.sync()
+    one.sync_names()
     assert [other.map(blob).to_pybytes() for blob in kept] == [b"", b"four", bytes(3 << 20)]
     assert {(name, length) for name, length, _ in other.list_blobs()} == {(b.name, b.length) for b in kept}
     assert all(0 <= entry.age < 60 for entry in one.list_blobs())
@@ -337,7 +337,7 @@ def test_after_an_unknown_outcome_it_takes_no_more() -> None:
     store.site.disk = Linking(disk, failing(errno.EIO))
     with raises(OutcomeUnknown):
         store.publish(4, b"m")
-    for call in (lambda: put(store), lambda: store.publish(5, b"m"), store.sync, lambda: store.delete("x")):
+    for call in (lambda: put(store), lambda: store.publish(5, b"m"), store.sync_names, lambda: store.delete("x")):
         with raises(StorageFailed):
             call()
     assert store.list_manifests() == [] and disk.names("/s/manifests") == []
@@ -402,7 +402,7 @@ def test_a_reader_changes_nothing_and_needs_no_right_to(place: Path) -> None:
         lambda: put(reader),
         lambda: reader.publish(1, b"n"),
         lambda: reader.delete(blob.name),
-        reader.sync,
+        reader.sync_names,
         lambda: reader.mark_published(1),
         lambda: reader.expire(0),
         reader.scratch,

@@ -250,7 +250,7 @@ class Slot(OpenSource):
         try:
             with translate_errors(self.asked):
                 self._release_snapshot()
-                self._own.advance(parse_lsn(position["lsn"]))
+                self._own.advance_slot(parse_lsn(position["lsn"]))
             self._state = SlotState()
         except (SourceFailed, UnreadableInput) as error:
             self._state = SlotState("broken", why=error.found)
@@ -389,9 +389,9 @@ class OwnSlot:
         if found[1] > at:
             said = f"it was moved on to {format_lsn(found[1])}, and the state has what came before {format_lsn(at)}"
             raise SourceChanged(self.asked, said, remedy)
-        self.advance(at)
+        self.advance_slot(at)
 
-    def advance(self, to: int) -> None:
+    def advance_slot(self, to: int) -> None:
         """Give the slot its name, if it lacks it and there is room for a copy, and move it on."""
         slots, run = self.find_slots(), self.connection.execute
         try:

@@ -1,8 +1,8 @@
 """A state in a local folder.
 
-Invariant: a blob is whole and durable before `LocalStore.put` returns, its name before `sync` does; a manifest is whole
-under its number or not there, and durable when `publish` returns True. Until a folder is synced any of its names may
-be lost in a power failure, and a failed sync cannot be repeated: the system may have thrown the bytes away and say
+Invariant: a blob is whole and durable before `LocalStore.put` returns, its name before `sync_names` does; a manifest is
+whole under its number or not there, and durable when `publish` returns True. Until a folder is synced any of its names
+may be lost in a power failure, and a failed sync cannot be repeated: the system may have thrown the bytes away and say
 nothing the next time. So a manifest is written under another name, synced, and linked to its number, which only one
 writer can; after a failure of which the outcome is unknown this store takes nothing more.
 
@@ -14,7 +14,7 @@ What is not called like these is not ours: it is neither listed nor deleted.  It
 >>> with tempfile.TemporaryDirectory() as above:
 ...     store = LocalStore(os.path.join(above, "orders"))
 ...     blob = store.put("arrow", lambda sink: sink.write(b"four"))
-...     store.sync()
+...     store.sync_names()
 ...     store.publish(0, b"a manifest"), store.publish(0, b"another"), store.read_manifest(0)
 ...     store.map(blob).to_pybytes()
 (True, False, b'a manifest')
@@ -77,7 +77,7 @@ class LocalStore(BlobFolder, Store):
                 if "spill" in disk.names(self.where):
                     sweep(self.site.below("spill"))
 
-    def sync(self) -> None:
+    def sync_names(self) -> None:
         """Sync the folder of blobs, once."""
         self._check_writable()
         try:
