@@ -232,7 +232,10 @@ class _Bytes:
         file = _File(self.read)
         self._file = weakref.ref(file)
         stream = pa.BufferedInputStream(pa.PythonFile(file, mode="r"), 1)  # type: ignore[attr-defined]
-        self.reader = csv.open_csv(stream, *options)
+        try:
+            self.reader = csv.open_csv(stream, *options)
+        finally:
+            del file, stream  # an error's traceback would keep them, and `stop` would wait in vain
 
     def read(self, size: int) -> bytes:
         """Read the next ``size`` bytes or fewer; none at the end."""
