@@ -115,16 +115,16 @@ def _by_run(stack: ExitStack, engine: Any, sink: Any) -> Take:
 def _by_peer(place: Any, mode: str) -> Take:
     """The net of an epoch as a table, which is not timed, and the library's own call."""
     from ddflow.columns.hashing import Secret
-    from ddflow.connectors.modes import changes, with_deletes
+    from ddflow.connectors.modes import merge_deletes, to_table_changes
 
     secret = Secret.fresh()
 
     def take(updates: pa.Table, number: int) -> Callable[[], Any]:
-        made = changes(mode, updates, ("id",), number + 1, secret)
+        made = to_table_changes(mode, updates, ("id",), number + 1, secret)
         if mode == "changelog" or number == 0:
             rows = made.rows
             return lambda: place.append(rows)
-        merged = with_deletes(made, ("id",), secret)
+        merged = merge_deletes(made, ("id",), secret)
         return lambda: place.merge(merged)
 
     return take

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ddflow.columns.names import did_you_mean
-from ddflow.connectors.formats.base import Format, Target, decode_messages
+from ddflow.connectors.formats.base import Format, MessageTarget, decode_messages
 from ddflow.connectors.formats.messages import Messages
 from ddflow.engine.engine import Flow
 from ddflow.errors import SpecError
@@ -40,7 +40,7 @@ class Decode(Task):
     """
 
     format: Format
-    target: Target
+    target: MessageTarget
     names: tuple[str, ...]
     beside: tuple[str, ...]
 

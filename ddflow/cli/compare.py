@@ -115,14 +115,14 @@ def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
     import sys
 
     from ddflow.cli.output import open_rows
-    from ddflow.connectors.files.kinds import CSV, TSV, kind_of
+    from ddflow.connectors.files.kinds import CSV, TSV, find_kind
     from ddflow.tools.compare import CHANGED
 
     if output is None and sys.stdout.isatty():
         _preview(done.table)
         return
     table = done.table
-    if output not in (None, "-") and kind_of(Path(str(output))).name in (CSV, TSV):  # which has no lists
+    if output not in (None, "-") and find_kind(Path(str(output))).name in (CSV, TSV):  # which has no lists
         place = table.column_names.index(CHANGED)
         named = [None if each is None else ",".join(each) for each in table.column(CHANGED).to_pylist()]
         table = table.set_column(place, CHANGED, [named])

@@ -89,7 +89,7 @@ class FileRun:
             files = open_files(ask.inputs, how=how)
         self.skipped.check_rest(files.files)
         if files.changes:
-            say(f"columns: {files.changes.text}", err=True)
+            say(f"columns: {files.changes.summary}", err=True)
         say_doubts(files.doubts)
         return files
 

@@ -22,9 +22,9 @@ from ddflow.cli.say import Tick, say
 from ddflow.cli.words import in_shell
 from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
-from ddflow.connectors.files.kinds import MESSAGES, Dialect, Kind, kind_of_ending
+from ddflow.connectors.files.kinds import MESSAGES, Dialect, FileKind, find_kind_by_ending
 from ddflow.connectors.files.places import STDIN
-from ddflow.connectors.files.reader import declare
+from ddflow.connectors.files.reader import suggest_declaration
 from ddflow.errors import (
     BadMessage,
     DdflowError,
@@ -95,12 +95,12 @@ def file_options(ask: Ask) -> FileOptions:
     return FileOptions(dialect=Dialect(ask.delimiter, nulls, ask.encoding, ask.decimal, dates, ask.thousands, kind))
 
 
-def parse_kind(format: str | None) -> Kind | None:
+def parse_kind(format: str | None) -> FileKind | None:
     """Return the kind of all files.  Raises `SpecError`."""
     if format is None:
         return None
     try:
-        return MESSAGES if parse_format(format) is not None else kind_of_ending(format)
+        return MESSAGES if parse_format(format) is not None else find_kind_by_ending(format)
     except SpecError as error:
         words = ", ".join([*FORMATS, f"{KCAT}..."])
         raise replace_texts(error, fix=error.fix + f"; of messages: {words}") from None
@@ -111,7 +111,7 @@ def run_options(ask: Ask, skipped: Skipped) -> FileOptions:
 
     def retype(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
-            return declare(name, was, to)
+            return suggest_declaration(name, was, to)
         # A key and an order never change in a state, and a double is never text.
         fixed = {*parse_names(ask.key), *parse_names(ask.order_by), ask.time, ask.seq}
         fix = evolve_column(name, was, to)
@@ -210,5 +210,5 @@ def locate_errors(given: FilesSource, at: FilePosition) -> Iterator[None]:
     except DdflowError as error:
         if at.file in error.asked:
             raise
-        name_rows(error, partial(given.row, at), at.file)
-        raise replace_texts(error, asked=Phrase(f"{given.place(at)}: ", error.asked)) from None
+        name_rows(error, partial(given.name_row, at), at.file)
+        raise replace_texts(error, asked=Phrase(f"{given.name_position(at)}: ", error.asked)) from None

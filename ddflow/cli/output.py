@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from ddflow.cli.say import say
 from ddflow.connectors.files import FileOutput, open_output
-from ddflow.connectors.files.kinds import JSON, Kind
-from ddflow.connectors.files.writers import writer
+from ddflow.connectors.files.kinds import JSON, FileKind
+from ddflow.connectors.files.writers import open_writer
 from ddflow.engine.epoch_log import KEPT
 from ddflow.engine.run.signals import delay_signals
 from ddflow.errors import DdflowError, OutputExists, UnwritableOutput
@@ -156,7 +156,7 @@ class WrittenEpochs:
             for each in outputs if self.epoch > self.before and not self.writing else ():
                 if isinstance(each, FileOutput) and each.written:
                     with suppress(OutputExists, UnwritableOutput):
-                        self.kept.append(str(each.keep(f"epochs-{self.before + 1}-{self.epoch}")))
+                        self.kept.append(str(each.keep_partial(f"epochs-{self.before + 1}-{self.epoch}")))
             raise
 
     @contextmanager
@@ -208,7 +208,7 @@ class Piped(Closing):
 
     def write(self, table: pa.Table) -> None:
         """Write rows at once."""
-        writer(_Stdout(), Kind(JSON), table.schema).write(table)
+        open_writer(_Stdout(), FileKind(JSON), table.schema).write(table)
         sys.stdout.buffer.flush()
         self.written += table.num_rows
 

@@ -28,7 +28,7 @@ from ddflow.connectors import formats
 from ddflow.connectors.files import FilesSource
 from ddflow.connectors.formats import Format
 from ddflow.connectors.formats.messages import Messages
-from ddflow.connectors.formats.row_columns import schema_of
+from ddflow.connectors.formats.row_columns import guess_schema
 from ddflow.engine.replace import count_most_absent
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
@@ -84,14 +84,14 @@ def message_columns(given: FilesSource, asked: str, types: Mapping[str, pa.DataT
     """
     of = parse_format(asked)
     assert of is not None
-    values = Messages(pa.table({"value": given.messages()}), "the first messages", 0).value.drop_null()
+    values = Messages(pa.table({"value": given.first_messages()}), "the first messages", 0).value.drop_null()
     found = of.examples(values)
     if found is None or not len(found.rows):
         if types:
             return pa.schema(list(types.items()))
         told = "its messages do not tell types" if found is None else "the first messages have no row"
         raise SpecError(f"--format {asked}", told, "declare all columns: --types id=int64,city=string")
-    guessed = schema_of(found.rows.to_pylist(), {**found.types, **types})
+    guessed = guess_schema(found.rows.to_pylist(), {**found.types, **types})
     columns = pa.schema([field for field in guessed if not field.name.startswith("__")])
     for name in types:
         if name not in guessed.names:

@@ -245,12 +245,12 @@ def run(
       --to by_city=postgres://me@db/shop` (several tables, which feed the inputs of their names; `TABLE=INPUT` for
       another)
     """
-    from ddflow.connectors.address import spelled_source
+    from ddflow.connectors.address import parse_source
     from ddflow.engine.run.options import RunOptions, check_run
 
     _log(verbose)
     spelled = split_names(from_, "--from").items()
-    sources = {name: spelled_source(first, name, *more, follow=follow, lines=lines) for name, (first, *more) in spelled}
+    sources = {name: parse_source(first, name, *more, follow=follow, lines=lines) for name, (first, *more) in spelled}
     targets, given = make_sinks(to, mode), load_flow(flow)
     how: dict[str, Any] = {
         "interval": interval,
@@ -322,14 +322,14 @@ def _serve_metrics(flow: str, where: str) -> "PrometheusExporter":
 
 def make_sinks(to: Sequence[str] | None, mode: Sequence[str] | None) -> "dict[str, TableSink]":
     """Make the sinks of a command line.  Raises `typer.BadParameter`, `SpecError`."""
-    from ddflow.connectors.address import spelled_sink
+    from ddflow.connectors.address import parse_sink
 
     modes: dict[str, list[Any]] = split_names(mode, "--mode")
     targets = split_names(to, "--to")
     for name, (each,) in modes.items():
         if name not in targets:
             raise typer.BadParameter(f"--mode {name}={each}: there is no --to {name}=...")
-    return {name: spelled_sink(text, name, *modes.get(name, [None])) for name, (text,) in targets.items()}
+    return {name: parse_sink(text, name, *modes.get(name, [None])) for name, (text,) in targets.items()}
 
 
 def split_names(given: Sequence[str] | None, option: str) -> dict[str, list[str]]:

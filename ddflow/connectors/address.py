@@ -3,11 +3,11 @@
 
 Invariant: each kind has one line in each of two tables here, and nothing else in this module knows a kind.
 
->>> spelled_source("files:landing/*.csv", "orders", follow=True, lines=False).kind
+>>> parse_source("files:landing/*.csv", "orders", follow=True, lines=False).kind
 'files'
->>> spelled_sink("duckdb:shop.duckdb", "by_city", None).target.rpartition("#")[2]
+>>> parse_sink("duckdb:shop.duckdb", "by_city", None).target.rpartition("#")[2]
 'by_city'
->>> spelled_sink("oracle:shop", "by_city", None)
+>>> parse_sink("oracle:shop", "by_city", None)
 Traceback (most recent call last):
     ...
 ddflow.errors.SpecError: oracle:shop: there is no such kind; write KIND:WHERE with one of sqlite, ...
@@ -28,30 +28,30 @@ from ddflow.errors import SpecError
 from ddflow.storage.address import check_encoded, mask_address, refuse_secret
 
 SOURCES: Final[dict[str, Callable[[str, str, bool, bool], Source]]] = {
-    "files": lambda where, name, follow, lines: sources.files(**_files(where), follow=follow, lines=lines),
-    "sqlite": lambda where, name, follow, lines: sources.sqlite(*_table(where, name), follow=follow),
-    "duckdb": lambda where, name, follow, lines: sources.duckdb(*_table(where, name), follow=follow),
+    "files": lambda where, name, follow, lines: sources.files(**_parse_files(where), follow=follow, lines=lines),
+    "sqlite": lambda where, name, follow, lines: sources.sqlite(*_split_table(where, name), follow=follow),
+    "duckdb": lambda where, name, follow, lines: sources.duckdb(*_split_table(where, name), follow=follow),
     "delta": lambda where, name, follow, lines: sources.delta(where, follow=follow),
-    "kafka": lambda where, name, follow, lines: sources.kafka(**_messages(where, name), follow=follow),
-    "postgres": lambda where, name, follow, lines: sources.postgres(**_slot(where, name), follow=follow),
+    "kafka": lambda where, name, follow, lines: sources.kafka(**_parse_kafka(where, name), follow=follow),
+    "postgres": lambda where, name, follow, lines: sources.postgres(**_parse_postgres(where, name), follow=follow),
 }
 SINKS: Final[dict[str, Callable[..., TableSink]]] = {
-    "sqlite": lambda where, name, **mode: sinks.sqlite(*_table(where, name), **mode),
+    "sqlite": lambda where, name, **mode: sinks.sqlite(*_split_table(where, name), **mode),
     "delta": lambda where, name, **mode: sinks.delta(where, **mode),
     "iceberg": lambda where, name, **mode: sinks.iceberg(where, **mode),
-    "duckdb": lambda where, name, **mode: sinks.duckdb(*_table(where, name), **mode),
-    "postgres": lambda where, name, **mode: sinks.postgres(**_schema(where, name), **mode),
-    "kafka": lambda where, name, **mode: sinks.kafka(*_topic(where, name), **mode),
+    "duckdb": lambda where, name, **mode: sinks.duckdb(*_split_table(where, name), **mode),
+    "postgres": lambda where, name, **mode: sinks.postgres(**_parse_postgres_table(where, name), **mode),
+    "kafka": lambda where, name, **mode: sinks.kafka(*_split_topic(where, name), **mode),
     "parquet": lambda where, name, **mode: sinks.parquet(where, **mode),
 }
 
 
-def spelled_source(text: str, name: str, *more: str, follow: bool, lines: bool) -> Source:
+def parse_source(text: str, name: str, *more: str, follow: bool, lines: bool) -> Source:
     """Build a source for the input ``name``.  ``more``: further patterns of files.  Raises `SpecError`."""
     kind, where = _split_kind(text, SOURCES)
     made = SOURCES[kind](where, name, follow, lines)
     for each in more:
-        other = spelled_source(each, name, follow=follow, lines=lines)
+        other = parse_source(each, name, follow=follow, lines=lines)
         if not isinstance(made, LandedFiles) or not isinstance(other, LandedFiles) or made.full != other.full:
             found = "only patterns of files are given several times, each with :full or none"
             raise SpecError(f"{name}={mask_address(each)}", f"{name!r} is given twice, and {found}", "give one source")
@@ -59,7 +59,7 @@ def spelled_source(text: str, name: str, *more: str, follow: bool, lines: bool) 
     return made
 
 
-def spelled_sink(text: str, name: str, mode: Mode | None) -> TableSink:
+def parse_sink(text: str, name: str, mode: Mode | None) -> TableSink:
     """Build a sink of the output ``name``, in ``mode`` or the default of its kind.  Raises `SpecError`."""
     kind, where = _split_kind(text, SINKS)
     return SINKS[kind](where, name, **({} if mode is None else {"mode": mode}))
@@ -73,12 +73,12 @@ def _split_kind(text: str, known: dict[str, Any]) -> tuple[str, str]:
     return kind, where
 
 
-def _files(where: str) -> dict[str, Any]:
+def _parse_files(where: str) -> dict[str, Any]:
     """Parse the arguments of `sources.files`: a pattern, ``:full`` for full contents, and the options of text.
 
-    >>> _files("landing/*.csv:full")
+    >>> _parse_files("landing/*.csv:full")
     {'pattern': 'landing/*.csv', 'full': True}
-    >>> _files("beds.csv:delimiter=;:dates=%d.%m.%Y:dates=%d.%m.%Y %H:%M")["pattern"].dates
+    >>> _parse_files("beds.csv:delimiter=;:dates=%d.%m.%Y:dates=%d.%m.%Y %H:%M")["pattern"].dates
     ('%d.%m.%Y', '%d.%m.%Y %H:%M')
     """
     pattern, options = split_options(where, WRITING, "files:")
@@ -86,27 +86,27 @@ def _files(where: str) -> dict[str, Any]:
     return {"pattern": FilePath(pattern, **given) if given else pattern, "full": FULL in options}
 
 
-def _messages(where: str, name: str) -> dict[str, Any]:
-    """Parse the arguments of `sources.kafka`: brokers, a topic, its tables as in `_slot`, and ``others=ignore``.
+def _parse_kafka(where: str, name: str) -> dict[str, Any]:
+    """Parse the arguments of `sources.kafka`: brokers, a topic, its tables as for Postgres, and ``others=ignore``.
 
-    >>> _messages("//b:1/t?others=ignore#orders,crm.people=customers", "shop")["tables"]
+    >>> _parse_kafka("//b:1/t?others=ignore#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
-    >>> _messages("//b:1/t", "orders")
+    >>> _parse_kafka("//b:1/t", "orders")
     {'servers': 'b:1', 'topic': 't'}
     """
     refuse_secret(f"kafka:{where}", CONFIG)
     place, _, tables = where.partition("#")
     place, _, others = place.partition("?others=")
-    servers, topic = _topic(place, name)
+    servers, topic = _split_topic(place, name)
     given: dict[str, Any] = {"servers": servers, "topic": topic}
-    given |= {"tables": _tables(tables, name)} if tables else {}
+    given |= {"tables": _parse_tables(tables, name)} if tables else {}
     return given | ({"others": others} if others else {})
 
 
-def _tables(text: str, only: str) -> dict[str, str]:
+def _parse_tables(text: str, only: str) -> dict[str, str]:
     """Return tables with commas between, each with its input: ``only`` of one, else of its name, or ``TABLE=INPUT``.
 
-    >>> _tables('"a.b"."t,1",c=d', "")
+    >>> _parse_tables('"a.b"."t,1",c=d', "")
     {'"a.b"."t,1"': 't,1', 'c': 'd'}
     """
     several = re.findall(r'((?:"[^"]*"|[^,=])+)(?:=([^,]*))?', text)
@@ -115,33 +115,33 @@ def _tables(text: str, only: str) -> dict[str, str]:
     return {table: input or split_qualified(table)[1] for table, input in several}
 
 
-def _topic(where: str, name: str) -> tuple[str, str]:
+def _split_topic(where: str, name: str) -> tuple[str, str]:
     """Split brokers from the topic after ``/``; by default the topic has the given name."""
     refuse_secret(f"kafka:{where}", CONFIG)
     servers, _, topic = where.removeprefix("//").partition("/")
     return servers, topic or name
 
 
-def _table(where: str, name: str) -> tuple[str, str]:
+def _split_table(where: str, name: str) -> tuple[str, str]:
     """Split a file from the table after ``#``; by default the table has the given name."""
     check_encoded(where, f"attach {name!r}")
     path, _, table = where.partition("#")
     return path, table or name
 
 
-def _slot(where: str, name: str) -> dict[str, Any]:
+def _parse_postgres(where: str, name: str) -> dict[str, Any]:
     """Parse the arguments of `sources.postgres`: an address with ``slot=``, and tables separated by commas.
 
     One table feeds the input ``name``; several feed inputs with their names, or ``TABLE=INPUT``.  The address may also
     have ``recopy=false``.
 
-    >>> _slot("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
+    >>> _parse_postgres("//me@db/shop?slot=s&sslmode=require#orders,crm.people=customers", "shop")["tables"]
     {'orders': 'orders', 'crm.people': 'customers'}
-    >>> _slot("//me@db/shop?slot=s&sslmode=require#orders", "orders")
+    >>> _parse_postgres("//me@db/shop?slot=s&sslmode=require#orders", "orders")
     {'url': 'postgresql://me@db/shop?sslmode=require', 'tables': {'orders': ''}, 'slot': 's'}
     """
     check_encoded(f"postgres:{where}", f"read {name!r} from Postgres")
-    path, tables = _table(where, name)
+    path, tables = _split_table(where, name)
     address, _, query = path.partition("?")
     given = [each for each in query.split("&") if each]
     own: dict[str, Any] = dict(each.split("=", 1) for each in given if each.startswith(("slot=", "recopy=")))
@@ -151,16 +151,16 @@ def _slot(where: str, name: str) -> dict[str, Any]:
         if own["recopy"] not in ("true", "false"):
             raise SpecError(f"the source {name!r}", f"recopy={own['recopy']}", "write recopy=true or recopy=false")
         own |= {"recopy": own["recopy"] == "true"}
-    return {"url": url, "tables": _tables(tables, ""), **own}
+    return {"url": url, "tables": _parse_tables(tables, ""), **own}
 
 
-def _schema(where: str, name: str) -> dict[str, Any]:
+def _parse_postgres_table(where: str, name: str) -> dict[str, Any]:
     """Parse the arguments of `sinks.postgres`: an address, and a table after its schema.
 
-    >>> _schema("//me@db/shop#reports.by_city", "by_city")
+    >>> _parse_postgres_table("//me@db/shop#reports.by_city", "by_city")
     {'url': 'postgresql://me@db/shop', 'table': 'by_city', 'schema': 'reports'}
     """
     check_encoded(f"postgres:{where}", f"write {name!r} to Postgres")
-    path, table = _table(where, name)
+    path, table = _split_table(where, name)
     schema, table = split_qualified(table)
     return {"url": f"postgresql:{path}", "table": table, "schema": schema}

@@ -44,7 +44,7 @@ class SinkNotLetIn(SinkRefused):
     """Rejected login to a sink; see `SourceNotLetIn`."""
 
 
-class Beside(NamedTuple):
+class UndeclaredColumn(NamedTuple):
     """A column that a source has and was not asked for.  ``kind``: its type, None while it has no value that tells.
     ``where``: it was found, for people."""
 
@@ -52,7 +52,7 @@ class Beside(NamedTuple):
     where: str
 
 
-class Spot(NamedTuple):
+class BatchStart(NamedTuple):
     """Where a batch begins: in a ``file``, at its row ``first``, as its reader counts them."""
 
     file: str
@@ -68,9 +68,9 @@ class Polled(NamedTuple):
     """After these rows, plain JSON; None where no epoch may end yet."""
     whole: frozenset[str] = frozenset()
     """Inputs whose rows are all that they hold."""
-    beside: Mapping[str, Mapping[str, Beside]] = MappingProxyType({})
+    beside: Mapping[str, Mapping[str, UndeclaredColumn]] = MappingProxyType({})
     """By input, the columns that stand beside those of these rows; of messages the format tells them."""
-    spots: Mapping[str, Sequence[Spot]] = MappingProxyType({})
+    spots: Mapping[str, Sequence[BatchStart]] = MappingProxyType({})
     """By input, where each batch stands, for errors; of messages each says it itself."""
     orders: Mapping[str, Mapping[str, int]] = MappingProxyType({})
     """By input that is whole, the order of its deletions, by column; else it is the greatest one of its rows."""
@@ -309,7 +309,7 @@ _TEXTS: Final[dict[type, dict[str, str]]] = {
 """What a declaration says as text, each with an example."""
 
 
-def check_declared(asked: str, given: Any, base: type[Source | TableSink]) -> None:
+def check_connector(asked: str, given: Any, base: type[Source | TableSink]) -> None:
     """Raise `SpecError` unless it is a source or sink with every attribute.  O(attributes)."""
     if not isinstance(given, base):
         functions = "dd.sources" if base is Source else "dd.sinks"
@@ -330,7 +330,7 @@ def check_declared(asked: str, given: Any, base: type[Source | TableSink]) -> No
         raise SpecError(asked, f"its 'modes' are {modes!r:.99}", remedy)
 
 
-def check_made(asked: str, call: str, made: Any, kind: type) -> None:
+def check_result_type(asked: str, call: str, made: Any, kind: type) -> None:
     """Raise `SpecError` if a source or sink made something of a wrong type."""
     if not isinstance(made, kind):
         found = "None" if made is None else f"a {type(made).__name__}"

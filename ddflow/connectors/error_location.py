@@ -10,10 +10,10 @@ error that names no row may be of any of the files.
 >>> from ddflow.errors import NullKey, Row
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = (path := Path(folder) / "a.csv").write_text("id\\n7\\n")
-...     error = at_path(path, NullKey("rows for 'orders'", "null in " + Row(3), "mend it"))
+...     error = add_file_to_error(path, NullKey("rows for 'orders'", "null in " + Row(3), "mend it"))
 ...     str(error).removeprefix(folder)
 "/a.csv: rows for 'orders': null in row 5; mend it"
->>> with at_spots([(Spot("1.csv", 2), 3), (Spot("2.csv", 2), 9)]):
+>>> with add_file_to_errors([(BatchStart("1.csv", 2), 3), (BatchStart("2.csv", 2), 9)]):
 ...     raise NullKey("rows for 'orders'", "null in " + Row(3), "mend it")
 Traceback (most recent call last):
     ...
@@ -26,7 +26,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from ddflow.connectors.api import Spot
+from ddflow.connectors.api import BatchStart
 from ddflow.errors import DdflowError, Phrase
 from ddflow.errors.base import name_rows, replace_texts
 
@@ -39,7 +39,7 @@ def is_path(given: Any) -> bool:
     return isinstance(given, str | os.PathLike)
 
 
-def at_path(given: Any, error: DdflowError) -> DdflowError:
+def add_file_to_error(given: Any, error: DdflowError) -> DdflowError:
     """Make an error of rows from the path ``given`` name its file and row.  O(1), and looks at the file."""
     from ddflow.connectors.files import FileOptions, FilePosition, open_files  # its readers take time to load
     from ddflow.connectors.files.file_path import dialect_of
@@ -56,14 +56,14 @@ def at_path(given: Any, error: DdflowError) -> DdflowError:
             suppress(DdflowError, OSError),
             closing(open_files([path], how=FileOptions(dialect=dialect_of(given)))) as of,
         ):
-            name_rows(error, partial(of.row, FilePosition(files[0])), files[0])
+            name_rows(error, partial(of.name_row, FilePosition(files[0])), files[0])
     if any(each in error.asked or each in error.found for each in files):
         return error
     return replace_texts(error, asked=Phrase(f"{files[0] if len(files) == 1 else path}: ", error.asked))
 
 
 @contextmanager
-def at_spots(spots: Sequence[tuple[Spot, int]]) -> Iterator[None]:
+def add_file_to_errors(spots: Sequence[tuple[BatchStart, int]]) -> Iterator[None]:
     """Make errors about the rows of a call name their file.  O(batches) for an error.
 
     ``spots``: the place and the rows of each batch, in order.  An error about no row, such as a full disk, names no
@@ -77,22 +77,22 @@ def at_spots(spots: Sequence[tuple[Spot, int]]) -> Iterator[None]:
             raise
         if files:
             if error.row is not None:
-                files = [_spot(spots, error.row)[0]]
-            name_rows(error, lambda row: f"row {_spot(spots, row)[1]:,}", files[0] if len(files) == 1 else "")
-            replace_texts(error, asked=Phrase(f"{list_files(files)}: ", error.asked))
+                files = [_find_file_row(spots, error.row)[0]]
+            name_rows(error, lambda row: f"row {_find_file_row(spots, row)[1]:,}", files[0] if len(files) == 1 else "")
+            replace_texts(error, asked=Phrase(f"{format_files(files)}: ", error.asked))
         raise
 
 
-def list_files(files: Sequence[str]) -> str:
+def format_files(files: Sequence[str]) -> str:
     """List files for messages: only the first and the last if there are more than a few.
 
-    >>> list_files(["a.csv", "b.csv"]), list_files(["1.csv", "2.csv", "3.csv", "4.csv"])
+    >>> format_files(["a.csv", "b.csv"]), format_files(["1.csv", "2.csv", "3.csv", "4.csv"])
     ('a.csv, b.csv', '1.csv ... 4.csv (4 files)')
     """
     return f"{files[0]} ... {files[-1]} ({len(files):,} files)" if len(files) > FEW else ", ".join(files)
 
 
-def _spot(spots: Sequence[tuple[Spot, int]], row: int) -> tuple[str, int]:
+def _find_file_row(spots: Sequence[tuple[BatchStart, int]], row: int) -> tuple[str, int]:
     """Return the file of a row of all batches, and the row's number in that file."""
     for spot, rows in spots:
         if row < rows:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final, TypedDict
 import pyarrow as pa
 
 from ddflow.columns.names import quote_name
-from ddflow.connectors.api import Beside, Mode, OpenSource, Polled, Source, TableSink
+from ddflow.connectors.api import Mode, OpenSource, Polled, Source, TableSink, UndeclaredColumn
 from ddflow.connectors.sql_table import refuse_records_table
 from ddflow.errors import SourceFailed, SpecError
 
@@ -139,7 +139,7 @@ class DatabaseReader(OpenSource):
             return None
         rows, others = self.of.read_rows(self.schema, all_of_it=self.position is None)
         self.position, self.reached, where = there, now, self.of.target
-        beside = {name: Beside(kind, where) for name, kind in others.items()}
+        beside = {name: UndeclaredColumn(kind, where) for name, kind in others.items()}
         return Polled({self.name: rows.to_batches()}, there, frozenset([self.name]), {self.name: beside})
 
 

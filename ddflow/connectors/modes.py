@@ -4,10 +4,10 @@ Guarantees: a reader of any mode gets the contents of the output, and the messag
 back by the format of that name. Before images are those of the output, never looked up in the target.
 
 >>> updates = pa.table({"id": [1, 1, 2], "n": [5, 6, 7], "_time": [3, 3, 3], "_diff": [-1, 1, 1]})
->>> made = changes("upsert", updates, ("id",), 3, Secret(1, 2))
+>>> made = to_table_changes("upsert", updates, ("id",), 3, Secret(1, 2))
 >>> made.gone.to_pydict(), made.rows.to_pylist()
 ({'id': [1, 2]}, [{'id': 1, 'n': 6}, {'id': 2, 'n': 7}])
->>> changes("changelog", updates, ("id",), 3, Secret(1, 2)).rows["_change_type"].to_pylist()
+>>> to_table_changes("changelog", updates, ("id",), 3, Secret(1, 2)).rows["_change_type"].to_pylist()
 ['update_preimage', 'update_postimage', 'insert']
 """
 
@@ -25,8 +25,8 @@ from ddflow.columns.rows import shown_row
 from ddflow.columns.schema import one_chunk
 from ddflow.columns.sorting import sort
 from ddflow.connectors.api import Mode, TableChanges
-from ddflow.connectors.files.writers import json_objects
-from ddflow.connectors.formats.cells import CellForm, cells_as, shape_of
+from ddflow.connectors.files.writers import format_json_objects
+from ddflow.connectors.formats.cells import CellForm, cast_cells, json_shape
 from ddflow.connectors.formats.parse import parse_objects
 from ddflow.errors import CountOverflow, NotUnique, SinkRefused
 from ddflow.kernels.accumulate import net_changes
@@ -37,12 +37,12 @@ _FORM: Final = CellForm(decimals="string", quoted=True)
 _AT_ONCE: Final = 1 << 16
 
 
-class Net(NamedTuple):
+class NetUpdates(NamedTuple):
     """The net of some updates.  ``rows``: distinct, n of them.  ``diffs``: of each, never 0.  ``keys``: of each, the
     number of its key, below n.
 
-    >>> of = Net(pa.table({"id": [1, 1, 2], "n": [5, 6, 7]}), np.array([-1, 1, 1]), np.array([0, 0, 2]))
-    >>> for row in messages(of, ("id",), 3, "orders").to_pylist():
+    >>> of = NetUpdates(pa.table({"id": [1, 1, 2], "n": [5, 6, 7]}), np.array([-1, 1, 1]), np.array([0, 0, 2]))
+    >>> for row in build_messages(of, ("id",), 3, "orders").to_pylist():
     ...     print(row["key"], row["value"])
     {"id":1} {"before":{"id":1,"n":5},"after":{"id":1,"n":6},"source":{"connector":"ddflow",...,"epoch":3},"op":"u"}
     {"id":2} {"before":null,"after":{"id":2,"n":7},"source":{"connector":"ddflow",...,"epoch":3},"op":"c"}
@@ -53,21 +53,21 @@ class Net(NamedTuple):
     keys: Ints
 
 
-def in_order(of: Net) -> Net:
+def sort_updates(of: NetUpdates) -> NetUpdates:
     """Sort updates by key; within a key, deleted rows come first.  O(n) if sorted already, else O(n log n)."""
     places = 2 * of.keys + (of.diffs > 0)
     if (places[1:] >= places[:-1]).all():
         return of
     order = np.argsort(places, kind="stable")
-    return Net(of.rows.take(pa.array(order)), of.diffs[order], of.keys[order])
+    return NetUpdates(of.rows.take(pa.array(order)), of.diffs[order], of.keys[order])
 
 
-def messages(of: Net, key: Sequence[str] | None, epoch: int, output: str) -> pa.Table:
+def build_messages(of: NetUpdates, key: Sequence[str] | None, epoch: int, output: str) -> pa.Table:
     """Build the change messages of some updates.  O(n).
 
     ``key``: the columns of a message's key; None: messages have no key.
     """
-    of = in_order(of)
+    of = sort_updates(of)
     keys, diffs, n = of.keys, of.diffs, of.diffs.size
     pair: Any = np.zeros(n + 1, bool)  # whether a row and the one in front of it are an update
     if key is not None:
@@ -83,14 +83,14 @@ def messages(of: Net, key: Sequence[str] | None, epoch: int, output: str) -> pa.
     parts = []
     for at in range(0, came.size, _AT_ONCE):
         here = slice(at, at + _AT_ONCE)
-        texts = [_objects(of.rows, places[here]) for places in (before, after)]
+        texts = [_format_objects(of.rows, places[here]) for places in (before, after)]
         ops = np.where(updated[here], "u", np.where(after[here] < 0, "d", "c"))
         value = pc.binary_join_element_wise(
             '{"before":', texts[0], ',"after":', texts[1], tail, pa.array(ops), '"}', ""
         )
         keyed = pa.nulls(len(value), pa.string()) if key is None else pa.array(["{}"] * len(value), pa.string())
         if key:
-            keyed = _objects(of.rows.select(list(key)), np.maximum(before, after)[here])
+            keyed = _format_objects(of.rows.select(list(key)), np.maximum(before, after)[here])
         part = pa.table([keyed, value], schema=MESSAGES)
         if (times[here] > 1).any():
             part = part.take(pa.array(np.repeat(np.arange(len(value)), times[here])))
@@ -98,12 +98,12 @@ def messages(of: Net, key: Sequence[str] | None, epoch: int, output: str) -> pa.
     return pa.concat_tables(parts) if parts else MESSAGES.empty_table()
 
 
-def rows_of(written: pa.Table, schema: pa.Schema) -> pa.Table:
+def parse_row_messages(written: pa.Table, schema: pa.Schema) -> pa.Table:
     """Read the rows of a ``schema`` from messages; ``_diff`` is 1 for a new row, -1 for an old one.  O(bytes).
 
     Raises `SinkRefused` for a message that ddflow did not write.
     """
-    shape = {field.name: shape_of(field.type) for field in schema}
+    shape = {field.name: json_shape(field.type) for field in schema}
     found, wrong = parse_objects(one_chunk(written.column("value")), {"before": shape, "after": shape})
     parts = []
     for name, diff in (("before", -1), ("after", 1)):
@@ -112,15 +112,17 @@ def rows_of(written: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def texts_of(rows: pa.Table) -> pa.Array:
+def format_json_rows(rows: pa.Table) -> pa.Array:
     """Format rows as JSON texts.  O(bytes)."""
     batches = rows.to_batches(max_chunksize=_AT_ONCE)
-    return pa.concat_arrays([pa.array([], pa.string()), *(json_objects(batch, strict=True) for batch in batches)])
+    return pa.concat_arrays(
+        [pa.array([], pa.string()), *(format_json_objects(batch, strict=True) for batch in batches)]
+    )
 
 
-def rows_as(texts: pa.Array, schema: pa.Schema) -> pa.Table:
-    """Parse rows from the texts of `texts_of`.  O(bytes).  Raises `SinkRefused` for other texts."""
-    found, wrong = parse_objects(texts, {field.name: shape_of(field.type) for field in schema})
+def parse_rows(texts: pa.Array, schema: pa.Schema) -> pa.Table:
+    """Parse rows from the texts of `format_json_rows`.  O(bytes).  Raises `SinkRefused` for other texts."""
+    found, wrong = parse_objects(texts, {field.name: json_shape(field.type) for field in schema})
     return _cast_structs(found, schema, bool(wrong.any()))
 
 
@@ -128,7 +130,7 @@ def _cast_structs(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
     """Cast the texts in structs to the types of a ``schema``."""
     columns = []
     for field in schema:
-        cells, misfits = cells_as(pc.struct_field(rows, field.name), field.type, _FORM)
+        cells, misfits = cast_cells(pc.struct_field(rows, field.name), field.type, _FORM)
         wrong |= misfits is not None
         columns.append(cells)
     if wrong:
@@ -137,13 +139,13 @@ def _cast_structs(rows: pa.Array, schema: pa.Schema, wrong: bool) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _objects(rows: pa.Table, places: Ints) -> pa.Array:
+def _format_objects(rows: pa.Table, places: Ints) -> pa.Array:
     """Format the rows at some places as JSON text; a place below 0 gives null."""
     there = np.flatnonzero(places >= 0)
     batch = pa.RecordBatch.from_arrays(
         [one_chunk(column.take(pa.array(places[there]))) for column in rows.columns], schema=rows.schema
     )
-    text = json_objects(batch, strict=True)
+    text = format_json_objects(batch, strict=True)
     if there.size == places.size:
         return text
     at = np.zeros(places.size, np.int64)
@@ -174,7 +176,7 @@ def mode_schema(mode: Mode, updates: pa.Schema) -> pa.Schema:
     return updates if mode == "updates" else pa.schema(row)
 
 
-def changes(
+def to_table_changes(
     mode: Mode,
     updates: pa.Table,
     key: Sequence[str] | None,
@@ -192,21 +194,21 @@ def changes(
     if mode == "updates":
         return TableChanges(None, updates, updates.num_rows)
     if DIFF not in updates.schema.names and key is not None:
-        return _last(updates, key, secret)
+        return _keep_last_upserts(updates, key, secret)
     if DIFF not in updates.schema.names:  # events, such as messages that could not be read: each is a row
         updates = updates.append_column(DIFF, pa.array(np.ones(updates.num_rows, np.int64)))
-    of = _net(updates, key, secret)
+    of = _sum_diffs(updates, key, secret)
     schema = mode_schema(mode, updates.schema)
     if mode == "upsert":
-        return _upserts(of, key or (), schema)
+        return _net_to_upserts(of, key or (), schema)
     if mode == "debezium":
-        return TableChanges(None, messages(of, key, epoch, output), of.diffs.size)
+        return TableChanges(None, build_messages(of, key, epoch, output), of.diffs.size)
     if mode == "retract":
         order = np.argsort(of.diffs > 0, kind="stable")
         rows = of.rows.take(pa.array(order)).append_column(RETRACT, pa.array(of.diffs[order] < 0))
         rows = _repeat_rows(rows.select(schema.names), of.diffs[order])
         return TableChanges(None, rows.cast(schema), order.size)
-    of = in_order(of)
+    of = sort_updates(of)
     kinds: Any = (of.diffs > 0).astype(np.int64)
     if key is not None:
         signs: Any = np.zeros((kinds.size, 2), bool)
@@ -219,13 +221,13 @@ def changes(
     return TableChanges(None, _repeat_rows(rows, of.diffs).cast(schema), kinds.size)
 
 
-def fold_rows(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
+def rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
     """Read the rows of a table in a mode, with ``_diff``, for an output with these updates.
 
     O(n).  Raises `SinkRefused`.
     """
     if mode == "debezium":
-        return rows_of(table, mode_schema("upsert", updates))
+        return parse_row_messages(table, mode_schema("upsert", updates))
     diffs: Ints = np.ones(table.num_rows, np.int64)
     if mode == "changelog":
         gone = pa.array(["delete", "update_preimage"])
@@ -238,7 +240,7 @@ def fold_rows(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
     return table.drop_columns(beside).append_column(DIFF, pa.array(diffs))
 
 
-def with_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.Table:
+def merge_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.Table:
     """Convert upserts to one table with ``_deleted``; deleted rows only have their key.  O(n)."""
     assert made.gone is not None
     n = made.rows.num_rows
@@ -253,7 +255,7 @@ def with_deletes(made: TableChanges, key: Sequence[str], secret: Secret) -> pa.T
     return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
 
 
-def mark_among(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
+def mark_known_rows(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
     """Mark the rows that equal some key; null equals null.  Both have the same columns.  O(n log keys)."""
     (high, low), (of, beside) = (identities(each.combine_chunks(), secret) for each in (rows, keys))
     found = np.isin(high, of)
@@ -266,12 +268,12 @@ def mark_among(rows: pa.Table, keys: pa.Table, secret: Secret) -> Any:
 
 def net_updates(updates: pa.Table, secret: Secret) -> pa.Table:
     """Net the updates of one time.  O(n)."""
-    of = _net(updates, None, secret)
+    of = _sum_diffs(updates, None, secret)
     times = updates.column(TIME).slice(0, 1).take(pa.array(np.zeros(of.diffs.size, np.int64)))
     return of.rows.append_column(TIME, times).append_column(DIFF, pa.array(of.diffs))
 
 
-def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges:
+def _keep_last_upserts(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges:
     """Keep the last upsert of each key, from `ddflow.Collection.to_upserts`."""
     back = upserts.take(pa.array(np.arange(upserts.num_rows)[::-1])).combine_chunks()
     numbers = _number_keys(back.select(list(key)), secret)
@@ -280,7 +282,7 @@ def _last(upserts: pa.Table, key: Sequence[str], secret: Secret) -> TableChanges
     return TableChanges(last.select(list(key)), rows, last.num_rows)
 
 
-def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> TableChanges:
+def _net_to_upserts(of: NetUpdates, key: Sequence[str], schema: pa.Schema) -> TableChanges:
     there, every = np.flatnonzero(of.diffs > 0), np.arange(of.diffs.size)
     times = np.bincount(of.keys[there], of.diffs[there], every.size)
     if (twice := np.flatnonzero(times > 1)).size:
@@ -290,7 +292,7 @@ def _upserts(of: Net, key: Sequence[str], schema: pa.Schema) -> TableChanges:
     return TableChanges(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)
 
 
-def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:
+def _sum_diffs(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> NetUpdates:
     rows = updates.drop_columns([TIME, DIFF])
     diffs, n = np.array(one_chunk(updates.column(DIFF)), np.int64), updates.num_rows
     by = sort(*identities(rows.combine_chunks(), secret, n))
@@ -303,7 +305,7 @@ def _net(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> Net:
         diffs[places[:written]] = sums[:written]
         kept = np.flatnonzero(diffs)
         rows, diffs = rows.take(pa.array(kept)).combine_chunks(), diffs[kept]
-    return Net(
+    return NetUpdates(
         rows, diffs, np.arange(written) if key is None else _number_keys(rows.select(list(key)), secret, written)
     )
 

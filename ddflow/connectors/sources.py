@@ -6,7 +6,7 @@ needs is imported when it is opened.
 
 >>> files("landing/*.csv").kind
 'files'
->>> find_misfit("postgres", {"lsn": 7})
+>>> find_position_error("postgres", {"lsn": 7})
 'Expected `str`, got `int` - at `$.lsn`'
 """
 
@@ -294,7 +294,7 @@ def kafka(
     return KafkaTopic(servers, topic, start, follow, dict(config or {}), group, tables, others)
 
 
-def _kind(kind: str) -> type[Source]:
+def _find_class(kind: str) -> type[Source]:
     """Return the class of a kind of source; `Source` for an unknown kind."""
     from ddflow.connectors.duckdb import DuckDBSource
 
@@ -308,7 +308,7 @@ def describe_position(kind: str, position: Any) -> str:
     >>> describe_position("delta", {"table": "0", "version": 7, "rows": None}), describe_position("others", [7])
     ('version 7', '[7]')
     """
-    return shorten((Source if find_misfit(kind, position) else _kind(kind)).said(position))
+    return shorten((Source if find_position_error(kind, position) else _find_class(kind)).said(position))
 
 
 def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
@@ -317,7 +317,7 @@ def drop_inputs(kind: str, position: Any, inputs: Collection[str]) -> Any:
     >>> drop_inputs("files", [7], ["orders"])
     [7]
     """
-    return position if find_misfit(kind, position) else _kind(kind).without(position, inputs)
+    return position if find_position_error(kind, position) else _find_class(kind).without(position, inputs)
 
 
 def describe_place(kind: str, place: int) -> int | str:
@@ -326,13 +326,13 @@ def describe_place(kind: str, place: int) -> int | str:
     >>> describe_place("postgres", 23803720), describe_place("files", 7)
     ('0/16B3748', 7)
     """
-    return _kind(kind).placed(place)
+    return _find_class(kind).placed(place)
 
 
-def find_misfit(kind: str, position: Any) -> str | None:
+def find_position_error(kind: str, position: Any) -> str | None:
     """Return why a position in a manifest is invalid for a kind of source; None if it is valid.  O(its size)."""
     try:
-        convert(position, _kind(kind).positions)
+        convert(position, _find_class(kind).positions)
     except ValidationError as error:
         return shorten(str(error))
     return None

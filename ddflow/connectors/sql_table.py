@@ -22,7 +22,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import quote_name
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
-from ddflow.connectors.modes import mark_among
+from ddflow.connectors.modes import mark_known_rows
 from ddflow.connectors.table_shape import build_refusal, build_vanished_error, find_missing_columns, is_written
 from ddflow.errors import SinkFailed, SinkRefused, SpecError, first_line, translate
 
@@ -289,7 +289,7 @@ class InPlaceTable(SqlTable):
             self.insert_pieces(self.table, rows)
             return
         if gone.num_columns:
-            gone = gone.filter(pc.invert(pa.array(mark_among(gone, keys, Secret.fresh()))))
+            gone = gone.filter(pc.invert(pa.array(mark_known_rows(gone, keys, Secret.fresh()))))
         if gone.num_columns or not rows.num_rows:
             self.clear(gone)
         if not rows.num_rows:

@@ -41,17 +41,17 @@ Rows = pa.Table | pa.RecordBatch | pa.RecordBatchReader
 
 
 def to_table(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> pa.Table:
-    """Convert rows to one table.  Raises as `arrow`.
+    """Convert rows to one table.  Raises as `to_arrow_rows`.
 
     Copies nothing that is Arrow already; O(batches), and O(rows) for Python's values.
     """
-    rows = arrow(given, what, schema, guessed)
+    rows = to_arrow_rows(given, what, schema, guessed)
     if isinstance(rows, pa.RecordBatchReader):
         return rows.read_all()
     return rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
 
 
-def arrow(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> Rows:
+def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = ()) -> Rows:
     """Convert rows to a table, a batch, or a reader of batches if they need not be in memory at once.
 
     ``schema``: the declared columns; empty if nothing is declared.  ``guessed``: the columns among them that no flow
@@ -83,12 +83,12 @@ def arrow(given: Any, what: str, schema: pa.Schema, guessed: Collection[str] = (
         batch: pa.RecordBatch = import_arrow(pa.record_batch, given, what)
         return batch
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
-        return _columns(given, what, schema)
+        return _build_table(given, what, schema)
     if isinstance(given, list | tuple) and all(isinstance(part, pa.RecordBatch) for part in given):
-        return _one_schema(given, what, schema)
+        return _join_batches(given, what, schema)
     if isinstance(given, list | tuple) and all(isinstance(row, Mapping) for row in given):
         names = list(dict.fromkeys(name for row in given for name in row))
-        return _columns({name: [row.get(name) for row in given] for name in names}, what, schema)
+        return _build_table({name: [row.get(name) for row in given] for name in names}, what, schema)
     found, remedy = f"{type(given).__name__} does not speak Arrow", _REMEDY
     if hasattr(given, "rows") and hasattr(given, "order"):  # which events do not have, and marks of a log's parts do
         found = f"{type(given).__name__} marks a part of a log, which verify, migrate and why are given"
@@ -123,7 +123,7 @@ def import_arrow(take: Callable[[Any], Any], given: Any, what: str) -> Any:
             found = f"the values of column {of['name']!r} of the {kind} are of several types, or of none of Arrow's"
             remedy = "make them of one type, in pandas with pandas.to_numeric or .astype('string')"
             raise NotArrow(asked, f"{found} ({of['why']})", remedy) from None
-        if odd := _without_arrow(given):
+        if odd := _find_unsupported_types(given):
             found = f"the columns {odd} of the {kind} are of types that Arrow does not have"
             remedy = (
                 "cast them, in Polars with .cast(polars.Decimal(38, 0)), .cast(polars.Int64) or .cast(polars.String)"
@@ -133,14 +133,14 @@ def import_arrow(take: Callable[[Any], Any], given: Any, what: str) -> Any:
         raise NotArrow(asked, f"{kind} holds no rows ({reason})", remedy) from None
 
 
-def _without_arrow(given: Any) -> dict[str, str]:
+def _find_unsupported_types(given: Any) -> dict[str, str]:
     """Return the columns of a Polars frame with types that Arrow lacks, as 128-bit integers, with the types."""
     types = getattr(given, "schema", None)
     types = types if isinstance(types, Mapping) else {}
     return {str(name): str(kind) for name, kind in types.items() if re.search(r"\bU?Int128\b|\bObject\b", str(kind))}
 
 
-def _one_schema(parts: Sequence[pa.RecordBatch], what: str, schema: pa.Schema) -> pa.Table:
+def _join_batches(parts: Sequence[pa.RecordBatch], what: str, schema: pa.Schema) -> pa.Table:
     for i, part in enumerate(parts):
         if not part.schema.equals(parts[0].schema):
             raise SchemaMismatch(
@@ -169,9 +169,9 @@ def read_files(source: "FilesSource") -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _columns(given: Mapping[str, Any], what: str, schema: pa.Schema) -> pa.Table:
+def _build_table(given: Mapping[str, Any], what: str, schema: pa.Schema) -> pa.Table:
     types = dict(zip(schema.names, schema.types, strict=True))
-    columns = {name: _column(values, types.get(name), name, what) for name, values in given.items()}
+    columns = {name: _build_column(values, types.get(name), name, what) for name, values in given.items()}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name!r} has {n:,}" for name, n in lengths.items())
@@ -179,7 +179,7 @@ def _columns(given: Mapping[str, Any], what: str, schema: pa.Schema) -> pa.Table
     return pa.table(columns)
 
 
-def _column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
+def _build_column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
     """Build a column in the type that Arrow infers; in ``kind`` if it infers none.  Raises `NotArrow`."""
     asked = f"column {name!r} of rows for {what}"
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -195,11 +195,11 @@ def _column(values: Any, kind: pa.DataType | None, name: str, what: str) -> Any:
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
             message = message or str(error).splitlines()[0]
         else:
-            return _times(values, array, asked)
-    raise NotArrow(asked, _odd(values) or message, "give values of one type; nothing is None")
+            return _rebuild_times(values, array, asked)
+    raise NotArrow(asked, _describe_odd_value(values) or message, "give values of one type; nothing is None")
 
 
-def _odd(values: Any) -> str | None:
+def _describe_odd_value(values: Any) -> str | None:
     """Describe the first value of another type than the values before it."""
     first: Any = None
     for row, value in enumerate(values):
@@ -211,7 +211,7 @@ def _odd(values: Any) -> str | None:
     return None
 
 
-def _times(values: Any, array: Any, asked: str) -> Any:
+def _rebuild_times(values: Any, array: Any, asked: str) -> Any:
     """Return ``array``, rebuilt if it lost times of day.  Raises `NotArrow` if only some times have a zone."""
     if isinstance(values, list | tuple) and (pat.is_date(array.type) or pat.is_timestamp(array.type)):
         moments = [value for value in values if isinstance(value, datetime.datetime)]

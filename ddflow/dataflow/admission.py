@@ -32,12 +32,12 @@ from ddflow.connectors.formats.base import (
     BAD as MARK,
     DELETED,
     OWN,
-    Decoded,
+    DecodedEvents,
     Truncate,
-    Unseen,
+    UnseenColumns,
     decode_messages,
-    messages_of,
     refuse_truncates,
+    wrap_messages,
 )
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import NAMES
@@ -111,7 +111,9 @@ class Admission:
         self.given = bound.schema if bound.format is None else pa.schema([])
         """The columns that rows are given in, as far as they are declared: messages say theirs."""
         self.format, self.marks = bound.format, bound.has_bad_marks
-        self.unseen = Unseen(()) if bound.format is None else Unseen(bound.target.columns.names, bound.format.asked)
+        self.unseen = (
+            UnseenColumns(()) if bound.format is None else UnseenColumns(bound.target.columns.names, bound.format.asked)
+        )
         """The columns that no message has had."""
 
     @property
@@ -131,7 +133,7 @@ class Admission:
             return (DecodedRows(given),)
         first = read.count
         made = self._decode_messages(given, read)
-        if not isinstance(made, Decoded):
+        if not isinstance(made, DecodedEvents):
             return (DecodedRows(made),)
         begin, before, parts = 0, None, []
         for each in (*made.truncates, None):
@@ -144,10 +146,10 @@ class Admission:
     def decode_whole(self, given: Any, read: MessagesRead | None = None) -> Any:
         """Return rows unchanged, and the events of messages. Like `decode`, and raises `BadMessage` for a truncate."""
         made = self._decode_messages(given, read or MessagesRead(self.table))
-        return refuse_truncates(made, self.what).rows if isinstance(made, Decoded) else made
+        return refuse_truncates(made, self.what).rows if isinstance(made, DecodedEvents) else made
 
     def _decode_messages(self, given: Any, read: MessagesRead) -> Any:
-        """Decode messages to events, `Decoded`; return rows and decoded events unchanged."""
+        """Decode messages to events, `DecodedEvents`; return rows and decoded events unchanged."""
         format = self.format
         if format is None:
             return given
@@ -157,7 +159,7 @@ class Admission:
         first = read.count
         made = decode_messages(format, table, self.bound.target._replace(table=read.table), first)
         read.count, read.table = first + table.num_rows, made.table
-        self.unseen.look(format, table, made, self.what)
+        self.unseen.search(format, table, made, self.what)
         if format.of_rows:
             there = (*table.column_names, *OWN)
             made = made._replace(rows=made.rows.select([name for name in made.rows.column_names if name in there]))
@@ -165,7 +167,7 @@ class Admission:
             self._refuse_null_keys(made, table, first)
         return made
 
-    def _refuse_null_keys(self, made: Decoded, given: pa.Table, first: int) -> None:
+    def _refuse_null_keys(self, made: DecodedEvents, given: pa.Table, first: int) -> None:
         """Raise `NullKey` for an event without its key, with the place of its message."""
         lacking = np.zeros(made.rows.num_rows, np.bool_)
         for name in self.key:
@@ -183,7 +185,7 @@ class Admission:
     def _place(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
         """Name the message of an event. ``given``: messages after ``first`` others. ``at``: each event's message."""
         assert self.format is not None
-        return messages_of(self.format, to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
+        return wrap_messages(self.format, to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
 
     def events(self, given: Any) -> pa.RecordBatch:
         """Convert rows to the columns of events without a copy if they have them, in one chunk. O(rows) else.

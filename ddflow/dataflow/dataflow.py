@@ -29,7 +29,7 @@ from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.layout import keep_freed_memory
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
-from ddflow.connectors.error_location import at_path, is_path
+from ddflow.connectors.error_location import add_file_to_error, is_path
 from ddflow.dataflow.admission import Admission, Look, MessagesRead
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget
@@ -153,7 +153,7 @@ class Dataflow:
         except DdflowError as error:
             name_input(error, name, len(self.admissions) > 1)
             if is_path(rows):
-                raise at_path(rows, error) from None
+                raise add_file_to_error(rows, error) from None
             raise
         return inflow
 

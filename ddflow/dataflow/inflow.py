@@ -24,7 +24,7 @@ from ddflow.columns.rows import gather_arrays
 from ddflow.columns.schema import plain_size
 from ddflow.connectors.formats.base import BAD as MARK, DELETED, Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
-from ddflow.connectors.to_arrow import arrow, to_table
+from ddflow.connectors.to_arrow import to_arrow_rows, to_table
 from ddflow.dataflow.admission import Admission, Look, MessagesRead, RefusedRows, Where
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.budget import Budget, shown_size
@@ -213,10 +213,10 @@ def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str,
 def portions(given: Any, admission: Admission, most: int) -> Iterator[pa.Table]:
     """Split an input's rows into tables of at most ``most`` bytes; at least one, so that its columns are checked.
 
-    A reader is read lazily. Raises the errors of `arrow`, and `BudgetExceeded` for a row that is larger.
+    A reader is read lazily. Raises the errors of `to_arrow_rows`, and `BudgetExceeded` for a row that is larger.
     """
     what, schema = admission.what, admission.given
-    given = arrow(given, what, schema, admission.bound.guessed)
+    given = to_arrow_rows(given, what, schema, admission.bound.guessed)
     if not isinstance(given, pa.RecordBatchReader):
         yield from _split_table(to_table(given, what, schema), what, most)
         return

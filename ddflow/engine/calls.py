@@ -22,7 +22,7 @@ from time import monotonic, perf_counter
 from typing import Any, Final
 
 from ddflow.columns.hashing import RowHashes
-from ddflow.connectors.error_location import is_path, list_files
+from ddflow.connectors.error_location import format_files, is_path
 from ddflow.dataflow.admission import Admission, Look
 from ddflow.dataflow.call_guard import WHY, CallGuard
 from ddflow.dataflow.dataflow import NO_LOOKS, Dataflow
@@ -169,7 +169,7 @@ class EngineCalls:
                 # Where events may delete, those that do need only their key.
                 lacking = admission.lacking if admission.bound.spec.delete is None else ()
                 self.warn_of_missing_columns(name, lacking, f"rows for {name!r}: they lack", "in all of them")
-            if admission.unseen.looks:
+            if admission.unseen.is_searching:
                 warn_of_unseen_columns(name, admission)
         return self.record_call(asked, compute(inflows), inflows)
 
@@ -228,7 +228,7 @@ class EngineCalls:
         durable.came = asked, digests
         durable.origin = ""
         if paths:
-            durable.origin = list_files([mask_address(each).encode(errors="replace").decode() for each in paths])
+            durable.origin = format_files([mask_address(each).encode(errors="replace").decode() for each in paths])
         return inflows
 
     def warn_of_missing_columns(self, name: str, lacking: Sequence[str], found: str, where: str) -> None:

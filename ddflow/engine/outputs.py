@@ -79,7 +79,7 @@ class Outputs:
         """
         for name in names if self.sink is not None else ():
             last = manifest.dropped.get(name)
-            place = None if last is None or self.sink is None else self.sink.find_earlier(name, last)
+            place = None if last is None or self.sink is None else self.sink.find_shown_until(name, last)
             if place is not None:
                 raise StateRefused(
                     f"write {name!r} to {place}",

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import value_hashes
-from ddflow.connectors.error_location import at_path, is_path
+from ddflow.connectors.error_location import add_file_to_error, is_path
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.inflow import Inflow, full_by_input
 from ddflow.dataflow.result import Step
@@ -207,7 +207,7 @@ def replace_rows(
                     allowed.check_absent(absent, contents)
                 except DdflowError as error:
                     if is_path(inputs[each]):
-                        raise at_path(inputs[each], error) from None
+                        raise add_file_to_error(inputs[each], error) from None
                     raise
                 upserts[each].contents, total = full, total + absent
             step = dataflow.step(inflows, at)

@@ -31,8 +31,8 @@ from typing import Final
 from msgspec import field
 from msgspec.json import Decoder
 
-from ddflow.connectors.formats.base import Unseen
-from ddflow.connectors.formats.messages import longer
+from ddflow.connectors.formats.base import UnseenColumns
+from ddflow.connectors.formats.messages import longer_name
 from ddflow.engine.checkpoint import StoredInventory
 from ddflow.errors import BadMessage, shorten
 from ddflow.plan.plan import Plan
@@ -43,7 +43,7 @@ from ddflow.storage.protocol import Blob, Store
 class Said(Strict, frozen=True):
     """``table``: that messages are of, None where none says it.  ``had``: columns that some message had.  ``names``:
     the columns that messages have, where one was looked for.  ``more``: those that they have and nobody declared.
-    ``tables``: see `Decoded`."""
+    ``tables``: see `DecodedEvents`."""
 
     table: str | None = None
     had: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Heard:
     ``unseen``: what none has had.  ``known``: the columns that are declared, or were told."""
 
     def __init__(self, columns: Sequence[str], table: str | None, asked: str | None = None) -> None:
-        self.unseen = Unseen(columns, asked if table is None else None)
+        self.unseen = UnseenColumns(columns, asked if table is None else None)
         self.table, self.known = table, frozenset(columns)
 
     def hear(self, said: Said) -> list[str]:
@@ -80,8 +80,8 @@ class Heard:
         Each warning comes once.
         """
         if said.table is not None:
-            self.table = longer(self.table, said.table)
-        self.unseen.hear(said.had, said.names, said.tables, self.table)
+            self.table = longer_name(self.table, said.table)
+        self.unseen.note_found(said.had, said.names, said.tables, self.table)
         more = sorted({*said.more} - self.known)
         self.known |= {*more}
         found = f"they have the columns {more}, which the flow does not declare, so their values are left out: "
@@ -136,7 +136,7 @@ def same_table(input: str, own: str | None, table: str) -> str:
 
     Raises `BadMessage` for messages of another table than its own.
     """
-    if (both := longer(own, table)) is not None:
+    if (both := longer_name(own, table)) is not None:
         return both
     one, other = (shorten(each, 80) for each in sorted([str(own), table]))
     raise BadMessage(

@@ -29,7 +29,7 @@ from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
 from ddflow.columns.widening import narrow_columns
-from ddflow.connectors.formats.base import OWN, Unseen, decode_messages, find_undeclared, refuse_truncates
+from ddflow.connectors.formats.base import OWN, UnseenColumns, decode_messages, find_undeclared, refuse_truncates
 from ddflow.connectors.formats.messages import Messages
 from ddflow.dataflow.admission import MessagesRead
 from ddflow.errors import DdflowError, SchemaMismatch
@@ -98,7 +98,7 @@ class Partitioner:
         ``origin``: the number of the task that reads them, which puts the rows of tasks in order.  O(rows); 40 ns a
         row of four numbers.  Raises `SchemaMismatch`.
         """
-        first, read, unseen, more = 0, MessagesRead(self.table), Unseen(self.left, self.asked), dict[str, None]()
+        first, read, unseen, more = 0, MessagesRead(self.table), UnseenColumns(self.left, self.asked), dict[str, None]()
         for table in self._chunks(batches):
             try:
                 chunks = self._route_table(table, origin, first, read, unseen, more)
@@ -137,7 +137,7 @@ class Partitioner:
             yield pa.Table.from_batches(chunk)
 
     def _route_table(
-        self, table: pa.Table, number: int, first: int, read: MessagesRead, unseen: Unseen, more: dict[str, None]
+        self, table: pa.Table, number: int, first: int, read: MessagesRead, unseen: UnseenColumns, more: dict[str, None]
     ) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
             return self._pack_rows(*self._decode_messages(table, number, first, read, unseen, more))
@@ -153,7 +153,7 @@ class Partitioner:
         )
 
     def _decode_messages(
-        self, table: pa.Table, number: int, first: int, read: MessagesRead, unseen: Unseen, more: dict[str, None]
+        self, table: pa.Table, number: int, first: int, read: MessagesRead, unseen: UnseenColumns, more: dict[str, None]
     ) -> tuple[pa.RecordBatch, Origin]:
         """Decode messages into events and their origin.  Raises `BadMessage`, `SchemaMismatch`."""
         assert self.format is not None and self.target is not None
@@ -162,7 +162,7 @@ class Partitioner:
         )
         check_sound(made.rows, repr(self.input))
         read.table = made.table
-        unseen.look(self.format, table, made, repr(self.input))
+        unseen.search(self.format, table, made, repr(self.input))
         if self.known is not None:
             more |= dict.fromkeys(find_undeclared(self.format, table, made, {*self.known, *more}, repr(self.input)))
         made = made._replace(rows=made.rows.select(self.schema.names))

@@ -32,8 +32,8 @@ from ddflow.connectors.error_location import is_path
 from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, dialect_of
 from ddflow.connectors.files.kinds import CSV, TSV, Dialect, is_text_kind
-from ddflow.connectors.files.places import STDIN, Place, list_places
-from ddflow.connectors.files.spelling import Misspelled, values
+from ddflow.connectors.files.places import STDIN, FilePlace, list_places
+from ddflow.connectors.files.spelling import Misspelled, parse_texts
 from ddflow.connectors.to_arrow import read_files, to_table
 from ddflow.engine.engine import Flow
 from ddflow.errors import DdflowError, DuplicateKeys, NullKey, Option, Phrase, SchemaMismatch, SpecError
@@ -81,7 +81,7 @@ class Side(NamedTuple):
     def odd(self, name: str, kind: pa.DataType) -> str:
         """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
         try:
-            values(one_chunk(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.forms)
+            parse_texts(one_chunk(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_forms)
         except Misspelled as error:
             file, text = self.file, self.rows.column(name)[error.row].as_py()
             place = "" if file is None else f" in {file[0]}, row {error.row + file[1]:,}"
@@ -277,7 +277,7 @@ def _file_options(given: Any, how: FileOptions) -> FileOptions:
     return replace(how, dialect=dialect_of(given)) if isinstance(given, FilePath) else how
 
 
-def _list_files(given: Any, how: FileOptions) -> list[Place]:
+def _list_files(given: Any, how: FileOptions) -> list[FilePlace]:
     """List the files of a path. Raises `UnreadableInput`."""
     return list_places([os.fspath(given)], _file_options(given, how).dialect.kind)
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret, Words, identities, partition_of
 from ddflow.columns.rows import gather
-from ddflow.connectors.sources import find_misfit
+from ddflow.connectors.sources import find_position_error
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.result import GONE, NAMES, count_resolved
 from ddflow.engine.checkpoint import MEND, InputRecord, Inventories, StoredInventory
@@ -263,7 +263,7 @@ def find_attachment_faults(manifest: Manifest, kept: Mapping[int, str]) -> Itera
     """Find impossible facts in a manifest about its sources and sinks. ``kept``: the digests of epochs. O(those)."""
     plan = manifest.plan
     for name, source in manifest.sources.items():
-        if (why := find_misfit(source.kind, source.position)) is not None:
+        if (why := find_position_error(source.kind, source.position)) is not None:
             yield f"the position of the source {name!r} is none of {source.kind}: {why}"
     outputs = {*plan.get("outputs", ())}
     for name, sink in manifest.sinks.items():

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.formats.base import Format
-from ddflow.connectors.to_arrow import arrow
+from ddflow.connectors.to_arrow import to_arrow_rows
 from ddflow.dataflow.result import Step
 from ddflow.engine.engine import Engine, Flow
 from ddflow.engine.lineage.log_parts import MARKS, Full, Restated, iterate_parts, to_batches
@@ -165,8 +165,8 @@ def _split_log(log: Any) -> tuple[Iterator[Any], Any]:
     parts = iterate_parts(log, repr(LOG))
     for part in parts:
         if isinstance(part, MARKS):
-            part = replace(part, rows=arrow(part.rows, repr(LOG), pa.schema([])))
+            part = replace(part, rows=to_arrow_rows(part.rows, repr(LOG), pa.schema([])))
             return chain([part], parts), part.rows
-        part = arrow(part, repr(LOG), pa.schema([]))
+        part = to_arrow_rows(part, repr(LOG), pa.schema([]))
         return chain([part], parts), part
     return parts, None

@@ -266,13 +266,13 @@ def _rewrite_inventory(store: Store, part: Blob, made: dict[str, Blob]) -> Blob:
 
 def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -> list[str]:
     """Withdraw the files of undone epochs from all earlier sinks; list the places."""
-    found = [(sink, sink.list_later(made.epoch)) for sink in sinks]
+    found = [(sink, sink.list_shown_after(made.epoch)) for sink in sinks]
     # Somebody may have gone on by now; what he has shown he had committed before.
     again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}
     done = list[str]()
     for sink, shown in found:
         over = [each for each in shown if each.name not in again]
-        sink.withdraw(over)
+        sink.hide(over)
         sink.sync()
         done += [each.place for each in over]
     return sorted(done)

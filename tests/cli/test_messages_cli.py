@@ -21,7 +21,7 @@ from ddflow.cli.arguments import Ask
 from ddflow.cli.input_files import file_options
 from ddflow.cli.plan import message_columns
 from ddflow.connectors.files import open_files
-from ddflow.connectors.files.csv_reader import BLOCK, blocks, drop_blank_lines
+from ddflow.connectors.files.csv_reader import BLOCK, drop_blank_lines, read_line_blocks
 from ddflow.connectors.formats.row_columns import connect_type
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
@@ -198,7 +198,7 @@ def test_lines_are_those_that_stand_there(lines: list[bytes], ends: bool, size: 
     found, places = list[bytes](), list[int]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ddflow.connectors.files.csv_reader.BLOCK", size)
-        for first, some in blocks(pa.BufferReader(text)):
+        for first, some in read_line_blocks(pa.BufferReader(text)):
             kept, at = drop_blank_lines(some)
             found += kept.to_pylist()
             places += [first + int(each) for each in at]

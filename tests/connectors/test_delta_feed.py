@@ -16,7 +16,7 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.sources import find_misfit
+from ddflow.connectors.sources import find_position_error
 from ddflow.errors import SchemaMismatch, SourceChanged, SpecError, UnreadableInput
 
 COLUMNS = {"id": pa.int64(), "city": pa.string()}
@@ -205,7 +205,7 @@ def test_columns_come_and_go_with_the_table(tmp_path: Path, flow: Any, configura
         done = engine.run(source, sinks, interval="1h", give_up_after="0s")  # or a busy machine makes more of it
         assert done.epochs == 3, "one before each new column, and one"
         position = engine.durable.log.sources["people"]
-        assert position.left_out == {"people": ("secret",)} and find_misfit("delta", position.position) is None
+        assert position.left_out == {"people": ("secret",)} and find_position_error("delta", position.position) is None
     cells = [(1, "Brig", 9, None), (2, "Chur", None, None), (3, "Thun", None, None), (4, "Thun", 7, None)]
     cells.append((5, "Thun", None, dt.date(2024, 2, 29)))
     assert rows(state) == [dict(zip(("id", "city", "n", "on"), row, strict=True)) for row in cells]

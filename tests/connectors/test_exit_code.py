@@ -31,7 +31,7 @@ from ddflow.connectors.files import csv_reader
 from ddflow.connectors.files.columnar_reader import ParquetFile
 from ddflow.connectors.files.csv_reader import CsvFile
 from ddflow.connectors.files.kinds import Dialect
-from ddflow.connectors.files.places import Local, Place
+from ddflow.connectors.files.places import FilePlace, LocalFile
 
 __all__ = ["moto"]
 REPOSITORY = Path(__file__).parents[2]
@@ -123,15 +123,15 @@ def test_no_thread_has_a_file_of_python_once_it_was_read(
     """
     opened = list[weakref.ref[Any]]()
 
-    class Watched(csv_reader._File):
+    class Watched(csv_reader._UnclosedStream):
         def __init__(self, read: Any) -> None:
             super().__init__(read)
             opened.append(weakref.ref(self))
 
-    monkeypatch.setattr(csv_reader, "_File", Watched)
+    monkeypatch.setattr(csv_reader, "_UnclosedStream", Watched)
     names = ["id", "city"]
     for _ in range(3000 if SOAK else 300):
-        found = CsvFile(Local(str(place / f"people.{end}")), Dialect(), {})
+        found = CsvFile(LocalFile(str(place / f"people.{end}")), Dialect(), {})
         blocks = found.blocks(names)
         assert next(blocks).columns["city"].texts[0].as_py() == "c0"
         deque(blocks, 0) if whole else blocks.close()  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ SLOW = """
 import io, time
 import pyarrow as pa
 from ddflow.connectors.files.kinds import Dialect
-from ddflow.connectors.files.places import Place
+from ddflow.connectors.files.places import FilePlace
 from ddflow.connectors.files.csv_reader import CsvFile
 
 class Slow(io.RawIOBase):
@@ -205,7 +205,7 @@ class Slow(io.RawIOBase):
         into[: len(text)] = text
         return len(text)
 
-class Here(Place):
+class Here(FilePlace):
     def size(self):
         return None
     def open(self):
@@ -256,7 +256,7 @@ class Handler(DeltaStorageHandler):
             return pa.PythonFile(Watched(file.read(), self.seen), mode="r")
 
 
-class Object(Place):
+class Object(FilePlace):
     """A file that Python gives, as one of S3 is."""
 
     def __init__(self, data: bytes, seen: set[int]) -> None:

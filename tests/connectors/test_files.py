@@ -28,9 +28,9 @@ from messages import raises
 
 from ddflow.columns.casts import parse_type, parse_types
 from ddflow.connectors.files import FileOutput, FilePosition, UnwritableOutput, open_files, open_output
-from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, KINDS, PARQUET, STREAM, TSV, kind_of
+from ddflow.connectors.files.kinds import ARRAY, ARROW, CSV, JSON, KINDS, PARQUET, STREAM, TSV, find_kind
 from ddflow.connectors.files.reader import ROWS
-from ddflow.connectors.files.spelling import holds
+from ddflow.connectors.files.spelling import can_hold
 from ddflow.errors import OutputExists, SpecError, UnreadableInput
 
 TEXTS = [ending for ending, kind in KINDS.items() if kind.name in (CSV, TSV, JSON, ARRAY)]
@@ -99,8 +99,8 @@ def as_parquet(schema: pa.Schema) -> pa.Schema:
 
 @pytest.mark.parametrize("ending", KINDS)
 def test_every_type_comes_back_as_it_was_written(ending: str, tmp_path: Path) -> None:
-    kind = kind_of(Path(f"a{ending}"))
-    names = [name for name in EVERY.column_names if ending not in TEXTS or holds(EVERY[name].type, kind.name)]
+    kind = find_kind(Path(f"a{ending}"))
+    names = [name for name in EVERY.column_names if ending not in TEXTS or can_hold(EVERY[name].type, kind.name)]
     nested = {"list", "large_list", "pair", "map", "struct"}
     assert set(EVERY.column_names) - set(names) == (set() if ending in NESTING else nested)
     whole = EVERY.select(names)
@@ -223,7 +223,7 @@ def test_declared_types_hold_for_every_kind_of_file(tmp_path: Path) -> None:
 def test_a_declared_type_may_name_a_column_that_json_lines_show_later(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": 1}\n{"id": 2, "note": "x"}\n')
     source = open_files([tmp_path / "a.jsonl"], types={"more": "int8"})
-    assert (source.schema.names, source.changes.text) == (
+    assert (source.schema.names, source.changes.summary) == (
         ["id", "note"],
         "no file has 'more', which is declared: there are ['id', 'note']",
     )
@@ -515,12 +515,12 @@ def test_nested_lists_of_any_depth_survive_json(tmp_path: Path) -> None:
 
 
 def test_an_input_can_be_read_twice_and_rows_can_be_piped(tmp_path: Path) -> None:
-    from ddflow.connectors.files.writers import writer
+    from ddflow.connectors.files.writers import open_writer
 
     source = open_files([write(tmp_path / "a.csv", pa.table({"id": [1, 2]}))])
     assert [*source.batches()] == [*source.batches()]
     for name, text in ((JSON, b'{"id":1}\n'), (CSV, b'"id"\n1\n')):
-        lines = writer(out := io.BytesIO(), kind_of(Path("a.jsonl"))._replace(name=name), source.schema)
+        lines = open_writer(out := io.BytesIO(), find_kind(Path("a.jsonl"))._replace(name=name), source.schema)
         lines.write(pa.table({"id": [1]}))
         lines.close()
         assert out.getvalue() == text

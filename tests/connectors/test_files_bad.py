@@ -241,7 +241,9 @@ def test_a_file_that_adds_a_column_under_strict_or_lacks_a_required_one_is_refus
 def test_a_type_for_a_column_that_is_not_there_is_told_of_or_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", pa.table({"amount": [1]}))
     source = open_files([path], types={"amuont": "double"})
-    assert source.changes.text == "no file has 'amuont', which is declared: did you mean 'amount'? there are ['amount']"
+    assert (
+        source.changes.summary == "no file has 'amuont', which is declared: did you mean 'amount'? there are ['amount']"
+    )
     with raises(SchemaMismatch):
         open_files([path], types={"amuont": "double"}, how=FileOptions(strict=True))
     for nested in ("list<int>", "struct<a: int>"):
@@ -365,8 +367,8 @@ def test_a_file_is_not_closed_under_arrows_thread(tmp_path: Path, name: str, mon
     text = "id\n" + "7\n" * 2_000_000
     (tmp_path / name).write_bytes(gzip.compress(text.encode(), 1) if name.endswith("gz") else text.encode())
     opened: list[Any] = []
-    real = TextFile.bytes
-    monkeypatch.setattr(TextFile, "bytes", lambda *given, **how: opened.append(real(*given, **how)) or opened[-1])
+    real = TextFile.open_text
+    monkeypatch.setattr(TextFile, "open_text", lambda *given, **how: opened.append(real(*given, **how)) or opened[-1])
     given = open_files([tmp_path / name])
     next(iter(given.batches()))  # of several; the reader is let go of in the middle
     assert opened and not any(file.closed for file in opened)

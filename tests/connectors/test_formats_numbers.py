@@ -134,9 +134,9 @@ def test_a_new_column_is_guessed_from_its_own_digits() -> None:
     flow = dd.Flow()
     flow.output("t", flow.upserts("t", {"id": pa.int64()}, dd.Upsert(key="id"), format=F.plain_json()))
     messages = pa.table({"value": ['{"id": 1, "d": 1000000000.00000001}']})
-    from ddflow.connectors.formats.base import messages_of
+    from ddflow.connectors.formats.base import wrap_messages
 
-    kinds = F.plain_json().kinds(messages_of(F.plain_json(), messages, "'t'"), ["d"])
+    kinds = F.plain_json().kinds(wrap_messages(F.plain_json(), messages, "'t'"), ["d"])
     assert kinds["d"] not in (pa.float64(), pa.int64())
 
 

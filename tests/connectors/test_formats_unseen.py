@@ -12,8 +12,8 @@ import pytest
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.formats.base import SAMPLE, Target, decode_messages, events_schema, find_undeclared
-from ddflow.connectors.formats.messages import nearest
+from ddflow.connectors.formats.base import SAMPLE, MessageTarget, decode_messages, events_schema, find_undeclared
+from ddflow.connectors.formats.messages import nearest_table
 from ddflow.engine.evolve import evolve_engine
 
 COLUMNS = {"id": pa.int64(), "amout": pa.float64()}
@@ -83,7 +83,7 @@ def test_a_column_that_no_message_has_is_told_once(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_column_that_messages_get_and_nobody_declared_is_found_in_a_sample(kind: str) -> None:
     format, columns = format_of(kind, on_bad="drop"), pa.schema({"id": pa.int64()})
-    target = Target("'t'", columns, ("id",), (), True, events_schema(format, columns, True))
+    target = MessageTarget("'t'", columns, ("id",), (), True, events_schema(format, columns, True))
     given = values(*(message(kind, {"id": n}) for n in range(2 * SAMPLE)), message(kind, {"id": 0, "note": "x"}), "{")
     made = decode_messages(format, given, target)
     assert find_undeclared(format, given, made, ["id"], "'t'") == ["note"]
@@ -150,10 +150,10 @@ def test_a_table_whose_changes_are_deletes_or_bad_is_there() -> None:
 
 
 def test_a_table_that_was_named_with_its_schema_is_near_one_of_another() -> None:
-    assert nearest("inventori.orders", ["shop.orders", "inventory.orders"]) == "inventory.orders"
-    assert nearest("server1.inventory.orders", ["inventory.people", "inventory.orders"]) == "inventory.orders"
-    assert nearest("Orders", ["a.people", "a.orders"]) == "a.orders"
-    assert nearest("x", ["a.people"]) is None
+    assert nearest_table("inventori.orders", ["shop.orders", "inventory.orders"]) == "inventory.orders"
+    assert nearest_table("server1.inventory.orders", ["inventory.people", "inventory.orders"]) == "inventory.orders"
+    assert nearest_table("Orders", ["a.people", "a.orders"]) == "a.orders"
+    assert nearest_table("x", ["a.people"]) is None
     many = said(dd.formats.debezium(table="t"), elsewhere(*(f"u{n}" for n in range(12))))
     assert many[0].endswith("so no row came: did you mean 'u0'? 12 are of ['u0']") or " and 2 more" in many[0]
 

@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.connectors.modes import fold_rows, rows_of
+from ddflow.connectors.modes import parse_row_messages, rows_with_diff
 from ddflow.errors import NotUnique, SinkRefused, SpecError
 
 ROWS = pa.schema({"id": pa.int64(), "city": pa.string(), "n": pa.decimal128(6, 2)})
@@ -74,7 +74,7 @@ def test_what_is_written_folds_to_what_changed(
     before, updates, after = drawn
     made = dd.formats.write(updates, mode, key="id" if keyed else None)
     found = Counter[Any]((key, *row) for key, row in before.items())
-    for *row, diff in (tuple(each.values()) for each in fold_rows(mode, made, updates.schema).to_pylist()):
+    for *row, diff in (tuple(each.values()) for each in rows_with_diff(mode, made, updates.schema).to_pylist()):
         found[tuple(row)] += diff
         assert found[tuple(row)] >= 0, "what comes to a key stands behind what goes from it"
     assert +found == Counter((key, *row) for key, row in after.items())
@@ -112,7 +112,7 @@ def test_values_read_back_exactly(kind: pa.DataType) -> None:
     with flow.open() as engine:
         made = engine.step({"rows": messages}, time=1)["rows"]
     assert made.sort_by("id").select(["id", "v"]).equals(updates.select(["id", "v"]))
-    assert rows_of(messages, updates.select(["id", "v"]).schema).column("v").combine_chunks().equals(column)
+    assert parse_row_messages(messages, updates.select(["id", "v"]).schema).column("v").combine_chunks().equals(column)
 
 
 def test_a_row_that_is_there_several_times_is_written_so_often() -> None:
@@ -163,6 +163,6 @@ def test_what_cannot_be_written_is_refused(mode: Any, options: dict[str, Any]) -
 
 def test_messages_of_others_are_not_read_back() -> None:
     with raises(SinkRefused):
-        rows_of(pa.table({"value": ["{"]}), ROWS)
+        parse_row_messages(pa.table({"value": ["{"]}), ROWS)
     with raises(SinkRefused):
-        rows_of(pa.table({"value": ['{"before":null,"after":{"id":"x"}}']}), ROWS)
+        parse_row_messages(pa.table({"value": ['{"before":null,"after":{"id":"x"}}']}), ROWS)

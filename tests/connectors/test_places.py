@@ -23,8 +23,8 @@ from test_files import read, write
 from ddflow.columns.wider import evolve_column
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.guess import SAMPLE
-from ddflow.connectors.files.json_reader import ArrayElements, depths
-from ddflow.connectors.files.kinds import Dialect, kind_of, kind_of_ending
+from ddflow.connectors.files.json_reader import ArrayElements, bracket_depths
+from ddflow.connectors.files.kinds import Dialect, find_kind, find_kind_by_ending
 from ddflow.errors import MissingExtra, SchemaMismatch, SpecError, UnreadableInput
 
 __all__ = ["moto", "proxy"]
@@ -72,7 +72,7 @@ def test_standard_input_is_of_the_kind_that_is_told_or_that_it_looks_like(
     ending: str, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write(tmp_path / f"a{ending}", TABLE).read_bytes()
-    kind = kind_of_ending(ending) if told else None
+    kind = find_kind_by_ending(ending) if told else None
     assert piped(data, monkeypatch, dialect=Dialect(kind=kind)) == TABLE.to_pylist()
     with raises(UnreadableInput):
         piped(b"", monkeypatch, dialect=Dialect(kind=kind))
@@ -143,7 +143,7 @@ def test_a_dialect_that_no_reader_takes_is_refused(dialect: Dialect, tmp_path: P
     with raises(SpecError):
         open_files([write(tmp_path / "a.csv", TABLE)], how=FileOptions(dialect=dialect))
     with raises(SpecError):
-        kind_of_ending("xls")
+        find_kind_by_ending("xls")
 
 
 @pytest.mark.parametrize("between", [";", "\t", "|"])
@@ -217,7 +217,7 @@ def test_an_array_is_the_lines_of_its_elements_wherever_it_is_cut(
 ) -> None:
     text = json.dumps(given_rows, indent=indent, ensure_ascii=ascii_only).encode()
     elements = ArrayElements("a.json")
-    lines = b"".join(elements.lines(text[at : at + size]) for at in range(0, len(text), size)) + elements.end()
+    lines = b"".join(elements.to_lines(text[at : at + size]) for at in range(0, len(text), size)) + elements.finish()
     assert [json.loads(line) for line in lines.splitlines() if line.strip()] == given_rows
 
 
@@ -243,7 +243,7 @@ def test_depths_count_no_bracket_within_quotes() -> None:
             elif not quoted:
                 depth += (letter in "[{") - (letter in "]}")
             found.append(depth)
-        assert depths(text.encode())[0].tolist() == found, text
+        assert bracket_depths(text.encode())[0].tolist() == found, text
 
 
 def test_scalars_under_a_text_type_are_the_text_in_the_file(tmp_path: Path) -> None:
@@ -367,6 +367,6 @@ def test_without_the_library_an_address_says_what_to_install(monkeypatch: pytest
 def test_a_wrapped_name_is_of_the_kind_inside(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"id\n1\n") + gzip.compress(b"2\n"))  # of two members
     assert [row["id"] for row in rows(tmp_path / "a.csv.gz")] == [1, 2]
-    assert (kind_of("A.JSON.ZST").name, kind_of("x.tab").delimiter) == ("JSON", "\t")
+    assert (find_kind("A.JSON.ZST").name, find_kind("x.tab").delimiter) == ("JSON", "\t")
     os.rename(tmp_path / "a.csv.gz", tmp_path / "data")
-    assert [row["id"] for row in rows(tmp_path / "data", dialect=Dialect(kind=kind_of_ending("csv.gz")))] == [1, 2]
+    assert [row["id"] for row in rows(tmp_path / "data", dialect=Dialect(kind=find_kind_by_ending("csv.gz")))] == [1, 2]

@@ -22,9 +22,9 @@ from test_totals import is_kept
 
 import ddflow as dd
 import ddflow.engine.run.run
-from ddflow.connectors.address import spelled_sink
+from ddflow.connectors.address import parse_sink
 from ddflow.connectors.api import TableChanges, TableShape, TargetRecord
-from ddflow.connectors.modes import fold_rows
+from ddflow.connectors.modes import rows_with_diff
 from ddflow.connectors.postgres.sink import break_off
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import EngineEpochs
@@ -86,7 +86,7 @@ def test_logs_fold_to_what_is_held(server: Server, tmp_path: Path, mode: Any) ->
             land(tmp_path / "in", f"{number}.csv", rows)
             engine.run(landing(tmp_path), {"by_city": sink})
         delivery = Delivery(EngineEpochs(engine.calls, "a test"), "by_city", sink)
-        there = fold_rows(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
+        there = rows_with_diff(mode, delivery.table.read(), delivery.epochs.output_schema("by_city"))
         delivery.close()
         found: dict[tuple[Any, ...], int] = {}
         for row in there.to_pylist():
@@ -350,7 +350,7 @@ def test_a_lock_is_waited_for_ten_seconds_unless_the_user_says_otherwise(server:
 
 def test_a_table_may_be_in_another_schema_which_has_to_be_there(server: Server, tmp_path: Path) -> None:
     land(tmp_path / "in", "1.csv", FIRST)
-    sink = spelled_sink(f"{server.url}#other.orders", "orders", None)
+    sink = parse_sink(f"{server.url}#other.orders", "orders", None)
     with flow().open(tmp_path / "state") as engine:
         with raises(SinkRefused):
             engine.run(landing(tmp_path), {"orders": sink})
@@ -380,9 +380,9 @@ def test_passwords_are_shown_nowhere(server: Server, tmp_path: Path) -> None:
 
 
 def test_it_is_spelled_as_an_address() -> None:
-    sink = spelled_sink("postgres://me@db:7/shop#t", "by_city", "changelog")
+    sink = parse_sink("postgres://me@db:7/shop#t", "by_city", "changelog")
     assert (sink.kind, sink.mode, sink.target) == ("postgres", "changelog", "postgresql://db:7/shop#t")
-    assert spelled_sink("postgres://me@db/shop", "by_city", None).target == "postgresql://db:5432/shop#by_city"
+    assert parse_sink("postgres://me@db/shop", "by_city", None).target == "postgresql://db:5432/shop#by_city"
 
 
 def test_a_column_that_others_dropped_is_filled_by_sync_alone(server: Server, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from test_postgres_faults import waited_for
 from test_postgres_source import FORMAT, ask
 
 import ddflow as dd
-from ddflow.connectors.address import spelled_source
+from ddflow.connectors.address import parse_source
 from ddflow.errors import SourceChanged, SpecError, UnreadableInput
 
 COLUMNS = ("id", "other", "v", "e", "p")
@@ -258,10 +258,10 @@ def test_it_is_refused_where_it_is_not_to_be_copied_again(server: Server, tmp_pa
         assert held(engine) == there(server)
         engine.run(source(server, recopy=False))
     address = f"postgres:{server.url.partition(':')[2]}&recopy=false&slot=shop#t,quiet"
-    found = spelled_source(address, "shop", follow=False, lines=False)
+    found = parse_source(address, "shop", follow=False, lines=False)
     assert found == dd.sources.postgres(server.url, {"t": "t", "quiet": "quiet"}, slot="shop", recopy=False)
     with raises(SpecError):
-        spelled_source(address.replace("false", "no"), "shop", follow=False, lines=False)
+        parse_source(address.replace("false", "no"), "shop", follow=False, lines=False)
 
 
 def test_a_copy_that_was_to_be_made_is_refused_too(server: Server, tmp_path: Path) -> None:

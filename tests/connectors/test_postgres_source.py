@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import ddflow as dd
 from ddflow.cli import app
 from ddflow.cli.words import ShellWords
-from ddflow.connectors.address import spelled_source
+from ddflow.connectors.address import parse_source
 from ddflow.connectors.postgres.source import Slot
 from ddflow.errors import (
     BadMessage,
@@ -354,10 +354,10 @@ def test_several_tables_are_spelled_as_an_address() -> None:
     feeds = ("orders", "customers", "cities")
     for kind in ("postgres", "postgresql"):  # libpq takes both
         text = f"{kind}://me:secret@db/shop?slot=s&sslmode=require#orders,crm.people=customers,crm.cities"
-        found = spelled_source(text, "shop", follow=False, lines=False)
+        found = parse_source(text, "shop", follow=False, lines=False)
         assert (found.target, found.inputs("shop")) == ("postgresql://db:5432/shop#s", feeds)
         assert "secret" not in repr(found)
-    one = spelled_source("postgres://me@db/shop#crm.people", "customers", follow=False, lines=False)
+    one = parse_source("postgres://me@db/shop#crm.people", "customers", follow=False, lines=False)
     assert (one.target, one.inputs("customers")) == ("postgresql://db:5432/shop#ddflow", ("customers",))
 
 

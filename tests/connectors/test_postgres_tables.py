@@ -11,7 +11,7 @@ from postgres_server import Server
 from test_postgres_source import FORMAT, ask
 
 import ddflow as dd
-from ddflow.connectors.address import spelled_sink, spelled_source
+from ddflow.connectors.address import parse_sink, parse_source
 from ddflow.errors import SinkRefused, UnreadableInput
 
 
@@ -131,18 +131,18 @@ def test_a_name_may_have_dots(server: Server, tmp_path: Path, schema: str, table
     )
     ask(server, f"insert into {sql} values (1)")
     address = server.url.replace("postgresql:", "postgres:")
-    sink = spelled_sink(f'{address}#{own}."co.py"', "t rows", None)
+    sink = parse_sink(f'{address}#{own}."co.py"', "t rows", None)
     with flow("t").open(tmp_path / "state") as engine:
         for source in (
             dd.sources.postgres(server.url, written, slot="shop"),
-            spelled_source(f"{address}&slot=shop#{written}", "t", follow=False, lines=False),
+            parse_source(f"{address}&slot=shop#{written}", "t", follow=False, lines=False),
             dd.sources.postgres(server.url, {sql: "t"}, slot="shop"),
         ):
             engine.run({"t": source}, {"t rows": sink})
             assert ids(engine) == sorted(each for (each,) in ask(server, f"select id from {sql}"))
             ask(server, f"insert into {sql} select max(id) + 1 from {sql}")
         assert ask(server, f'select count(*) from {own}."co.py"') == [(3,)]
-        two = spelled_source(f"{address}#{written},{own}.x=y", "shop", follow=False, lines=False)
+        two = parse_source(f"{address}#{written},{own}.x=y", "shop", follow=False, lines=False)
         assert two.inputs("shop") == (table, "y")
     ask(server, f"drop schema {own} cascade")
 

@@ -12,8 +12,8 @@ from messages import raises
 
 import ddflow as dd
 from ddflow import errors
-from ddflow.connectors.api import Spot
-from ddflow.connectors.error_location import at_spots
+from ddflow.connectors.api import BatchStart
+from ddflow.connectors.error_location import add_file_to_errors
 
 GREAT = 9223372036854775807
 
@@ -136,7 +136,7 @@ def test_columns_that_differ_between_files_of_an_epoch_keep_their_places(tmp_pat
 
 
 def test_what_is_of_no_rows_names_no_file() -> None:
-    with raises(errors.SpillFull), at_spots([(Spot("a.csv", 2), 1)]):
+    with raises(errors.SpillFull), add_file_to_errors([(BatchStart("a.csv", 2), 1)]):
         raise errors.SpillFull("spill", "full", "wait")
-    with raises(errors.NullKey), at_spots([]):
+    with raises(errors.NullKey), add_file_to_errors([]):
         raise errors.NullKey("rows", "row 1, counted from 0", "mend")

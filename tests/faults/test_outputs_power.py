@@ -23,7 +23,7 @@ from chance import sample, seeded
 from simdisk import Faulty, Killed, SimDisk, Story, killing
 
 import ddflow as dd
-from ddflow.connectors.parquet.folder import OutputPlace, folder_name
+from ddflow.connectors.parquet.folder import OwnedFolder, folder_name
 from ddflow.connectors.parquet.sink import Fragment, OutputFolder
 from ddflow.engine.epoch_log import EpochLog
 from ddflow.engine.garbage import gc
@@ -256,7 +256,7 @@ def own_renames(patch: pytest.MonkeyPatch) -> None:
     real = OutputFolder._show
 
     def show(sink: OutputFolder, epoch: int, fragment: Fragment) -> None:
-        if sink.site.is_there(sink._hidden(fragment.output, fragment.blob.name)):
+        if sink.site.is_there(sink._hidden_path(fragment.output, fragment.blob.name)):
             real(sink, epoch, fragment)
 
     patch.setattr(OutputFolder, "_show", show)
@@ -309,7 +309,7 @@ def greedy_leftovers(patch: pytest.MonkeyPatch) -> None:
 def in_place(patch: pytest.MonkeyPatch) -> None:
     """``outputs.json`` is written under its own name."""
 
-    def written(folder: OutputPlace, mark: Any) -> str:
+    def written(folder: OwnedFolder, mark: Any) -> str:
         path, disk = folder.site.below("outputs.json"), folder.site.disk
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(path)
@@ -319,7 +319,7 @@ def in_place(patch: pytest.MonkeyPatch) -> None:
         disk.fsync(file)
         return path
 
-    patch.setattr(OutputPlace, "_write_part", written)
+    patch.setattr(OwnedFolder, "_write_part", written)
     patch.setattr(Site, "try_unlink", lambda site, path: None)
 
 

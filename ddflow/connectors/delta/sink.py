@@ -27,7 +27,7 @@ import xxhash
 from ddflow.columns.names import DELETED, quote_name
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
-from ddflow.connectors.modes import with_deletes
+from ddflow.connectors.modes import merge_deletes
 from ddflow.errors import SinkFailed, first_line, import_extra, mask_secrets, translate
 from ddflow.storage.address import refuse_secret
 
@@ -189,7 +189,7 @@ class DeltaLakeTable(LakeTable):
     def _merge(self, table: Any, changes: TableChanges, told: Any) -> None:
         """Replace rows by their key."""
         key = self.shape.key or ()
-        rows = with_deletes(changes, key, self._secret)
+        rows = merge_deletes(changes, key, self._secret)
         flags = rows.column(DELETED)
         rows = rows.select(self.schema.names).cast(self.schema).append_column(DELETED, flags)
         nulls = {name for name in key if rows.column(name).null_count}

@@ -30,7 +30,7 @@ from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
 from ddflow.columns.widening import Inexact, widen_column
 from ddflow.columns.wider import widen, widening
-from ddflow.connectors.api import Beside, OpenSource, Polled, Source
+from ddflow.connectors.api import OpenSource, Polled, Source, UndeclaredColumn
 from ddflow.connectors.delta.sink import OPTIONS, absolute_address, library, read_files
 from ddflow.connectors.formats.base import DELETED, OWN
 from ddflow.connectors.formats.messages import POSITION
@@ -193,7 +193,7 @@ class FeedReader(OpenSource):
             return None
         position, where = FeedPosition(table=self.id, version=self.at, rows=self.rows), f"version {self.at:,}"
         others = (each for each in self.columns if each.name not in (*self.names, *OWN, *_FEED))
-        beside = {each.name: Beside(each.type, where) for each in others}
+        beside = {each.name: UndeclaredColumn(each.type, where) for each in others}
         return Polled({self.name: batches}, position, beside={self.name: beside})
 
     def _open_version(self, version: Any) -> Any:

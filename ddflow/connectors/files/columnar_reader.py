@@ -9,8 +9,8 @@ either format of Arrow's, as its first bytes say.
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     pq.write_table(pa.table({"id": [1, 2]}), where := f"{folder}/a.parquet")
-...     file = ParquetFile(Local(where))
-...     file.rows(), [batch.num_rows for batch in file.batches(file.own)]
+...     file = ParquetFile(LocalFile(where))
+...     file.rows(), [batch.num_rows for batch in file.batches(file.stored_schema)]
 (2, [2])
 """
 
@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from ddflow.connectors.files.places import Local
-from ddflow.connectors.files.reader import ROWS, File, check_width, reading
+from ddflow.connectors.files.places import LocalFile
+from ddflow.connectors.files.reader import ROWS, InputFile, check_width, translate_file_errors
 from ddflow.errors import UnreadableInput
 
 BUFFER = 1 << 20
@@ -33,30 +33,30 @@ BUFFER = 1 << 20
 _FILE, _END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 
-class Columnar(File):
-    """A file that knows its types: ``own``, as stored."""
+class ColumnarFile(InputFile):
+    """A file that knows its types: ``stored_schema``, as stored."""
 
     @property
     @abstractmethod
-    def own(self) -> pa.Schema:
+    def stored_schema(self) -> pa.Schema:
         """The stored schema."""
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
         """Return the stored types by name."""
-        check_width(self.place, len(self.own))
-        return {field.name: field.type for field in self.own}
+        check_width(self.place, len(self.stored_schema))
+        return {field.name: field.type for field in self.stored_schema}
 
 
-class ParquetFile(Columnar):
+class ParquetFile(ColumnarFile):
     """A Parquet file."""
 
     @cached_property
     def _metadata(self) -> tuple[pq.FileMetaData, pa.Schema]:
-        with reading(self.place), self.place.open() as bytes, pq.ParquetFile(bytes) as file:
+        with translate_file_errors(self.place), self.place.open() as bytes, pq.ParquetFile(bytes) as file:
             return file.metadata, _check_names(file.schema_arrow)
 
     @property
-    def own(self) -> pa.Schema:
+    def stored_schema(self) -> pa.Schema:
         """The stored schema."""
         return self._metadata[1]
 
@@ -70,7 +70,7 @@ class ParquetFile(Columnar):
         Only this thread reads a Python file: the process may abort at its end if another thread has such a file.
         """
         with (
-            reading(self.place),
+            translate_file_errors(self.place),
             self.place.open() as bytes,
             pq.ParquetFile(bytes, pre_buffer=False, buffer_size=BUFFER) as file,
         ):
@@ -79,38 +79,38 @@ class ParquetFile(Columnar):
                 yield batch
 
 
-class ArrowFile(Columnar):
+class ArrowFile(ColumnarFile):
     """An Arrow IPC file, of the file or the stream format."""
 
     @contextmanager
     def _open_reader(self) -> Iterator[tuple[pa.NativeFile, Any]]:
-        with reading(self.place), self.place.open() as file:
-            yield file, pa.ipc.open_stream(file) if self._streams else pa.ipc.open_file(file)
+        with translate_file_errors(self.place), self.place.open() as file:
+            yield file, pa.ipc.open_stream(file) if self._is_stream else pa.ipc.open_file(file)
 
     @cached_property
-    def _streams(self) -> bool:
-        with reading(self.place), self.place.open() as file:
+    def _is_stream(self) -> bool:
+        with translate_file_errors(self.place), self.place.open() as file:
             return file.read(len(_FILE)) != _FILE
 
     @cached_property
-    def own(self) -> pa.Schema:
+    def stored_schema(self) -> pa.Schema:
         """The stored schema."""
         with self._open_reader() as (_, reader):
             return _check_names(reader.schema)
 
     def rows(self) -> int | None:
         """Count the rows in the headers of the batches of a local file; None for others and for a stream."""
-        with reading(self.place):
-            local = isinstance(self.place, Local) and not self._streams
+        with translate_file_errors(self.place):
+            local = isinstance(self.place, LocalFile) and not self._is_stream
             return int(ds.dataset(self.place.name, format="ipc").count_rows()) if local else None
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Yield the stored batches, validated, and cut if they are long."""
         with self._open_reader() as (file, reader):
-            for batch in reader if self._streams else map(reader.get_batch, range(reader.num_record_batches)):
+            for batch in reader if self._is_stream else map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 yield from (batch.slice(start, ROWS) for start in range(0, batch.num_rows, ROWS))
-            if self._streams:
+            if self._is_stream:
                 self._check_end(file)
 
     def _check_end(self, file: pa.NativeFile) -> None:

@@ -5,12 +5,12 @@ an error. A message is the text of its line, unchanged, for a format to read.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect
->>> from ddflow.connectors.files.places import Local
+>>> from ddflow.connectors.files.places import LocalFile
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     with open(where := f"{folder}/a.csv", "w") as out:
 ...         _ = out.write("id;zip\\n1;08001\\n2;\\n")
-...     file, schema = CsvFile(Local(where), Dialect(";"), {}), pa.schema({"id": pa.int64(), "zip": pa.string()})
-...     print(file.head(["zip"])["zip"], next(file.batches(schema)).to_pylist())
+...     file, schema = CsvFile(LocalFile(where), Dialect(";"), {}), pa.schema({"id": pa.int64(), "zip": pa.string()})
+...     print(file.possible_types(["zip"])["zip"], next(file.batches(schema)).to_pylist())
 frozenset({DataType(string)}) [{'id': 1, 'zip': '08001'}, {'id': 2, 'zip': None}]
 """
 
@@ -36,16 +36,16 @@ from ddflow.connectors.files.file_path import suggest_call, suggest_delimiter
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.places import MAGIC
 from ddflow.connectors.files.reader import (
-    Block,
-    File,
+    InputFile,
+    TextBlock,
     TextColumn,
     TextFile,
-    brief,
     check_width,
     describe_error,
     find_packing,
-    reading,
+    quote_brief,
     suggest_encoding,
+    translate_file_errors,
 )
 from ddflow.errors import DdflowError, Phrase, SchemaMismatch, UnreadableInput
 
@@ -60,19 +60,19 @@ class CsvFile(TextFile):
     """A CSV or TSV file."""
 
     @property
-    def _between(self) -> str:
+    def _delimiter(self) -> str:
         return self.dialect.delimiter or self.place.kind.delimiter
 
     def columns(self) -> Mapping[str, None]:
         """Return the names in the header."""
-        return self._names
+        return self._header
 
     @cached_property
-    def _names(self) -> dict[str, None]:
+    def _header(self) -> dict[str, None]:
         with self._open_reader([], head=True) as bytes:
             names = list(bytes.reader.schema.names)
         check_width(self.place, len(names))
-        self._check_first(names)
+        self._check_header(names)
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             remedy = "name each column once" + ("; if its first line is a title, delete that" if "" in twice else "")
@@ -82,29 +82,29 @@ class CsvFile(TextFile):
         self._check_conflicts(pa.array(names[:1]), -1)
         return dict.fromkeys(names)
 
-    def delimiter(self) -> str | None:
+    def likely_delimiter(self) -> str | None:
         """Return the likely delimiter if the header has only one column, with another delimiter in its name."""
-        name = next(iter(self._names))
-        return next((each for each in ";\t|," if each in name), None) if len(self._names) == 1 else None
+        name = next(iter(self._header))
+        return next((each for each in ";\t|," if each in name), None) if len(self._header) == 1 else None
 
-    def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
+    def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
         """Yield its rows by block.  ``names``: of the header; None: only the beginning."""
-        own, row = list(self._names), 0
+        own, row = list(self._header), 0
         with self._open_reader(own, head=names is None) as bytes:
             last = None
             for batch in bytes.reader:
                 columns = {
-                    name: TextColumn(column, forms=self.dialect.forms)
+                    name: TextColumn(column, forms=self.dialect.value_forms)
                     for name, column in zip(own, batch.columns, strict=True)
                 }
                 if len(own) == 1:
                     self._check_conflicts(batch.column(0), row)
-                yield Block(columns, lambda n, before=row: _row(before + n + 2))  # type: ignore[misc]
+                yield TextBlock(columns, lambda n, before=row: _name_row(before + n + 2))  # type: ignore[misc]
                 row, last = row + batch.num_rows, batch if batch.num_rows else last
             opened = (
                 None
                 if last is None or names is None
-                else bytes.find_open_quote(last.column(-1)[-1].as_py(), self._between)
+                else bytes.find_open_quote(last.column(-1)[-1].as_py(), self._delimiter)
             )
         if opened is not None:
             raise UnreadableInput(
@@ -114,11 +114,11 @@ class CsvFile(TextFile):
             )
 
     @contextmanager
-    def _open_reader(self, names: list[str], head: bool) -> Iterator["_Bytes"]:
+    def _open_reader(self, names: list[str], head: bool) -> Iterator["_TrackedStream"]:
         """Open bytes with a reader of batches of texts, and describe its errors."""
         options = (
             csv.ReadOptions(use_threads=False, block_size=SAMPLE),
-            csv.ParseOptions(newlines_in_values=True, delimiter=self._between),
+            csv.ParseOptions(newlines_in_values=True, delimiter=self._delimiter),
             csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
                 null_values=["", *self.dialect.nulls],
@@ -126,8 +126,8 @@ class CsvFile(TextFile):
                 quoted_strings_can_be_null=False,
             ),
         )
-        with reading(self.place, self.dialect):
-            bytes = _Bytes(self.bytes(head))
+        with translate_file_errors(self.place, self.dialect):
+            bytes = _TrackedStream(self.open_text(head))
             try:
                 bytes.open_reader(*options)
                 yield bytes
@@ -141,48 +141,48 @@ class CsvFile(TextFile):
         if (error := find_packing(self.place)) is not None:
             return error
         if value is not None and "UTF8" in value["what"]:
-            place = f"{where}, {_row(value['row'])}, column {names[int(value['column'])]!r}"
+            place = f"{where}, {_name_row(value['row'])}, column {names[int(value['column'])]!r}"
             return UnreadableInput(
                 place, f"it is not {self.dialect.encoding.upper()}", suggest_encoding(self.place, self.dialect)
             )
         if shape is not None:
             if CONFLICT.search(shape["what"]):
-                return _conflict(f"{where}, {_row(shape['row'])}" if shape["row"] else where)
-            if self.bytes(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                return _build_conflict_error(f"{where}, {_name_row(shape['row'])}" if shape["row"] else where)
+            if self.open_text(head=True).read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 given = suggest_call(where, self.dialect._replace(encoding="utf-16"))
                 return UnreadableInput(where, "it begins with the mark of UTF-16", Phrase("give ", given))
-            if self.bytes(head=True).read(8) == b"<<<<<<< ":
-                return _conflict(f"{where}, {_row(1)}")
-            said = f"{_row(shape['row'])}: " if shape["row"] else ""
+            if self.open_text(head=True).read(8) == b"<<<<<<< ":
+                return _build_conflict_error(f"{where}, {_name_row(1)}")
+            said = f"{_name_row(shape['row'])}: " if shape["row"] else ""
             remedy = Phrase("mend the row: is it a whole CSV file?")
-            header = self.bytes(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
-            if (error := self._excels(header)) is not None:
+            header = self.open_text(head=True).read(SAMPLE).partition(b"\n")[0].decode("utf-8-sig", "replace")
+            if (error := self._find_excel_line(header)) is not None:
                 return error
-            between = next((each for each in ";\t|" if each in header and self._between not in header), None)
+            between = next((each for each in ";\t|" if each in header and self._delimiter not in header), None)
             if between is not None and header.replace("\t", "").rstrip("\r").isprintable():
                 remedy = suggest_delimiter(where, self.dialect, between)
             elif shape["what"].startswith("Expected 1 columns") and between is None:
                 remedy = Phrase(
-                    f"if the first line, {brief(header.rstrip())}, is a title, delete it; else mend the row"
+                    f"if the first line, {quote_brief(header.rstrip())}, is a title, delete it; else mend the row"
                 )
             return UnreadableInput(where, said + shape["what"], remedy)
         if "straddl" in message:
             message = f"a row is longer than {SAMPLE:,} bytes; is a quote not closed?"
         return UnreadableInput(where, message, "is it a whole CSV file?")
 
-    def _check_first(self, names: list[str]) -> None:
+    def _check_header(self, names: list[str]) -> None:
         """Refuse a first line that names no columns."""
         if not names[0].isprintable() and (error := find_packing(self.place)) is not None:
             raise error
-        if (error := self._excels(self._between.join(names))) is not None:
+        if (error := self._find_excel_line(self._delimiter.join(names))) is not None:
             raise error
 
-    def _excels(self, header: str) -> UnreadableInput | None:
+    def _find_excel_line(self, header: str) -> UnreadableInput | None:
         """Return an error if the first line is ``sep=;``, which only Excel reads."""
         if (found := _SEPARATED.fullmatch(header.rstrip("\r\n"))) is None:
             return None
         remedy = Phrase("delete that line")
-        if found[1] != self._between:
+        if found[1] != self._delimiter:
             remedy += Phrase(", and give ", suggest_call(self.place.name, self.dialect._replace(delimiter=found[1])))
         return UnreadableInput(
             self.place.name, f"its first line is {found[0]!r}, which is for Excel alone", remedy, file=self.place.name
@@ -192,14 +192,14 @@ class CsvFile(TextFile):
         """Refuse git's conflict markers in a single column, or in the first name."""
         marks = pc.match_substring_regex(texts, "^(<{7}|={7}|>{7})( |$)")
         if (row := pc.index(marks, True).as_py()) >= 0:
-            raise _conflict(f"{self.place.name}, {_row(before + row + 2)}")
+            raise _build_conflict_error(f"{self.place.name}, {_name_row(before + row + 2)}")
 
 
 LONGEST_WAIT: Final = 5
 """Seconds that a reader waits for a thread of Arrow, which needs a fraction of one."""
 
 
-class _File:
+class _UnclosedStream:
     """A file as Arrow has it.  Whichever thread lets it go last needs Python for that."""
 
     closed = False
@@ -208,10 +208,10 @@ class _File:
         self.read = read
 
     def close(self) -> None:
-        """Do nothing; see `Place.open`."""
+        """Do nothing; see `FilePlace.open`."""
 
 
-class _Bytes:
+class _TrackedStream:
     """A file on its way to Arrow, which keeps its end.
 
     Arrow takes a line feed at the beginning of a block for the end of a line, where the block before ended with a
@@ -225,11 +225,11 @@ class _Bytes:
         self._stream, self._held = stream, b""
         self._pieces, self._kept, self._lines = list[bytes](), 0, 0
         self._lock, self._stopped = Lock(), False
-        self._file: Callable[[], _File | None] = lambda: None
+        self._file: Callable[[], _UnclosedStream | None] = lambda: None
 
     def open_reader(self, *options: Any) -> None:
         """Open the reader.  Arrow has the bytes in memory of its own, so that its threads free none of Python's."""
-        file = _File(self.read)
+        file = _UnclosedStream(self.read)
         self._file = weakref.ref(file)
         stream = pa.BufferedInputStream(pa.PythonFile(file, mode="r"), 1)  # type: ignore[attr-defined]
         try:
@@ -240,7 +240,7 @@ class _Bytes:
     def read(self, size: int) -> bytes:
         """Read the next ``size`` bytes or fewer; none at the end."""
         with self._lock:
-            return b"" if self._stopped else self._next(size)
+            return b"" if self._stopped else self._read_next(size)
 
     def stop(self) -> None:
         """Wait until the thread that reads ahead has let the file go: a process that ends before it hangs or aborts."""
@@ -252,7 +252,7 @@ class _Bytes:
         while self._file() is not None and time.monotonic() < ends:
             time.sleep(0.0005)
 
-    def _next(self, size: int) -> bytes:
+    def _read_next(self, size: int) -> bytes:
         more = self._stream.read(size - len(self._held))
         piece, self._held = self._held + more, b""
         if more.endswith(b"\r") and len(piece) > 1:
@@ -279,20 +279,20 @@ class _Bytes:
         return self._lines - inner.count(b"\n") + 1 if opens else None
 
 
-def _conflict(where: str) -> UnreadableInput:
+def _build_conflict_error(where: str) -> UnreadableInput:
     """Build the error of a file with git's conflict markers."""
     return UnreadableInput(
         where, "it holds git's conflict markers (<<<<<<<)", "resolve the conflict, or leave the file out"
     )
 
 
-def _row(number: str | int) -> str:
+def _name_row(number: str | int) -> str:
     return f"row {int(number):,}"
 
 
-def lacks(reader: File, column: str, there: Iterable[str]) -> SchemaMismatch:
+def build_missing_column_error(reader: InputFile, column: str, there: Iterable[str]) -> SchemaMismatch:
     """Build the error of a file without a required column; perhaps it has another delimiter."""
-    if isinstance(reader, CsvFile) and (between := reader.delimiter()) is not None:
+    if isinstance(reader, CsvFile) and (between := reader.likely_delimiter()) is not None:
         found = f"the header is one column, {next(iter(there))!r}"
         return SchemaMismatch(reader.place.name, found, suggest_delimiter(reader.place.name, reader.dialect, between))
     found, remedy = f"the column {column!r} is missing, which every file must have", did_you_mean(column, there)
@@ -309,7 +309,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 BLOCK: Final = 1 << 22
 
 
-class LinesFile(File):
+class LinesFile(InputFile):
     """A file of messages, a line each."""
 
     def columns(self) -> Mapping[str, pa.DataType]:
@@ -318,30 +318,30 @@ class LinesFile(File):
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Yield its lines."""
-        with reading(self.place):
-            for number, lines in blocks(self._stream(self.place.open())):
+        with translate_file_errors(self.place):
+            for number, lines in read_line_blocks(self._decompress(self.place.open())):
                 values, places = drop_blank_lines(lines)
                 yield pa.record_batch({VALUE: values, LINE: pa.array(places + (number + 1))})
 
-    def first(self) -> pa.Array:
+    def first_messages(self) -> pa.Array:
         """Return the first lines; without the last one if it may be cut."""
-        with reading(self.place), self._stream(self.place.head()) as stream:
+        with translate_file_errors(self.place), self._decompress(self.place.open_head()) as stream:
             text = stream.read(SAMPLE)
             whole = text[: text.rfind(b"\n") + 1] or text
-        return drop_blank_lines(next(blocks(pa.BufferReader(whole)), (0, pa.array([], pa.binary())))[1])[0]
+        return drop_blank_lines(next(read_line_blocks(pa.BufferReader(whole)), (0, pa.array([], pa.binary())))[1])[0]
 
-    def _stream(self, stream: pa.NativeFile) -> pa.NativeFile:
+    def _decompress(self, stream: pa.NativeFile) -> pa.NativeFile:
         """Decompress a stream if its first bytes are compressed."""
-        with self.place.head() as head:
+        with self.place.open_head() as head:
             begin = head.read(4)
         wrapped = next((how for magic, how in MAGIC.items() if begin.startswith(magic)), None)
         return stream if wrapped is None else pa.CompressedInputStream(stream, wrapped)
 
 
-def blocks(stream: pa.NativeFile) -> Iterator[tuple[int, pa.Array]]:
+def read_line_blocks(stream: pa.NativeFile) -> Iterator[tuple[int, pa.Array]]:
     """Yield blocks of a stream's lines, each with the number of its first line.  O(bytes).
 
-    >>> [(first, lines.to_pylist()) for first, lines in blocks(pa.BufferReader(b'{"id": 1}\\n\\n{"id": 2}'))]
+    >>> [(first, lines.to_pylist()) for first, lines in read_line_blocks(pa.BufferReader(b'{"id": 1}\\n\\n{"id": 2}'))]
     [(0, [b'{"id": 1}', b'']), (2, [b'{"id": 2}'])]
     """
     rest, number = io.BytesIO(), 0

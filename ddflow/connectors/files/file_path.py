@@ -20,8 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.files.kinds import COMMA, GROUPS, PLAIN, POINT, Dialect, Kind, ending_of, kind_of_ending, likely
-from ddflow.connectors.files.spelling import fits
+from ddflow.connectors.files.kinds import (
+    COMMA,
+    GROUPS,
+    PLAIN,
+    POINT,
+    Dialect,
+    FileKind,
+    ending_of,
+    find_kind_by_ending,
+    likely_date_forms,
+)
+from ddflow.connectors.files.spelling import texts_fit
 from ddflow.errors import FileFix, Phrase, SpecError
 from ddflow.expressions.types import is_number
 
@@ -107,7 +117,7 @@ def dialect_of(given: Any) -> Dialect:
     if not isinstance(given, FilePath):
         return PLAIN
     nulls, dates = ((each,) if isinstance(each, str) else tuple(each) for each in (given.null, given.dates))
-    kind, rename = None if given.format is None else kind_of_ending(given.format), given.rename or {}
+    kind, rename = None if given.format is None else find_kind_by_ending(given.format), given.rename or {}
     if not isinstance(rename, Mapping) or not all(isinstance(each, str) for pair in rename.items() for each in pair):
         raise SpecError("dd.FilePath", f"rename={rename!r:.99}", 'give names by names: {"Order ID": "id"}')
     how = Dialect(
@@ -141,7 +151,7 @@ def suggest_call(path: str, dialect: Dialect, now: Dialect = PLAIN) -> FileFix:
 
 def _convert_to_argument(value: Any) -> Any:
     """Convert a value of a dialect to the argument of `FilePath` that means it."""
-    if isinstance(value, Kind):
+    if isinstance(value, FileKind):
         return ending_of(value)
     if isinstance(value, tuple) and any(isinstance(each, tuple) for each in value):
         return dict(value)
@@ -182,8 +192,8 @@ def find_dialects(dialect: Dialect, texts: Sequence[str], kind: pa.DataType) -> 
     if is_number(kind):
         found += _list_grouped_dialects(dialect, given, kind)
     if pat.is_date(kind) or pat.is_timestamp(kind):
-        found = [dialect._replace(dates=(*dialect.dates, form)) for form in likely(texts)]
-    return [each for each in found if fits(given, kind, forms=each.forms)]
+        found = [dialect._replace(dates=(*dialect.dates, form)) for form in likely_date_forms(texts)]
+    return [each for each in found if texts_fit(given, kind, forms=each.value_forms)]
 
 
 def _list_grouped_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType) -> Iterator[Dialect]:
@@ -193,8 +203,8 @@ def _list_grouped_dialects(dialect: Dialect, texts: pa.Array, kind: pa.DataType)
         for way in (each, each._replace(decimal=",")):
             if (
                 between[0] != way.decimal
-                and pc.any(way.forms.mark_grouped(texts)).as_py()
-                and fits(texts, kind, forms=way.forms)
+                and pc.any(way.value_forms.mark_grouped(texts)).as_py()
+                and texts_fit(texts, kind, forms=way.value_forms)
             ):
                 yield way
                 break

@@ -1,17 +1,18 @@
 """Which type a column of text is, where a file does not say: from the heads of all files.
 
-Invariant: nothing depends on which file comes first.  A head says which types its values could be (`possible`), and
-the guess is the first type of ``LADDER`` that is possible in all of them; how a value of a type is spelled, here and
-further on, is for ``spelling``.  A whole number too large for int64 becomes uint64 or a decimal, one of more than 15
-significant digits and a fraction a decimal; a number that is written as none is (``007``, ``+1``, ``0x10``) stays text,
-since it may be a code, and so does what has one value that does not fit, or no value.
+Invariant: nothing depends on which file comes first.  A head says which types its values could be, and the guess is the
+first type of ``LADDER`` that is possible in all of them; how a value of a type is spelled, here and further on, is for
+``spelling``.  A whole number too large for int64 becomes uint64 or a decimal, one of more than 15 significant digits
+and a fraction a decimal; a number that is written as none is (``007``, ``+1``, ``0x10``) stays text, since it may be a
+code, and so does what has one value that does not fit, or no value.
 
->>> [str(guess([possible(pa.array(texts))])) for texts in (["1", None, "-7"], ["1", "2.5e3"], ["007", "7"], ["1.50"])]
+>>> columns = (["1", None, "-7"], ["1", "2.5e3"], ["007", "7"], ["1.50"])
+>>> [str(guess_type([possible_types(pa.array(texts))])) for texts in columns]
 ['int64', 'double', 'string', 'double']
->>> monday, tuesday = possible(pa.array(["7"])), possible(pa.array(["007"]))
->>> guess([monday, tuesday]) == guess([tuesday, monday]) == pa.string()
+>>> monday, tuesday = possible_types(pa.array(["7"])), possible_types(pa.array(["007"]))
+>>> guess_type([monday, tuesday]) == guess_type([tuesday, monday]) == pa.string()
 True
->>> [str(guess([possible(pa.array([text]))])) for text in ("2024-02-29", "2024-02-30", "2024-02-29 12:00")]
+>>> [str(guess_type([possible_types(pa.array([text]))])) for text in ("2024-02-29", "2024-02-30", "2024-02-29 12:00")]
 ['date32[day]', 'string', 'timestamp[us]']
 """
 
@@ -22,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.files.kinds import USUAL, Forms
-from ddflow.connectors.files.spelling import fits
+from ddflow.connectors.files.kinds import USUAL, ValueForms
+from ddflow.connectors.files.spelling import texts_fit
 
 SAMPLE: Final = 2 << 20
 """Bytes of a text file that are looked at, and parsed at a time."""
@@ -42,7 +43,7 @@ ANY: Final[Possible] = frozenset(LADDER)
 """What a column without a value could be."""
 
 
-def guess(heads: Iterable[Possible]) -> pa.DataType | None:
+def guess_type(heads: Iterable[Possible]) -> pa.DataType | None:
     """Choose the type of a column from its possible types in each head; None if no type fits all.  O(heads)."""
     told = [head for head in heads if head != ANY]
     if not told:
@@ -53,12 +54,12 @@ def guess(heads: Iterable[Possible]) -> pa.DataType | None:
     return next((kind for kind in LADDER if kind in left), None) or settle_type(next(iter(left)))
 
 
-def possible(
-    texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False, forms: Forms = USUAL
+def possible_types(
+    texts: pa.Array, kinds: Sequence[pa.DataType] = LADDER, shortest: bool = False, forms: ValueForms = USUAL
 ) -> Possible:
     """Return the types, among some, that fit all texts of a column; null fits every type.  O(n).
 
-    ``shortest``, ``forms``: as for `values`.
+    ``shortest``, ``forms``: as for `parse_texts`.
     """
     present = texts.drop_null()
     if not len(present):
@@ -67,17 +68,19 @@ def possible(
     found = [
         kind
         for kind in kinds
-        if kind not in _FRACTIONS and fits(few, kind, shortest, forms) and fits(present, kind, shortest, forms)
+        if kind not in _FRACTIONS
+        and texts_fit(few, kind, shortest, forms)
+        and texts_fit(present, kind, shortest, forms)
     ]
-    return frozenset([*found, *(_scales(forms.usual(present, pa.float64())) if kinds is LADDER else ())])
+    return frozenset([*found, *(_fitting_decimals(forms.normalize(present, pa.float64())) if kinds is LADDER else ())])
 
 
-def fitting(kind: pa.DataType, text: str, forms: Forms = USUAL) -> pa.DataType:
+def widen_to_fit(kind: pa.DataType, text: str, forms: ValueForms = USUAL) -> pa.DataType:
     """Return the type to declare for a column of a guessed ``kind`` that has a text of another type.
 
     It fits this text and all earlier values; text always does.
 
-    >>> fitting(pa.int64(), "1.5"), fitting(pa.int64(), "007"), fitting(pa.date32(), "2024-02-29 10:00")
+    >>> widen_to_fit(pa.int64(), "1.5"), widen_to_fit(pa.int64(), "007"), widen_to_fit(pa.date32(), "2024-02-29 10:00")
     (DataType(double), DataType(string), TimestampType(timestamp[us]))
     """
     wider: tuple[pa.DataType, ...] = ()
@@ -87,10 +90,10 @@ def fitting(kind: pa.DataType, text: str, forms: Forms = USUAL) -> pa.DataType:
         wider = tuple(pa.decimal128(DIGITS, scale) for scale in range(kind.scale, DIGITS - kind.precision + kind.scale))
     elif pat.is_date(kind):
         wider = MOMENTS
-    return next((each for each in wider if fits(pa.array([text]), each, forms=forms)), pa.string())
+    return next((each for each in wider if texts_fit(pa.array([text]), each, forms=forms)), pa.string())
 
 
-def _scales(texts: pa.Array) -> Sequence[pa.DataType]:
+def _fitting_decimals(texts: pa.Array) -> Sequence[pa.DataType]:
     """List the decimals with a fraction that hold all texts; the longest fraction is the least scale."""
     if not pc.all(pc.match_substring_regex(texts, r"^-?(0|[1-9]\d*)(\.\d+)?$")).as_py():
         return ()

@@ -5,11 +5,11 @@ cannot exhaust the stack. An error names the line.
 
 >>> import tempfile
 >>> from ddflow.connectors.files.kinds import Dialect
->>> from ddflow.connectors.files.places import Local
+>>> from ddflow.connectors.files.places import LocalFile
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     with open(where := f"{folder}/a.jsonl", "w") as out:
 ...         _ = out.write('{"id": 1, "on": "2024-01-31"}\\n{"id": 2}\\n')
-...     file, schema = JsonFile(Local(where), Dialect(), {}), pa.schema({"id": pa.int64(), "on": pa.date32()})
+...     file, schema = JsonFile(LocalFile(where), Dialect(), {}), pa.schema({"id": pa.int64(), "on": pa.date32()})
 ...     print(list(file.columns()), next(file.batches(schema)).to_pylist()[1])
 ['id', 'on'] {'id': 2, 'on': None}
 """
@@ -31,7 +31,14 @@ from ddflow.columns.names import did_you_mean
 from ddflow.connectors.files.csv_reader import CONFLICT
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.kinds import ARRAY
-from ddflow.connectors.files.reader import Block, TextColumn, TextFile, check_width, reading, suggest_encoding
+from ddflow.connectors.files.reader import (
+    TextBlock,
+    TextColumn,
+    TextFile,
+    check_width,
+    suggest_encoding,
+    translate_file_errors,
+)
 from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, UnreadableInput
 
 DEPTH: Final = 40
@@ -43,12 +50,12 @@ _STEPS[[ord("]"), ord("}")]] = -1
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]:
+def bracket_depths(text: bytes, depth: int = 0, quoted: bool = False) -> tuple[Any, Any]:
     """Return, for each byte of a text, its depth in brackets (int32), and whether it is quoted.  O(n).
 
     ``depth``, ``quoted``: where the text begins.  It must not begin behind a backslash.
 
-    >>> depths(b'[{"a]": []}]')[0].tolist()
+    >>> bracket_depths(b'[{"a]": []}]')[0].tolist()
     [1, 2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 0]
     """
     plain = np.frombuffer(text.replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
@@ -61,21 +68,21 @@ class ArrayElements:
     """The elements of one array, as lines.  ``where``: what the file is called.
 
     >>> elements = ArrayElements("a.json")
-    >>> elements.lines(b'[{"id": 1,\\n "t": "],["}, {"i') + elements.lines(b'd": 2}]\\n') + elements.end()
+    >>> elements.to_lines(b'[{"id": 1,\\n "t": "],["}, {"i') + elements.to_lines(b'd": 2}]\\n') + elements.finish()
     b' {"id": 1,  "t": "],["}\\n {"id": 2}  \\n'
     """
 
     def __init__(self, where: str) -> None:
         self._where, self._depth, self._quoted, self._rest, self._ended = where, 0, False, b"", False
 
-    def lines(self, text: bytes) -> bytes:
+    def to_lines(self, text: bytes) -> bytes:
         """Convert the next piece of the file to lines.  O(n).  Raises `UnreadableInput` if it is not an array."""
         text = self._rest + text
         kept = len(text) - len(text.rstrip(b"\\"))  # half an escape waits for the other half
         text, self._rest = text[: len(text) - kept], text[len(text) - kept :]
         if not text:
             return b""
-        depth, inside = depths(text, self._depth, self._quoted)
+        depth, inside = bracket_depths(text, self._depth, self._quoted)
         before = np.concatenate(([self._depth], depth[:-1]))
         out = np.frombuffer(text, np.uint8).copy()
         out[(out == 10) | (out == 13)] = 32
@@ -91,7 +98,7 @@ class ArrayElements:
         self._depth, self._quoted = int(depth[-1]), bool(inside[-1])
         return out.tobytes()
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         """End the last line.  Raises `UnreadableInput` if the array is not closed."""
         if self._depth or self._rest or not self._ended:
             raise UnreadableInput(self._where, "its array is not closed", "is it a whole JSON file?")
@@ -113,31 +120,31 @@ class JsonFile(TextFile):
 
     def columns(self) -> Mapping[str, None]:
         """Return the members of the first rows, in order of first appearance."""
-        block = self.looked_at()
+        block = self.first_block()
         names = dict.fromkeys(() if block is None else block.columns)
         check_width(self.place, len(names))
         return names
 
     @cached_property
-    def is_whole(self) -> bool:
+    def has_all_columns(self) -> bool:
         """Whether the beginning was all of it."""
-        with reading(self.place, self.dialect), self.bytes(head=True) as stream:
+        with translate_file_errors(self.place, self.dialect), self.open_text(head=True) as stream:
             return len(_read_sample(stream)) < SAMPLE
 
-    def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
+    def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
         """Yield its rows by block.  ``names``: the columns to read; None: all of them, and only the beginning."""
         line = 0
-        for text in self._lines(head=names is None):
-            with reading(self.place, self.dialect):
-                rows, given = self._rows(text, line)
-                block = _Lines(self, given, line, given is not text)
-                yield Block(block.columns(rows, names), block.where)
+        for text in self._read_lines(head=names is None):
+            with translate_file_errors(self.place, self.dialect):
+                rows, given = self._parse_rows(text, line)
+                block = _LineBlock(self, given, line, given is not text)
+                yield TextBlock(block.columns(rows, names), block.name_line)
             line += text.count(b"\n")
 
-    def _lines(self, head: bool) -> Iterator[bytes]:
+    def _read_lines(self, head: bool) -> Iterator[bytes]:
         """Yield whole lines, some at a time."""
-        stream, elements, rest, done, last = self.bytes(head), None, b"", 0, False
-        with reading(self.place):
+        stream, elements, rest, done, last = self.open_text(head), None, b"", 0, False
+        with translate_file_errors(self.place):
             while not last:
                 chunk = _read_sample(stream)
                 last = len(chunk) < SAMPLE
@@ -145,52 +152,54 @@ class JsonFile(TextFile):
                     chunk = chunk.removeprefix(codecs.BOM_UTF8)
                     if self.place.kind.name == ARRAY and chunk.lstrip()[:1] not in (b"{", b""):
                         elements = ArrayElements(self.place.name)
-                rest += chunk if elements is None else elements.lines(chunk)
+                rest += chunk if elements is None else elements.to_lines(chunk)
                 if last:
-                    rest += b"\n" if elements is None else elements.end()
+                    rest += b"\n" if elements is None else elements.finish()
                 first, end = rest.find(b"\n"), rest.rfind(b"\n") + 1
                 if first > SAMPLE or len(rest) - end > SAMPLE:
                     number = done + 1 + (0 if first > SAMPLE else rest.count(b"\n"))
-                    raise self.unreadable(number, f"it is longer than {SAMPLE:,} bytes")
+                    raise self.build_line_error(number, f"it is longer than {SAMPLE:,} bytes")
                 if end:
                     yield rest[:end]
                 done, rest = done + rest.count(b"\n"), rest[end:]
 
-    def _rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
+    def _parse_rows(self, text: bytes, line: int) -> tuple[list[Row], bytes]:
         """Parse the objects in some lines, blank lines left out; return them with their text."""
-        for given in _ways(text):
+        for given in _with_stand_ins(text):
             with suppress(*_FAULTS):
                 rows = _DECODER.decode_lines(given)
                 if len(rows) == text.count(b"\n") or len(rows) == sum(map(bool, map(bytes.strip, text.split(b"\n")))):
                     return rows, given
-        raise self._fault(text, line)
+        raise self._build_row_error(text, line)
 
-    def _fault(self, text: bytes, line: int) -> DdflowError:
+    def _build_row_error(self, text: bytes, line: int) -> DdflowError:
         """Build the error of the first line that is not an object."""
         for number, one in enumerate(text.split(b"\n"), line + 1):
             try:
-                rows = _DECODER.decode_lines([*_ways(one)][-1])
+                rows = _DECODER.decode_lines([*_with_stand_ins(one)][-1])
                 if len(rows) == bool(one.strip()):
                     continue
-                return self.unreadable(number, "it is more than one object")
+                return self.build_line_error(number, "it is more than one object")
             except RecursionError:
-                return self.unreadable(number, _DEEP)
+                return self.build_line_error(number, _DEEP)
             except UnicodeDecodeError as error:
-                return self.unreadable(
+                return self.build_line_error(
                     number,
                     f"it is not {error.encoding.upper()} ({error.reason})",
                     suggest_encoding(self.place, self.dialect),
                 )
             except msgspec.ValidationError:
-                return self.unreadable(number, f"it is a {type(json.loads(one)).__name__}, not an object")
+                return self.build_line_error(number, f"it is a {type(json.loads(one)).__name__}, not an object")
             except msgspec.DecodeError as error:
                 if CONFLICT.match(one.decode(errors="replace")):
                     found = "it holds git's conflict markers (<<<<<<<)"
-                    return self.unreadable(number, found, "resolve the conflict, or leave the file out")
-                return self.unreadable(number, f"it is no JSON ({str(error).removeprefix('JSON is malformed: ')})")
-        return self.unreadable(line + 1, "it is no object a line")
+                    return self.build_line_error(number, found, "resolve the conflict, or leave the file out")
+                return self.build_line_error(
+                    number, f"it is no JSON ({str(error).removeprefix('JSON is malformed: ')})"
+                )
+        return self.build_line_error(line + 1, "it is no object a line")
 
-    def unreadable(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
+    def build_line_error(self, number: int, found: str, remedy: str = "") -> UnreadableInput:
         """Build the error of a line."""
         remedy = remedy or f"mend it: is it a whole {self.place.kind.name} file, an object a line?"
         return UnreadableInput(f"{self.place.name}, {self.name_element(number)}", found, remedy)
@@ -199,7 +208,7 @@ class JsonFile(TextFile):
         """Name a line for messages: "line 7", or "element 7" of an array."""
         return f"{'element' if self.place.kind.name == ARRAY else 'line'} {number:,}"
 
-    def unknown(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
+    def check_members(self, number: int, row: Sequence[tuple[str, Any]], names: Collection[str]) -> None:
         """Raise the error of an object with an unknown member, or with one member twice."""
         seen = set[str]()
         where = f"{self.place.name}, {self.name_element(number)}"
@@ -222,7 +231,7 @@ def _read_sample(stream: pa.NativeFile) -> bytes:
     return b"".join(parts)
 
 
-def _ways(text: bytes) -> Iterator[bytes]:
+def _with_stand_ins(text: bytes) -> Iterator[bytes]:
     """Yield some text unchanged, then with stand-ins for NaN and infinities."""
     yield text
     if not any(each in text for each in _STAND_INS.values()):
@@ -232,17 +241,17 @@ def _ways(text: bytes) -> Iterator[bytes]:
 _DEEP: Final = f"brackets are nested more than {DEPTH} deep"
 
 
-class _Lines:
+class _LineBlock:
     """Lines of a file after its first ``line`` lines.  ``bare``: whether its values contain stand-ins."""
 
     def __init__(self, file: JsonFile, text: bytes, line: int, bare: bool) -> None:
         self._file, self._text, self._line, self._bare = file, text, line, bare
 
-    def where(self, row: int) -> str:
+    def name_line(self, row: int) -> str:
         """Name the line of an object."""
-        return self._file.name_element(self._number(row))
+        return self._file.name_element(self._line_number(row))
 
-    def _number(self, row: int) -> int:
+    def _line_number(self, row: int) -> int:
         full = (n for n, one in enumerate(self._text.split(b"\n"), self._line + 1) if one.strip())
         return next(number for place, number in enumerate(full) if place == row)
 
@@ -255,21 +264,21 @@ class _Lines:
             data = _ENCODER.encode_lines(values)
             missing = values.count(None)
             # The name, its colon, and the comma behind the value.
-            around = _solid(json.dumps(name, ensure_ascii=False).encode()) + 2
-            seen += _solid(data) - 4 * missing + (len(values) - missing) * around
-            columns[name] = self._column(data)
+            around = _count_nonblank(json.dumps(name, ensure_ascii=False).encode()) + 2
+            seen += _count_nonblank(data) - 4 * missing + (len(values) - missing) * around
+            columns[name] = self._build_column(data)
         # Brackets, less the comma that the last member does not have.
-        if seen + 2 * len(rows) - sum(map(bool, rows)) != _solid(self._text):
-            self._account(there)
+        if seen + 2 * len(rows) - sum(map(bool, rows)) != _count_nonblank(self._text):
+            self._check_all_members(there)
         return columns
 
-    def _account(self, names: Collection[str]) -> None:
+    def _check_all_members(self, names: Collection[str]) -> None:
         """Look closely: a name that is written with escapes has another length, too."""
         for number, one in enumerate(self._text.split(b"\n"), self._line + 1):
             if one.strip():
-                self._file.unknown(number, json.loads(one, object_pairs_hook=list), names)
+                self._file.check_members(number, json.loads(one, object_pairs_hook=list), names)
 
-    def _column(self, data: bytes) -> TextColumn:
+    def _build_column(self, data: bytes) -> TextColumn:
         """Build a column of texts from values, one on each line."""
         if self._bare:
             for name, stand_in in sorted(_STAND_INS.items(), key=lambda each: -len(each[1])):
@@ -281,14 +290,14 @@ class _Lines:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.replace(b"\n", b""))]
         texts = pa.Array.from_buffers(pa.string(), len(ends), buffers)
         null, quoted, nested = first == ord("n"), first == ord('"'), (first == ord("[")) | (first == ord("{"))
-        self._check(texts, data, nested)
+        self._check_texts(texts, data, nested)
         texts = pc.if_else(pa.array(null), None, _remove_quotes(texts, quoted))
         among = pa.array(nested) if nested.any() else None
         # A number of JSON has a point, and no groups.
-        forms = self._file.dialect.forms._replace(decimal=".", thousands=None)
+        forms = self._file.dialect.value_forms._replace(decimal=".", thousands=None)
         return TextColumn(texts, pa.array(quoted, mask=null | nested), among, forms)
 
-    def _check(self, texts: pa.Array, data: bytes, nested: Any) -> None:
+    def _check_texts(self, texts: pa.Array, data: bytes, nested: Any) -> None:
         """Raise for a value that is not UTF-8, or nested too deep."""
         try:
             texts.validate(full=True)
@@ -298,14 +307,14 @@ class _Lines:
                     one.decode()
                 except UnicodeDecodeError as error:
                     found = f"it is not UTF-8 ({error.reason})"
-                    raise self._file.unreadable(
-                        self._number(row), found, suggest_encoding(self._file.place, self._file.dialect)
+                    raise self._file.build_line_error(
+                        self._line_number(row), found, suggest_encoding(self._file.place, self._file.dialect)
                     ) from None
             raise
         if nested.any():
-            depth, _ = depths(data)
+            depth, _ = bracket_depths(data)
             if (deep := np.flatnonzero(depth >= DEPTH)).size:
-                raise self._file.unreadable(self._number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
+                raise self._file.build_line_error(self._line_number(data.count(b"\n", 0, int(deep[0]))), _DEEP)
 
 
 def _remove_quotes(texts: pa.Array, quoted: Any) -> pa.Array:
@@ -321,6 +330,6 @@ def _remove_quotes(texts: pa.Array, quoted: Any) -> pa.Array:
     return inner if quoted.all() else pc.if_else(pa.array(quoted), inner, texts)
 
 
-def _solid(text: bytes) -> int:
+def _count_nonblank(text: bytes) -> int:
     """Count the bytes that are not blank."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8) > 32))

@@ -66,15 +66,15 @@ _TIMES: Final = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M
 _LIKE: Final = re.compile(r"\d{1,4}[-/. ](\d{1,2}|[A-Za-z]{3})[-/. ]\d{1,4}\b.{0,20}")
 
 
-class Forms(NamedTuple):
+class ValueForms(NamedTuple):
     """Forms of numbers and dates: decimal mark, date forms (none: ISO 8601), separator of digit groups or None.
 
-    >>> forms = Forms(",", ("%d.%m.%Y", "%d.%m.%Y %H:%M"))
-    >>> forms.usual(pa.array(["12,50", "1.250", None]), pa.float64()).to_pylist()
+    >>> forms = ValueForms(",", ("%d.%m.%Y", "%d.%m.%Y %H:%M"))
+    >>> forms.normalize(pa.array(["12,50", "1.250", None]), pa.float64()).to_pylist()
     ['12.50', '', None]
-    >>> Forms(",", thousands=".").usual(pa.array(["1.250,5", "12.500", "12.5", "7"]), pa.float64()).to_pylist()
+    >>> ValueForms(",", thousands=".").normalize(pa.array(["1.250,5", "12.500", "12.5", "7"]), pa.float64()).to_pylist()
     ['1250.5', '12500', '', '7']
-    >>> forms.usual(pa.array(["3.1.2024", "03.01.2024 14:05", "2024-01-03"]), pa.date32()).to_pylist()
+    >>> forms.normalize(pa.array(["3.1.2024", "03.01.2024 14:05", "2024-01-03"]), pa.date32()).to_pylist()
     ['2024-01-03', '2024-01-03 14:05:00', '']
     """
 
@@ -82,7 +82,7 @@ class Forms(NamedTuple):
     dates: tuple[str, ...] = ()
     thousands: str | None = None
 
-    def usual(self, texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    def normalize(self, texts: pa.Array, kind: pa.DataType) -> pa.Array:
         """Convert the texts of a column to the usual form of its type.  O(n)."""
         if is_number(kind):
             texts = texts if self.thousands is None else self._remove_groups(texts)
@@ -92,25 +92,25 @@ class Forms(NamedTuple):
         if self.dates and (pat.is_date(kind) or pat.is_timestamp(kind)):
             encoded = texts.dictionary_encode()  # a day is there many times
             words = encoded.dictionary
-            return pc.coalesce(*(_in_iso(words, each) for each in self.dates), "").take(encoded.indices)
+            return pc.coalesce(*(_to_iso(words, each) for each in self.dates), "").take(encoded.indices)
         return texts
 
     def mark_grouped(self, texts: pa.Array) -> pa.Array:
         """Mark the texts that are numbers with groups of three digits.  O(n)."""
         fraction = re.escape(self.decimal)
-        return pc.match_substring_regex(texts, rf"^[+-]?[1-9]\d{{0,2}}({self._between}\d{{3}})+({fraction}\d+)?$")
+        return pc.match_substring_regex(texts, rf"^[+-]?[1-9]\d{{0,2}}({self._separators}\d{{3}})+({fraction}\d+)?$")
 
     def _remove_groups(self, texts: pa.Array) -> pa.Array:
         """Remove the separators between groups of digits; a misplaced one gives the empty text."""
-        odd = pc.and_not(pc.match_substring_regex(texts, self._between), self.mark_grouped(texts))
-        return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._between, ""))
+        odd = pc.and_not(pc.match_substring_regex(texts, self._separators), self.mark_grouped(texts))
+        return pc.if_else(odd, "", pc.replace_substring_regex(texts, self._separators, ""))
 
     @property
-    def _between(self) -> str:
+    def _separators(self) -> str:
         """Regular expression of the separators between groups."""
         return f"[{next(each for each in GROUPS if (self.thousands or '.') in each)}]"
 
-    def validate(self) -> "Forms":
+    def validate(self) -> "ValueForms":
         """Check the forms and return them.  Raises `SpecError` for an invalid form."""
         if self.decimal not in (".", ","):
             raise SpecError(Option("decimal", self.decimal), "it is neither a point nor a comma", "give '.' or ','")
@@ -126,15 +126,15 @@ class Forms(NamedTuple):
             )
         for each in self.dates:
             if each != ISO:
-                _pattern(each)
+                _date_pattern(each)
         return self
 
 
-USUAL: Final = Forms()
+USUAL: Final = ValueForms()
 
 
 @cache
-def _pattern(form: str) -> str:
+def _date_pattern(form: str) -> str:
     """Build the regular expression of a form of dates, with a group for each part.  Raises `SpecError`."""
     asked, tokens = Option("dates", form), [(each[1], each[2]) for each in _TOKEN.finditer(form)]
     parts = [part for part, between in tokens if not between and part != "%"]
@@ -160,29 +160,29 @@ def _pattern(form: str) -> str:
     return f"^{''.join(found)}$"
 
 
-def _in_iso(texts: pa.Array, form: str) -> pa.Array:
+def _to_iso(texts: pa.Array, form: str) -> pa.Array:
     """Convert the texts of a form to ISO 8601; others become null.  O(n)."""
     if form == ISO:
         return pc.if_else(pc.match_substring_regex(texts, _ISO), texts, None)
-    found = pc.extract_regex(texts, _pattern(form))
+    found = pc.extract_regex(texts, _date_pattern(form))
     parts = {field.name: pc.struct_field(found, field.name) for field in found.type}
-    day = pc.binary_join_element_wise(_year(parts), _month(parts), pc.utf8_lpad(parts["d"], 2, "0"), "-")
+    day = pc.binary_join_element_wise(_format_year(parts), _format_month(parts), pc.utf8_lpad(parts["d"], 2, "0"), "-")
     if not {"H", "I"} & parts.keys():
         return day
-    time = pc.binary_join_element_wise(_hour(parts), parts.get("M", "00"), parts.get("S", "00"), ":")
+    time = pc.binary_join_element_wise(_format_hour(parts), parts.get("M", "00"), parts.get("S", "00"), ":")
     if "f" in parts:
         time = pc.binary_join_element_wise(time, parts["f"], ".")
     return pc.binary_join_element_wise(day, pc.binary_join_element_wise(time, parts.get("z", ""), ""), " ")
 
 
-def _year(parts: Mapping[str, pa.Array]) -> pa.Array:
+def _format_year(parts: Mapping[str, pa.Array]) -> pa.Array:
     if "Y" in parts:
         return parts["Y"]
     century = pc.if_else(pc.greater_equal(parts["y"], "69"), "19", "20")
     return pc.binary_join_element_wise(century, parts["y"], "")
 
 
-def _month(parts: Mapping[str, pa.Array]) -> pa.Array:
+def _format_month(parts: Mapping[str, pa.Array]) -> pa.Array:
     month = parts.get("m")
     if month is None:
         names = pc.utf8_lower(pc.utf8_slice_codeunits(parts["b"] if "b" in parts else parts["B"], 0, 3))
@@ -190,7 +190,7 @@ def _month(parts: Mapping[str, pa.Array]) -> pa.Array:
     return pc.utf8_lpad(month, 2, "0")
 
 
-def _hour(parts: Mapping[str, pa.Array]) -> pa.Array:
+def _format_hour(parts: Mapping[str, pa.Array]) -> pa.Array:
     hour = parts.get("H")
     if hour is None:
         of_twelve = parts["I"].cast(pa.int8())
@@ -199,11 +199,13 @@ def _hour(parts: Mapping[str, pa.Array]) -> pa.Array:
     return pc.utf8_lpad(hour, 2, "0")
 
 
-def likely(texts: Sequence[str]) -> list[str]:
+def likely_date_forms(texts: Sequence[str]) -> list[str]:
     """List the usual forms of dates that fit all texts.  O(texts).
 
-    >>> likely(["03.01.2024"]), likely(["1/3/2024 2:05 PM"]), likely(["1/3/2024", "1/13/2024"]), likely(["1.2.3"])
-    (['%d.%m.%Y'], ['%d/%m/%Y %I:%M %p', '%m/%d/%Y %I:%M %p'], ['%m/%d/%Y'], [])
+    >>> likely_date_forms(["03.01.2024"]), likely_date_forms(["1/3/2024 2:05 PM"])
+    (['%d.%m.%Y'], ['%d/%m/%Y %I:%M %p', '%m/%d/%Y %I:%M %p'])
+    >>> likely_date_forms(["1/3/2024", "1/13/2024"]), likely_date_forms(["1.2.3"])
+    (['%m/%d/%Y'], [])
     """
     if not texts or not all(map(_LIKE.fullmatch, texts)):
         return []
@@ -211,22 +213,22 @@ def likely(texts: Sequence[str]) -> list[str]:
     found = list[str]()
     for form in (ISO, *(day + time for time in _TIMES for day in _DAYS)):
         try:
-            if not Forms(dates=(form,)).usual(given, moment).cast(moment).null_count:
+            if not ValueForms(dates=(form,)).normalize(given, moment).cast(moment).null_count:
                 found.append(form)
         except pa.ArrowInvalid:
             continue
     return found
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """File format by its usual name, its compression (``wrapped``), and the delimiter of its values.
 
-    >>> kind_of("orders.csv.gz"), kind_of("Orders.PARQUET"), kind_of_ending("tsv")
-    (Kind(name='CSV', wrapped='gzip', delimiter=','), Kind(name='Parquet', wrapped=None, delimiter=','), \
-    Kind(name='TSV', wrapped=None, delimiter='\\t'))
-    >>> kind_of("orders.gz", kind_of_ending("csv"))
-    Kind(name='CSV', wrapped='gzip', delimiter=',')
-    >>> kind_of("orders.txt")
+    >>> find_kind("orders.csv.gz"), find_kind("Orders.PARQUET"), find_kind_by_ending("tsv")
+    (FileKind(name='CSV', wrapped='gzip', delimiter=','), FileKind(name='Parquet', wrapped=None, delimiter=','), \
+    FileKind(name='TSV', wrapped=None, delimiter='\\t'))
+    >>> find_kind("orders.gz", find_kind_by_ending("csv"))
+    FileKind(name='CSV', wrapped='gzip', delimiter=',')
+    >>> find_kind("orders.txt")
     Traceback (most recent call last):
         ...
     ddflow.errors.UnreadableInput: orders.txt: files of kind '.txt' are not known; use .parquet, .arrow, .feather, \
@@ -241,22 +243,22 @@ class Kind(NamedTuple):
 
 CSV, TSV, JSON, ARRAY = "CSV", "TSV", "JSON lines", "JSON"
 PARQUET, ARROW, STREAM = "Parquet", "Arrow", "Arrow stream"
-MESSAGES: Final = Kind("messages")
+MESSAGES: Final = FileKind("messages")
 """A message of a format in each line; no name says so."""
 WRAPS: Final = {".gz": "gzip", ".zst": "zstd"}
 _TEXTS: Final = {
-    ".csv": Kind(CSV),
-    ".tsv": Kind(TSV, delimiter="\t"),
-    ".tab": Kind(TSV, delimiter="\t"),
-    ".jsonl": Kind(JSON),
-    ".ndjson": Kind(JSON),
-    ".json": Kind(ARRAY),
+    ".csv": FileKind(CSV),
+    ".tsv": FileKind(TSV, delimiter="\t"),
+    ".tab": FileKind(TSV, delimiter="\t"),
+    ".jsonl": FileKind(JSON),
+    ".ndjson": FileKind(JSON),
+    ".json": FileKind(ARRAY),
 }
 _PLAIN: Final = {
-    ".parquet": Kind(PARQUET),
-    ".arrow": Kind(ARROW),
-    ".feather": Kind(ARROW),
-    ".arrows": Kind(STREAM),
+    ".parquet": FileKind(PARQUET),
+    ".arrow": FileKind(ARROW),
+    ".feather": FileKind(ARROW),
+    ".arrows": FileKind(STREAM),
     **_TEXTS,
 }
 COLUMNAR: Final = tuple(ending for ending in _PLAIN if ending not in _TEXTS)
@@ -272,8 +274,8 @@ USE: Final = f"use {', '.join(_PLAIN)}; text also with .gz or .zst behind"
 class Dialect(NamedTuple):
     """Form of files: delimiter of CSV, texts for null, encoding, forms of numbers and dates, kind, renamed columns.
 
-    The delimiter and the kind are None if the name of a file decides. An empty field is always null. `Forms` has the
-    forms of numbers and dates.
+    The delimiter and the kind are None if the name of a file decides. An empty field is always null. `ValueForms`
+    has the forms of numbers and dates.
     """
 
     delimiter: str | None = None
@@ -282,13 +284,13 @@ class Dialect(NamedTuple):
     decimal: str = "."
     dates: tuple[str, ...] = ()
     thousands: str | None = None
-    kind: Kind | None = None
+    kind: FileKind | None = None
     rename: tuple[tuple[str, str], ...] = ()
 
     @property
-    def forms(self) -> Forms:
+    def value_forms(self) -> ValueForms:
         """Forms of its values."""
-        return Forms(self.decimal, self.dates, self.thousands)
+        return ValueForms(self.decimal, self.dates, self.thousands)
 
     def validate(self) -> "Dialect":
         """Check the dialect and read ``\\t`` and ``tab`` as a tab.  Raises `SpecError` for an invalid value."""
@@ -300,7 +302,7 @@ class Dialect(NamedTuple):
         except LookupError:
             found, remedy = "there is no such encoding", "give one that Python knows: latin-1, cp1252, utf-16"
             raise SpecError(f"the encoding {self.encoding!r}", found, remedy) from None
-        self.forms.validate()
+        self.value_forms.validate()
         if any("" in pair for pair in self.rename):
             raise SpecError("rename=", "a name is empty", "give the old name and the new one: Order ID=id")
         names = [new for _, new in self.rename]
@@ -327,7 +329,7 @@ def is_utf8(encoding: str) -> bool:
     return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
 
-def kind_of(name: str | PurePath, given: Kind | None = None) -> Kind:
+def find_kind(name: str | PurePath, given: FileKind | None = None) -> FileKind:
     """Return the given kind, or the kind in a file's name.  Raises `UnreadableInput` for an unknown extension."""
     path = PurePath(name)
     if given is not None:
@@ -342,7 +344,7 @@ def kind_of(name: str | PurePath, given: Kind | None = None) -> Kind:
     raise UnreadableInput(str(name), found, remedy)
 
 
-def kind_of_ending(ending: str) -> Kind:
+def find_kind_by_ending(ending: str) -> FileKind:
     """Return the kind for an extension, with or without its dot.  Raises `SpecError`."""
     kind = KINDS.get(f".{ending.lower().removeprefix('.')}")
     if kind is None:
@@ -350,27 +352,27 @@ def kind_of_ending(ending: str) -> Kind:
     return kind
 
 
-def ending_of(kind: Kind) -> str:
-    """Return the extension of a kind, an argument of `kind_of_ending`.
+def ending_of(kind: FileKind) -> str:
+    """Return the extension of a kind, an argument of `find_kind_by_ending`.
 
-    >>> ending_of(kind_of_ending("csv.gz"))
+    >>> ending_of(find_kind_by_ending("csv.gz"))
     'csv.gz'
     """
     return next(ending for ending, each in KINDS.items() if each == kind).removeprefix(".")
 
 
-def sniff_kind(begin: bytes) -> Kind:
+def sniff_kind(begin: bytes) -> FileKind:
     """Guess the kind of a file from its first bytes; CSV if they match no other kind.  O(1).
 
     >>> sniff_kind(b'[{"id": 1}]').name, sniff_kind(b"id\\tcity\\n1\\tBern, BE").name
     ('JSON', 'TSV')
     """
     if begin.startswith(b"PAR1"):
-        return Kind(PARQUET)
+        return FileKind(PARQUET)
     if begin.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
-        return Kind(ARROW)
+        return FileKind(ARROW)
     text = begin.removeprefix(codecs.BOM_UTF8).lstrip()[:4096]
     if text.startswith((b"{", b"[")):
-        return Kind(JSON if text.startswith(b"{") else ARRAY)
+        return FileKind(JSON if text.startswith(b"{") else ARRAY)
     header = text.partition(b"\n")[0]
     return _TEXTS[".tsv" if b"\t" in header and b"," not in header else ".csv"]

@@ -27,7 +27,7 @@ from typing import IO, Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, Kind, kind_of, sniff_kind
+from ddflow.connectors.files.kinds import ARROW, PARQUET, STREAM, FileKind, find_kind, sniff_kind
 from ddflow.errors import DdflowError, MissingExtra, SourceFailed, StateRefused, UnreadableInput, translate
 from ddflow.storage.object_store import Bucket
 
@@ -40,16 +40,16 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(//?)")
 _WILD: Final = re.compile(r"[*?\[]")
 
 
-class Place(ABC):
+class FilePlace(ABC):
     """Something with bytes.  ``name``: what it is called in messages and positions, without credentials."""
 
-    def __init__(self, name: str, kind: Kind | None = None) -> None:
+    def __init__(self, name: str, kind: FileKind | None = None) -> None:
         self.name, self._kind = name, kind
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> FileKind:
         """The kind given for it, or what its name says."""
-        return kind_of(self.name, self._kind)
+        return find_kind(self.name, self._kind)
 
     @abstractmethod
     def size(self) -> int | None:
@@ -64,7 +64,7 @@ class Place(ABC):
         thread drops it.
         """
 
-    def head(self) -> pa.NativeFile:
+    def open_head(self) -> pa.NativeFile:
         """Open at least as much of its beginning as types are guessed from; see `open`."""
         return self.open()
 
@@ -72,7 +72,7 @@ class Place(ABC):
         """Release its resources.  A second call is harmless."""
 
 
-class Local(Place):
+class LocalFile(FilePlace):
     """A file of this machine."""
 
     def size(self) -> int | None:
@@ -88,26 +88,26 @@ class Local(Place):
         return pa.OSFile(self.name)
 
 
-class Stdin(Place):
+class Stdin(FilePlace):
     """Standard input: read once, as it comes.  Columnar formats are read from their end, so they go to a file first."""
 
-    def __init__(self, kind: Kind | None = None) -> None:
+    def __init__(self, kind: FileKind | None = None) -> None:
         super().__init__(STDIN, kind)
         self._input: IO[bytes] | None = None
         self._begin: bytes | None = None
         self._copy: Any = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> FileKind:
         """The kind given, or what its first bytes look like."""
         if self._kind is None:
-            wrapped = next((how for magic, how in MAGIC.items() if self._beginning().startswith(magic)), None)
-            plain = pa.BufferReader(self._beginning())
+            wrapped = next((how for magic, how in MAGIC.items() if self._read_beginning().startswith(magic)), None)
+            plain = pa.BufferReader(self._read_beginning())
             stream = plain if wrapped is None else pa.CompressedInputStream(plain, wrapped)
             self._kind = sniff_kind(stream.read(4096))._replace(wrapped=wrapped)
         return self._kind
 
-    def _beginning(self) -> bytes:
+    def _read_beginning(self) -> bytes:
         if self._begin is None:
             self._input = sys.stdin.buffer
             self._begin = self._input.read(HEAD)
@@ -115,21 +115,21 @@ class Stdin(Place):
 
     def size(self) -> int | None:
         """Return 0 if the input is empty, else None."""
-        return None if self._beginning() else 0
+        return None if self._read_beginning() else 0
 
     def open(self) -> pa.NativeFile:
         """Open standard input from its beginning; once."""
-        begin = self._beginning()
+        begin = self._read_beginning()
         if self.kind.name in (PARQUET, ARROW, STREAM):
             return self._copy_to_file(begin)
         if self._input is None:
             raise UnreadableInput(STDIN, "standard input can be read only once", "write it to a file, and give that")
         rest, self._input = self._input, None
-        return pa.PythonFile(io.BufferedReader(_Joined(begin, rest), HEAD), mode="r")
+        return pa.PythonFile(io.BufferedReader(_JoinedStream(begin, rest), HEAD), mode="r")
 
-    def head(self) -> pa.NativeFile:
+    def open_head(self) -> pa.NativeFile:
         """Open the buffered beginning of standard input."""
-        return pa.BufferReader(self._beginning())
+        return pa.BufferReader(self._read_beginning())
 
     def _copy_to_file(self, begin: bytes) -> pa.NativeFile:
         if self._copy is None:
@@ -148,7 +148,7 @@ class Stdin(Place):
 MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-class _Joined(io.RawIOBase):
+class _JoinedStream(io.RawIOBase):
     """Some bytes, then what another file gives."""
 
     def __init__(self, begin: bytes, rest: IO[bytes]) -> None:
@@ -164,7 +164,7 @@ class _Joined(io.RawIOBase):
         return len(got)
 
 
-class InBucket(Place):
+class BucketObject(FilePlace):
     """Object in S3; readers fetch ranges of it on demand.  ``length``: its bytes; ``key``: in its bucket.
 
     ``ask``: calls the bucket, and converts its errors.
@@ -175,7 +175,7 @@ class InBucket(Place):
         bucket: Bucket,
         key: str,
         length: int,
-        kind: Kind | None = None,
+        kind: FileKind | None = None,
         ask: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(f"{bucket.url}/{key}", kind)
@@ -188,11 +188,13 @@ class InBucket(Place):
 
     def open(self) -> pa.NativeFile:
         """Open the object."""
-        ranges = _Ranges(lambda begin, end: self._asks(self._bucket.read_range, self._key, begin, end), self._length)
+        ranges = _RangeStream(
+            lambda begin, end: self._asks(self._bucket.read_range, self._key, begin, end), self._length
+        )
         return pa.PythonFile(io.BufferedReader(ranges, PIECE), mode="r")
 
 
-class _Ranges(io.RawIOBase):
+class _RangeStream(io.RawIOBase):
     """A file of ``length`` bytes that are asked for by their places."""
 
     def __init__(self, ask: Callable[[int, int], bytes], length: int) -> None:
@@ -222,21 +224,21 @@ class _Ranges(io.RawIOBase):
         return len(got)
 
 
-def list_places(paths: Iterable[Path | str], kind: Kind | None = None) -> list[Place]:
+def list_places(paths: Iterable[Path | str], kind: FileKind | None = None) -> list[FilePlace]:
     """List the places of some files, folders, patterns, addresses and ``-``.  ``kind``: of all of them.  O(files).
 
     Raises `UnreadableInput` for a missing file, an address of an unknown scheme, an unknown kind, a folder without
     files or with a folder in it, a pattern that matches nothing, and an empty list.
     """
-    found: list[Place] = []
+    found: list[FilePlace] = []
     for given in map(str, paths):
         if given == STDIN:
             found.append(Stdin(kind))
         elif re.match("s3:/", given):
-            found += _in_bucket(given, kind)
+            found += _list_bucket(given, kind)
         else:
-            _check_here(given)
-            found += [Local(str(file) if str(file) != STDIN else "./-", kind) for file in _here(given, kind)]
+            _check_local(given)
+            found += [LocalFile(str(file) if str(file) != STDIN else "./-", kind) for file in _list_local(given, kind)]
     if not found:
         raise UnreadableInput("an input", "no file is given", "name at least one file or folder, or - for stdin")
     for place in found:
@@ -244,27 +246,27 @@ def list_places(paths: Iterable[Path | str], kind: Kind | None = None) -> list[P
     return found
 
 
-def _here(given: str, kind: Kind | None) -> Sequence[Path]:
+def _list_local(given: str, kind: FileKind | None) -> Sequence[Path]:
     path = Path(given)
     if path.is_dir():
-        return _within(path)
+        return _list_folder(path)
     if not os.path.lexists(path) and _WILD.search(given):
-        matched = [Path(name) for name in sorted(glob.glob(given, recursive=True)) if not _hidden(name, given)]
+        matched = [Path(name) for name in sorted(glob.glob(given, recursive=True)) if not _is_hidden(name, given)]
         if not matched:
             raise UnreadableInput(given, "no file matches", "check the pattern and where you are")
-        return [file for each in matched for file in (_within(each) if each.is_dir() else [each])]
+        return [file for each in matched for file in (_list_folder(each) if each.is_dir() else [each])]
     if not os.path.lexists(path):
-        kind_of(given, kind)
+        find_kind(given, kind)
         raise UnreadableInput(given, "there is no such file or folder", "check the name and where you are")
     return [path]
 
 
-def _hidden(name: str, pattern: str) -> bool:
+def _is_hidden(name: str, pattern: str) -> bool:
     """Return whether a name is hidden, and the pattern is not for hidden names."""
     return PurePosixPath(name).name[:1] in "._" and PurePosixPath(pattern).name[:1] not in "._"
 
 
-def _check_here(given: str) -> None:
+def _check_local(given: str) -> None:
     """Refuse an address such as ``gs://...``: a `Path` would make a folder of it in this one."""
     match = _SCHEME.match(given)
     if match is not None and (match[2] == "//" or not Path(given).exists()):
@@ -279,7 +281,7 @@ def _check_here(given: str) -> None:
         )
 
 
-def _within(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         entries = sorted(entry for entry in folder.iterdir() if entry.name[0] not in "._")
     except OSError as error:
@@ -299,7 +301,7 @@ def _check_flat(folder: str, inner: list[str]) -> None:
         )
 
 
-def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
+def _list_bucket(given: str, kind: FileKind | None) -> list[FilePlace]:
     """List the objects at an address: one object, or all in a folder or of a pattern."""
     name, _, key = given.removeprefix("s3://").partition("/")
     address = f"s3://{name.rpartition('@')[2]}/{re.split('[?#]', key)[0]}"
@@ -307,12 +309,12 @@ def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
     if not key.endswith("/") and not _WILD.search(key):
         length = call_bucket(address, bucket.lengths, [key]).get(key)
         if length is not None:
-            return [InBucket(bucket, key, length, kind)]
+            return [BucketObject(bucket, key, length, kind)]
     folder = "/".join(key[: match.start()].split("/")[:-1]) if (match := _WILD.search(key)) else key.rstrip("/")
     there = {each.key: each.length for each in call_bucket(address, bucket.list_objects, folder or None)}
     if match:
         pattern = f"/{key}"
-        found = [each for each in there if PurePosixPath(f"/{each}").match(pattern) and not _hidden(each, pattern)]
+        found = [each for each in there if PurePosixPath(f"/{each}").match(pattern) and not _is_hidden(each, pattern)]
         remedy = "check the pattern"
     else:
         below = {each: each.removeprefix(f"{folder}/" if folder else "") for each in there}
@@ -321,7 +323,7 @@ def _in_bucket(given: str, kind: Kind | None) -> list[Place]:
         _check_flat(address, sorted({below[each].split("/")[0] for each in found if "/" in below[each]}))
     if not found:
         raise UnreadableInput(address, "there is no such object", remedy)
-    return [InBucket(bucket, each, there[each], kind) for each in sorted(found)]
+    return [BucketObject(bucket, each, there[each], kind) for each in sorted(found)]
 
 
 def call_bucket(address: str, ask: Callable[..., Any], *given: Any, followed: bool = False) -> Any:
@@ -361,11 +363,11 @@ N = TypeVar("N", bound=HasName)
 
 def in_order(files: Sequence[N]) -> Sequence[N]:
     """Return the files unchanged, and warn if numeric order differs from name order.  O(files)."""
-    warn_of_numbers([each.name for each in files])
+    warn_of_number_order([each.name for each in files])
     return files
 
 
-def warn_of_numbers(names: Sequence[str]) -> None:
+def warn_of_number_order(names: Sequence[str]) -> None:
     """Warn if the numbers in names have another order than the names as text.  O(names)."""
     if (found := find_misordered(names)) is not None:
         one, other, padded = found
@@ -393,12 +395,12 @@ def find_misordered(names: Sequence[str]) -> tuple[str, str, str] | None:
         if each != sorted(each):
             continue
         for one, other in pairwise(each):
-            if _numbers(one) > _numbers(other):
+            if _find_numbers(one) > _find_numbers(other):
                 widths = [max(map(len, found)) for found in zip(*map(_NUMBER.findall, each), strict=True)]
                 padded = iter(widths)
                 return one, other, _NUMBER.sub(lambda found: found[0].zfill(next(padded)), other)  # noqa: B023
     return None
 
 
-def _numbers(name: str) -> list[int]:
+def _find_numbers(name: str) -> list[int]:
     return [int(found) for found in _NUMBER.findall(name)]

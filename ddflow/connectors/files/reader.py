@@ -3,8 +3,8 @@
 Guarantees: a failure names the file, and the row and the column if the reader knows them. A value that does not fit the
 type of its column is an error with its text, never a null. Rows come in batches.
 
->>> from ddflow.connectors.files.places import Local
->>> with reading(Local("orders.parquet")):
+>>> from ddflow.connectors.files.places import LocalFile
+>>> with translate_file_errors(LocalFile("orders.parquet")):
 ...     raise OSError("Corrupt snappy compressed data.")
 Traceback (most recent call last):
     ...
@@ -30,18 +30,18 @@ from ddflow.columns.casts import spelled_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
 from ddflow.connectors.files.file_path import NO_VALUE, suggest_call, suggest_forms, suggest_null
-from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, fitting, possible, settle_type
-from ddflow.connectors.files.kinds import PLAIN, USUAL, Dialect, Forms, is_text_kind, is_utf8
-from ddflow.connectors.files.places import Place
+from ddflow.connectors.files.guess import ANY, LADDER, MOMENTS, Possible, possible_types, settle_type, widen_to_fit
+from ddflow.connectors.files.kinds import PLAIN, USUAL, Dialect, ValueForms, is_text_kind, is_utf8
+from ddflow.connectors.files.places import FilePlace
 from ddflow.connectors.files.spelling import (
     Misspelled,
     convert_texts,
-    digits_within,
-    fits,
-    is_listed,
+    is_list_like,
+    json_reader_type,
+    max_digits,
+    parse_texts,
     restore_type,
-    values,
-    wire,
+    texts_fit,
 )
 from ddflow.errors import DdflowError, Declare, Evolve, Fix, Phrase, SchemaMismatch, UnreadableInput, translate
 from ddflow.errors.base import replace_parts
@@ -61,12 +61,12 @@ WIDEST = 10_000
 """At most so many columns: each has its own arrays in every batch, so wide tables take time by the column."""
 
 
-class File(ABC):
+class InputFile(ABC):
     """One input file.  Everything it raises is a `DdflowError`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: FilePlace) -> None:
         self.place = place
-        self.plain: File = self
+        self.plain: InputFile = self
         """The file with the names that it has itself."""
 
     @abstractmethod
@@ -74,11 +74,11 @@ class File(ABC):
         """Return its columns in order, with their types if it stores types.  JSON has the columns of its beginning."""
 
     @property
-    def is_whole(self) -> bool:
+    def has_all_columns(self) -> bool:
         """Whether `columns` are all that it has."""
         return True
 
-    def head(self, names: Collection[str]) -> Mapping[str, Possible]:
+    def possible_types(self, names: Collection[str]) -> Mapping[str, Possible]:
         """Return the possible types of some columns, if the file does not store types.  O(`SAMPLE`)."""
         return dict.fromkeys(names, ANY)
 
@@ -94,10 +94,10 @@ class File(ABC):
         return None
 
 
-class Renamed(File):
+class RenamedFile(InputFile):
     """A file with other names of columns than it has itself.  ``names``: its own, each with the new one."""
 
-    def __init__(self, of: File, names: Mapping[str, str]) -> None:
+    def __init__(self, of: InputFile, names: Mapping[str, str]) -> None:
         super().__init__(of.place)
         self.plain, self._new = of, dict(names)
 
@@ -105,7 +105,7 @@ class Renamed(File):
         """Return the renamed columns.  Raises `SchemaMismatch` for unknown names, and for two that become one."""
         there, asked = self.plain.columns(), f"{self.place.name}, rename="
         for old, new in self._new.items() if there else ():
-            if old not in there and new not in there and self.plain.is_whole:
+            if old not in there and new not in there and self.plain.has_all_columns:
                 found = f"there is no column {old!r}, which would be {new!r}"
                 raise SchemaMismatch(asked, found, did_you_mean(old, there))
         self._new = {old: new for old, new in self._new.items() if old in there or new not in there}
@@ -116,20 +116,20 @@ class Renamed(File):
         return dict(zip(names, there.values(), strict=True))
 
     @property
-    def is_whole(self) -> bool:
+    def has_all_columns(self) -> bool:
         """As the file."""
-        return self.plain.is_whole
+        return self.plain.has_all_columns
 
-    def head(self, names: Collection[str]) -> Mapping[str, Possible]:
+    def possible_types(self, names: Collection[str]) -> Mapping[str, Possible]:
         """Return the possible types of renamed columns."""
-        found = self.plain.head([self._own(name) for name in names])
+        found = self.plain.possible_types([self._original_name(name) for name in names])
         return {self._new.get(name, name): each for name, each in found.items()}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Yield the rows in renamed columns.  An error of a column says what to declare by its new name."""
-        own = pa.schema([field.with_name(self._own(field.name)) for field in schema])
+        own = pa.schema([field.with_name(self._original_name(field.name)) for field in schema])
         try:
-            for batch in self.plain.batches(own, {self._own(name) for name in converted}):
+            for batch in self.plain.batches(own, {self._original_name(name) for name in converted}):
                 yield batch.rename_columns([self._new.get(name, name) for name in batch.schema.names])
         except SchemaMismatch as error:
             replace_parts(
@@ -143,11 +143,11 @@ class Renamed(File):
         """Return the rows of the file."""
         return self.plain.rows()
 
-    def _own(self, name: str) -> str:
+    def _original_name(self, name: str) -> str:
         return next((old for old, new in self._new.items() if new == name), name)
 
 
-def reading(place: Place, dialect: Dialect | None = None) -> AbstractContextManager[None]:
+def translate_file_errors(place: FilePlace, dialect: Dialect | None = None) -> AbstractContextManager[None]:
     """Convert errors of a block to errors about this file.  ``dialect``: of its text."""
 
     def to_ours(error: Exception) -> DdflowError | None:
@@ -167,12 +167,12 @@ def reading(place: Place, dialect: Dialect | None = None) -> AbstractContextMana
     return translate((pa.ArrowException, OSError, EOFError, ValueError), to_ours)
 
 
-def find_packing(place: Place) -> UnreadableInput | None:
+def find_packing(place: FilePlace) -> UnreadableInput | None:
     """Return an error if text is compressed and its name does not say so; None for other files.  O(1)."""
     if place.kind.wrapped is not None or not is_text_kind(place.kind.name):
         return None
     try:
-        with place.head() as stream:
+        with place.open_head() as stream:
             begin = bytes(stream.read(4))
     except (pa.ArrowException, OSError, DdflowError):
         return None
@@ -181,7 +181,7 @@ def find_packing(place: Place) -> UnreadableInput | None:
     )
 
 
-def suggest_encoding(place: Place, dialect: Dialect) -> Phrase:
+def suggest_encoding(place: FilePlace, dialect: Dialect) -> Phrase:
     """Suggest a remedy for text that is not in the given encoding."""
     if not is_utf8(dialect.encoding):
         return Phrase("give the encoding that it is in, or write it in UTF-8")
@@ -198,21 +198,21 @@ def describe_error(error: BaseException) -> str:
     return text[0].rstrip(". ") if text else type(error).__name__
 
 
-def brief(text: str) -> str:
+def quote_brief(text: str) -> str:
     """Quote the beginning of a text."""
     return repr(text) if len(text) <= 40 else repr(text[:40]) + "..."
 
 
-def check_width(place: Place, columns: int) -> None:
+def check_width(place: FilePlace, columns: int) -> None:
     """Raise `UnreadableInput` for a file with more columns than ``WIDEST``."""
     if columns > WIDEST:
         found = f"it has {columns:,} columns, more than {WIDEST:,}"
         raise UnreadableInput(place.name, found, "make rows of them: a name and a value each", file=place.name)
 
 
-def is_empty(place: Place) -> bool:
+def is_empty(place: FilePlace) -> bool:
     """Return whether a file has no bytes."""
-    with reading(place):
+    with translate_file_errors(place):
         return place.size() == 0
 
 
@@ -224,16 +224,16 @@ class TextColumn(NamedTuple):
     are lists or objects; None elsewhere, and where none is.  ``forms``: of its numbers and dates.
 
     >>> column = TextColumn(pa.array(["1.10", "x", None]), pa.array([False, True, None]))
-    >>> column.convert(pa.string()).to_pylist(), column.possible() == {pa.string()}
+    >>> column.convert(pa.string()).to_pylist(), column.possible_types() == {pa.string()}
     (['1.10', 'x', None], True)
     """
 
     texts: pa.Array
     quoted: pa.Array | None = None
     nested: pa.Array | None = None
-    forms: Forms = USUAL
+    forms: ValueForms = USUAL
 
-    def possible(self) -> Possible:
+    def possible_types(self) -> Possible:
         """Return the types that fit all texts; Arrow infers the types of lists and objects.  O(n)."""
         if self.nested is not None:
             whole = pc.all(pc.or_kleene(self.nested, pc.is_null(self.texts))).as_py()
@@ -241,14 +241,18 @@ class TextColumn(NamedTuple):
                 frozenset([settle_type(_parse_json(self.texts, None).type, null=pa.null())]) if whole else frozenset()
             )
         if self.quoted is None or self.texts.null_count == len(self.texts):
-            return possible(self.texts, forms=self.forms)
+            return possible_types(self.texts, forms=self.forms)
         if pc.all(self.quoted).as_py():
-            return possible(self.texts, (*MOMENTS, pa.string()), forms=self.forms)
-        return frozenset([pa.string()]) if pc.any(self.quoted).as_py() else possible(self.texts, LADDER, shortest=True)
+            return possible_types(self.texts, (*MOMENTS, pa.string()), forms=self.forms)
+        return (
+            frozenset([pa.string()])
+            if pc.any(self.quoted).as_py()
+            else possible_types(self.texts, LADDER, shortest=True)
+        )
 
     def convert(self, kind: pa.DataType, convert: bool = False) -> pa.Array:
         """Convert the values to a type; ``convert``: by Arrow's rules too.  O(n).  Raises `Misspelled`."""
-        structured = pat.is_struct(kind) or is_listed(kind)
+        structured = pat.is_struct(kind) or is_list_like(kind)
         # A text may look like an object, or like null.
         others = self.quoted if structured else self.nested
         if others is not None and (row := pc.index(others, True).as_py()) >= 0:
@@ -261,13 +265,13 @@ class TextColumn(NamedTuple):
             unquoted = any(is_one(kind) for is_one in UNQUOTED)
             if (row := pc.index(self.quoted, unquoted).as_py()) >= 0:
                 raise Misspelled(row)
-        return values(self.texts, kind, self.quoted is not None, self.forms)
+        return parse_texts(self.texts, kind, self.quoted is not None, self.forms)
 
     def _parse_nested(self, kind: pa.DataType) -> pa.Array:
         """Parse lists or objects.  O(n), also if a row is refused: a binary search finds the first such row."""
         try:
-            _check_digits(self.texts, digits_within(kind))
-            return restore_type(_parse_json(self.texts, wire(kind)), kind)
+            _check_digits(self.texts, max_digits(kind))
+            return restore_type(_parse_json(self.texts, json_reader_type(kind)), kind)
         except (pa.ArrowException, ValueError):
             n = len(self.texts)
             if n == 1:
@@ -284,7 +288,7 @@ class TextColumn(NamedTuple):
         """Format a value for messages."""
         text = self.texts[row].as_py()
         if self.quoted is None:
-            return brief(text)
+            return quote_brief(text)
         shown = f'"{text}"' if self.quoted[row].as_py() else text
         return shown if len(shown) <= 40 else f"{shown[:40]}..."
 
@@ -309,7 +313,7 @@ def _parse_json(texts: pa.Array, kind: pa.DataType | None) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-class Block(NamedTuple):
+class TextBlock(NamedTuple):
     """Rows: their columns by name, and a function that names the place of a row in the file."""
 
     columns: Mapping[str, TextColumn]
@@ -320,40 +324,40 @@ Retype = Callable[[str, pa.DataType, pa.DataType], Fix]
 """What to write to declare another type of a column: of its name, its type and the other."""
 
 
-def declare(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
+def suggest_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
     """Return the fix for a column without a stored type: its declaration.
 
-    >>> str(declare("n", pa.int64(), pa.string()))
+    >>> str(suggest_declaration("n", pa.int64(), pa.string()))
     "{'n': 'string'}"
     """
     del was
     return Declare({name: spelled_type(to)})
 
 
-class TextFile(File):
+class TextFile(InputFile):
     """A file of text.  ``dialect``: how it is written.  ``retype``: of columns that have their types already."""
 
-    def __init__(self, place: Place, dialect: Dialect, retype: Mapping[str, Retype]) -> None:
+    def __init__(self, place: FilePlace, dialect: Dialect, retype: Mapping[str, Retype]) -> None:
         super().__init__(place)
         self.dialect, self._retype = dialect, retype
-        self._head: Block | None = None
+        self._head: TextBlock | None = None
 
     @abstractmethod
-    def blocks(self, names: Collection[str] | None = None) -> Iterator[Block]:
+    def blocks(self, names: Collection[str] | None = None) -> Iterator[TextBlock]:
         """Yield its rows, some at a time.  ``names``: the known columns; None: find them in the first rows."""
 
-    def looked_at(self) -> Block | None:
+    def first_block(self) -> TextBlock | None:
         """Return its first rows; None if it has none."""
         if self._head is None:
             self._head = next(self.blocks(), None)
         return self._head
 
-    def head(self, names: Collection[str]) -> Mapping[str, Possible]:
+    def possible_types(self, names: Collection[str]) -> Mapping[str, Possible]:
         """Return the possible types of some columns in the first block."""
-        block = self.looked_at() if names else None
-        with reading(self.place):
+        block = self.first_block() if names else None
+        with translate_file_errors(self.place):
             told = {} if block is None else block.columns
-            return {name: told[name].possible() if name in told else ANY for name in names}
+            return {name: told[name].possible_types() if name in told else ANY for name in names}
 
     def batches(self, schema: pa.Schema, converted: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
         """Yield its rows by block, in the types of ``schema``."""
@@ -363,17 +367,17 @@ class TextFile(File):
             for name, column in block.columns.items():
                 kind = schema.field(name).type
                 try:
-                    with reading(self.place):
+                    with translate_file_errors(self.place):
                         arrays.append(column.convert(kind, name in converted))
                 except Misspelled as error:
                     where = f"{self.place.name}, {block.where(error.row)}, column {name!r}"
-                    found, remedy = self._misfit(name, column, error.row, kind, name in converted)
+                    found, remedy = self._explain_misfit(name, column, error.row, kind, name in converted)
                     raise SchemaMismatch(where, found, remedy, file=self.place.name, column=name) from None
             yield pa.RecordBatch.from_arrays(arrays, names=list(block.columns))
 
-    def bytes(self, head: bool = False) -> pa.NativeFile:
-        """Open the content, unwrapped, in UTF-8.  ``head``: at least its beginning.  Not closed, see `Place.open`."""
-        stream = self.place.head() if head else self.place.open()
+    def open_text(self, head: bool = False) -> pa.NativeFile:
+        """Open the content, unwrapped, in UTF-8.  ``head``: at least its beginning.  See `FilePlace.open`."""
+        stream = self.place.open_head() if head else self.place.open()
         if self.place.kind.wrapped is not None:
             stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
         if not is_utf8(self.dialect.encoding) and not self._has_utf8_mark:
@@ -383,22 +387,24 @@ class TextFile(File):
     @cached_property
     def _has_utf8_mark(self) -> bool:
         """Whether it begins with the mark of UTF-8, which overrides the given encoding."""
-        with self.place.head() as stream:
+        with self.place.open_head() as stream:
             if self.place.kind.wrapped is not None:
                 stream = pa.CompressedInputStream(stream, self.place.kind.wrapped)
             return bytes(stream.read(len(BOM_UTF8))) == BOM_UTF8
 
     @staticmethod
-    def _fitting(column: TextColumn, text: str, kind: pa.DataType) -> pa.DataType:
+    def _find_wider_type(column: TextColumn, text: str, kind: pa.DataType) -> pa.DataType:
         """Return a wider type that fits a text and the column's other texts; text if none does."""
-        fit = fitting(kind, text, column.forms)
+        fit = widen_to_fit(kind, text, column.forms)
         try:
             column.convert(fit, False)
         except Misspelled:
             return pa.string()
         return fit
 
-    def _misfit(self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool) -> tuple[str, Phrase]:
+    def _explain_misfit(
+        self, name: str, column: TextColumn, row: int, kind: pa.DataType, declared: bool
+    ) -> tuple[str, Phrase]:
         """Describe a value that does not fit its column's type, with the remedy."""
         text, shown, dialect = str(column.texts[row]), column.format_value(row), self.dialect
         form = Phrase()
@@ -408,12 +414,14 @@ class TextFile(File):
         if text.lower() in NO_VALUE and column.quoted is None:  # null= is of CSV
             give = suggest_null(self.place.name, dialect, text) + ", "
         if declared:
-            zoned = pat.is_timestamp(kind) and fits(pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.forms)
+            zoned = pat.is_timestamp(kind) and texts_fit(
+                pa.array([text]), pa.timestamp("us", "UTC"), forms=dialect.value_forms
+            )
             other = pa.timestamp("us", "UTC") if zoned else pa.string()
-            fix = self._retype.get(name, declare)(name, kind, other)
+            fix = self._retype.get(name, suggest_declaration)(name, kind, other)
             return f"{shown} is no {kind}", Phrase(give, "mend it, or declare another type: ", fix)
-        fit = self._fitting(column, text, kind)
-        fix = self._retype.get(name, declare)(name, kind, fit)
+        fit = self._find_wider_type(column, text, kind)
+        fix = self._retype.get(name, suggest_declaration)(name, kind, fit)
         remedy = Phrase(give, "mend it, or declare the type that fits: ", fix)
         with suppress(Misspelled):
             convert_texts(column.texts.slice(row, 1), kind, column.forms)

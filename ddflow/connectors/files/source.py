@@ -19,9 +19,9 @@ from ddflow.columns.declared import to_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
 from ddflow.connectors.files.columnar_reader import ArrowFile, ParquetFile
-from ddflow.connectors.files.csv_reader import CsvFile, LinesFile, lacks
+from ddflow.connectors.files.csv_reader import CsvFile, LinesFile, build_missing_column_error
 from ddflow.connectors.files.file_path import find_dialects, suggest_call, suggest_null
-from ddflow.connectors.files.guess import ANY, MOMENTS, Possible, guess
+from ddflow.connectors.files.guess import ANY, MOMENTS, Possible, guess_type
 from ddflow.connectors.files.json_reader import JsonFile
 from ddflow.connectors.files.kinds import (
     ARRAY,
@@ -36,28 +36,28 @@ from ddflow.connectors.files.kinds import (
     Dialect,
     is_json,
 )
-from ddflow.connectors.files.places import Place, in_order, list_places
+from ddflow.connectors.files.places import FilePlace, in_order, list_places
 from ddflow.connectors.files.reader import (
-    Block,
-    File,
-    Renamed,
+    InputFile,
+    RenamedFile,
     Retype,
+    TextBlock,
     TextFile,
     Types,
-    brief,
-    declare,
     describe_error,
     is_empty,
+    quote_brief,
+    suggest_declaration,
 )
-from ddflow.connectors.files.spelling import holds, restore_type
+from ddflow.connectors.files.spelling import can_hold, restore_type
 from ddflow.errors import DdflowError, Declare, Phrase, SchemaMismatch, SpecError, UnreadableInput
 
 
 @dataclass
-class Changes:
+class ColumnChanges:
     """Files with new columns, and files that lack columns of earlier ones.
 
-    >>> Changes(missing={"city": ["b.csv", "c.csv"]}).text
+    >>> ColumnChanges(missing={"city": ["b.csv", "c.csv"]}).summary
     "missing 'city' (b.csv and 1 more)"
     """
 
@@ -69,7 +69,7 @@ class Changes:
         return bool(self.new or self.missing or self.unused)
 
     @property
-    def text(self) -> str:
+    def summary(self) -> str:
         """A line for people."""
         new = ", ".join(f"{name!r} ({file})" for name, file in self.new.items())
         missing = ", ".join(
@@ -89,16 +89,16 @@ _CODE: Final = re.compile(r"[+-]?\d+")
 _DIGIT: Final = re.compile(r"\d")
 
 
-def find_doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[File]) -> list[Phrase]:
+def find_doubts(guessed: Iterable[str], schema: pa.Schema, readers: Iterable[InputFile]) -> list[Phrase]:
     """Return the doubts about columns whose types were guessed.  O(bytes of their heads)."""
     names = [name for name in guessed if pa.types.is_string(schema.field(name).type)]
     files = [each for each in readers if isinstance(each, TextFile)] if names else []
-    heads = [(each, head) for each in files if (head := each.looked_at()) is not None]
+    heads = [(each, head) for each in files if (head := each.first_block()) is not None]
     named = [(each.place.name, each.dialect, head) for each, head in heads]
     return [found for name in names if (found := explain_doubt(name, named) or explain_form(name, heads)) is not None]
 
 
-def explain_form(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase | None:
+def explain_form(name: str, heads: Iterable[tuple[TextFile, TextBlock]]) -> Phrase | None:
     """Return why a column guessed as text may have numbers or dates of another form; else None.  O(`FIRST`)."""
     there = ((file, head, head.columns[name]) for file, head in heads if name in head.columns)
     first = next((each for each in there if each[2].texts.null_count < len(each[2].texts)), None)
@@ -107,10 +107,12 @@ def explain_form(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase |
     file, head, column = first
     texts, dialect = column.texts.drop_null().slice(0, FIRST).to_pylist(), file.dialect
     if column.quoted is None:
-        texts, dialect = _without_null(texts, dialect)
+        texts, dialect = _drop_null_word(texts, dialect)
     for kind in (pa.float64(), *MOMENTS) if column.quoted is None else MOMENTS:
         if ways := find_dialects(dialect, texts, kind):
-            shown = f"{brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
+            shown = (
+                f"{quote_brief(texts[0])} ({file.place.name}, {head.where(pc.index(column.texts, texts[0]).as_py())})"
+            )
             calls = Phrase.join_texts(" or ", [suggest_call(file.place.name, each, file.dialect) for each in ways])
             return Phrase(
                 f"{name!r} is text, because of {shown}: give ", calls, ", or declare ", Declare({name: "string"})
@@ -118,7 +120,7 @@ def explain_form(name: str, heads: Iterable[tuple[TextFile, Block]]) -> Phrase |
     return None
 
 
-def _without_null(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
+def _drop_null_word(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialect]:
     """Drop the one text without a digit that may mean null, if it is rare; return the dialect that reads it so."""
     words = {each for each in texts if len(each) <= WORD and _DIGIT.search(each) is None}
     some = [each for each in texts if each not in words]
@@ -127,18 +129,18 @@ def _without_null(texts: list[str], dialect: Dialect) -> tuple[list[str], Dialec
     return some, dialect._replace(nulls=(*dialect.nulls, *words))
 
 
-def explain_doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phrase | None:
+def explain_doubt(name: str, heads: Iterable[tuple[str, Dialect, TextBlock]]) -> Phrase | None:
     """Return why a column guessed as text may be another type; None if it is text.  O(bytes of the heads).
 
     ``heads``: the name, the dialect and the first rows of each file that has the column.
 
     >>> from ddflow.connectors.files.kinds import PLAIN
-    >>> from ddflow.connectors.files.reader import Block, TextColumn
-    >>> head = Block({"n": TextColumn(pa.array(["1", "2.5", "n/a", None]))}, lambda row: f"row {row + 2}")
+    >>> from ddflow.connectors.files.reader import TextBlock, TextColumn
+    >>> head = TextBlock({"n": TextColumn(pa.array(["1", "2.5", "n/a", None]))}, lambda row: f"row {row + 2}")
     >>> explain_doubt("n", [("a.csv", PLAIN, head)])
     "'n' is text, because 'n/a' (a.csv, row 4) is no number; 2 of its first 3 values are: mend it, give \
     dd.FilePath('a.csv', null='n/a') if it means null, or declare {'n': 'string'} if it is right"
-    >>> explain_doubt("n", [("a.csv", PLAIN, Block({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
+    >>> explain_doubt("n", [("a.csv", PLAIN, TextBlock({"n": TextColumn(pa.array(["1", "2", "007"]))}, str))])
     """
     numbers, values, first, shown, nulls, null = 0, 0, "", "", True, Phrase()
     for file, dialect, head in heads:
@@ -152,7 +154,7 @@ def explain_doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phr
         values += len(fits) - fits.null_count
         row = pc.index(fits, False).as_py()
         if row >= 0 and not first:
-            first, shown = str(column.texts[row]), f"{brief(str(column.texts[row]))} ({file}, {head.where(row)})"
+            first, shown = str(column.texts[row]), f"{quote_brief(str(column.texts[row]))} ({file}, {head.where(row)})"
             null = suggest_null(file, dialect, first)
     if not first or 2 * numbers <= values or _CODE.fullmatch(first):
         return None
@@ -162,8 +164,8 @@ def explain_doubt(name: str, heads: Iterable[tuple[str, Dialect, Block]]) -> Phr
 
 
 _TEXTS: Mapping[str, type[TextFile]] = {CSV: CsvFile, TSV: CsvFile, JSON: JsonFile, ARRAY: JsonFile}
-_COLUMNAR: Mapping[str, type[File]] = {PARQUET: ParquetFile, ARROW: ArrowFile, STREAM: ArrowFile}
-_OTHERS: Mapping[str, type[File]] = {**_COLUMNAR, MESSAGES.name: LinesFile}
+_COLUMNAR: Mapping[str, type[InputFile]] = {PARQUET: ParquetFile, ARROW: ArrowFile, STREAM: ArrowFile}
+_OTHERS: Mapping[str, type[InputFile]] = {**_COLUMNAR, MESSAGES.name: LinesFile}
 
 
 class FilePosition(NamedTuple):
@@ -198,7 +200,7 @@ class FileOptions:
     strict: bool = False
     empty: bool = False
     skip: Callable[[str, DdflowError], None] | None = None
-    retype: Retype = declare
+    retype: Retype = suggest_declaration
     converts: Collection[str] = ()
 
 
@@ -214,70 +216,70 @@ class FilesSource:
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[FilePlace],
         declared: Types,
         required: Sequence[str] = (),
         known: pa.Schema | None = None,
         how: FileOptions = AS_USUAL,
     ) -> None:
         self._declared, self._known, self._how, self._required = declared, known, how, required
-        self._readers: list[File] = []
+        self._readers: list[InputFile] = []
         self._there: list[Mapping[str, pa.DataType | None]] = []
-        self.changes = Changes()
+        self.changes = ColumnChanges()
         for place in places:
             try:
-                self._add(place)
+                self._add_file(place)
             except (UnreadableInput, SchemaMismatch) as error:
                 if how.skip is None:
                     raise
                 how.skip(place.name, error)
         self.files = [reader.place.name for reader in self._readers]
         self._of_file = dict(zip(self.files, self._pair_readers(), strict=True))
-        self.schema = self._union()
+        self.schema = self._unite_columns()
         if not len(self.schema) and not (how.skip and not self.files):
             raise UnreadableInput([*self.files, "an input"][0], "it has no columns", "give a file with columns first")
         if how.strict and self.changes:
             remedy = "mend the files, or leave out --strict-columns to take them as they are"
-            raise SchemaMismatch("the columns of the files", self.changes.text, remedy)
+            raise SchemaMismatch("the columns of the files", self.changes.summary, remedy)
         counts = [reader.rows() for reader in self._readers]
         self.rows = None if None in counts else sum(filter(None, counts))
 
-    def _add(self, place: Place) -> None:
+    def _add_file(self, place: FilePlace) -> None:
         """Add a reader for a file, and look at its columns."""
         if is_empty(place):
             if not self._how.empty:
                 raise UnreadableInput(
                     place.name, "it is empty (0 bytes)", "leave it out, or write it again", file=place.name
                 )
-            self._readers.append(Nothing(place))
+            self._readers.append(EmptyFile(place))
             self._there.append({})
             return
         name = place.kind.name
-        reader: File = _OTHERS[name](place) if name in _OTHERS else self._text(place)
+        reader: InputFile = _OTHERS[name](place) if name in _OTHERS else self._open_text(place)
         if (rename := self._how.dialect.rename) and name != MESSAGES.name:
-            reader = Renamed(reader, dict(rename))
+            reader = RenamedFile(reader, dict(rename))
         there = reader.columns()
         for column in self._required if there else ():
-            if column not in there and reader.is_whole:
-                raise lacks(reader, column, there)
+            if column not in there and reader.has_all_columns:
+                raise build_missing_column_error(reader, column, there)
         for column, kind in self._declared.items():
-            if column in there and isinstance(reader.plain, TextFile) and not holds(kind, name):
+            if column in there and isinstance(reader.plain, TextFile) and not can_hold(kind, name):
                 remedy = "declare another" if is_json(name) else "use Parquet, Arrow or JSON lines for nested values"
                 raise SpecError(f"type {kind} for {column!r}", f"a field of {place.name} cannot hold it", remedy)
         self._readers.append(reader)
         self._there.append(there)
 
-    def _text(self, place: Place) -> TextFile:
+    def _open_text(self, place: FilePlace) -> TextFile:
         retype = dict.fromkeys(self._known.names if self._known is not None else (), self._how.retype)
         return _TEXTS[place.kind.name](place, self._how.dialect, retype)
 
-    def _union(self) -> pa.Schema:
+    def _unite_columns(self) -> pa.Schema:
         """Return all columns, in types that do not depend on the order of the files."""
         known: Types = {} if self._known is None else dict(zip(self._known.names, self._known.types, strict=True))
         columns = dict.fromkeys([*known, *(name for there in self._there for name in there)])
-        self._note(known)
+        self._note_changes(known)
         for name in self._declared:
-            if name not in columns and not all(reader.is_whole for reader in self._readers):
+            if name not in columns and not all(reader.has_all_columns for reader in self._readers):
                 columns[name] = None
             elif name not in columns:
                 self.changes.unused.append(f"no file has {name!r}, which is declared: {did_you_mean(name, columns)}")
@@ -290,52 +292,57 @@ class FilesSource:
         types |= {**known, **self._declared}
         self._of = {name: file for name, file in self._of.items() if name not in known}
         untold = [name for name in columns if name not in types]
-        heads = [reader.head([name for name in untold if name in there]) for reader, there in self._pair_readers()]
+        heads = [
+            reader.possible_types([name for name in untold if name in there]) for reader, there in self._pair_readers()
+        ]
         self.blank = {name for name in untold if all(head.get(name, ANY) == ANY for head in heads)}
         schema = pa.schema([(name, types.get(name) or self._guess_type(name, heads)) for name in columns])
         self.doubts = find_doubts(untold, schema, self._readers)  # which became text by few values
         schema = pa.schema([self._known.field(f.name).with_type(f.type) if f.name in known else f for f in schema])  # type: ignore[union-attr]
         for reader, there in self._pair_readers():
             for name, kind in there.items():
-                self._check(reader, schema.field(name), kind)
+                self._check_column(reader, schema.field(name), kind)
         return schema
 
-    def _pair_readers(self) -> Iterator[tuple[File, Mapping[str, pa.DataType | None]]]:
+    def _pair_readers(self) -> Iterator[tuple[InputFile, Mapping[str, pa.DataType | None]]]:
         return zip(self._readers, self._there, strict=True)
 
-    def _note(self, known: Iterable[str]) -> None:
+    def _note_changes(self, known: Iterable[str]) -> None:
         """Note the columns that appear or disappear from file to file."""
         seen = dict.fromkeys(known or (self._there[0] if self._there else ()))
         for reader, there in self._pair_readers():
             for name in there:
                 if name not in seen:
                     self.changes.new[name] = reader.place.name
-            for name in seen if reader.is_whole and there else ():
+            for name in seen if reader.has_all_columns and there else ():
                 if name not in there:
                     self.changes.missing.setdefault(name, []).append(reader.place.name)
             seen |= dict.fromkeys(there)
 
     def _guess_type(self, name: str, heads: Sequence[Mapping[str, Possible]]) -> pa.DataType:
         told = [(file, head[name]) for file, head in zip(self.files, heads, strict=True) if head.get(name, ANY) != ANY]
-        if (kind := guess(head for _, head in told)) is not None:
+        if (kind := guess_type(head for _, head in told)) is not None:
             return kind
         first = next((each for each in told if not each[1]), told[0])
         if not first[1]:
             raise SchemaMismatch(
-                f"{first[0]}, column {name!r}", "it has lists or objects, and others", _one_type(name), column=name
+                f"{first[0]}, column {name!r}",
+                "it has lists or objects, and others",
+                _suggest_one_type(name),
+                column=name,
             )
-        other = next(each for each in told if guess([first[1], each[1]]) is None)
+        other = next(each for each in told if guess_type([first[1], each[1]]) is None)
         raise SchemaMismatch(
             f"{other[0]}, column {name!r}",
-            f"it is like {guess([other[1]])}, in {first[0]} like {guess([first[1]])}",
-            _one_type(name),
+            f"it is like {guess_type([other[1]])}, in {first[0]} like {guess_type([first[1]])}",
+            _suggest_one_type(name),
             column=name,
         )
 
     def columns(self, file: str) -> pa.Schema:
         """Return the columns that a file has; all columns if it has neither columns nor rows."""
         reader, there = self._of_file[file]
-        some = there and reader.is_whole
+        some = there and reader.has_all_columns
         return pa.schema([f for f in self.schema if f.name in there]) if some else self.schema
 
     def batches(self, after: FilePosition | None = None) -> Iterator[tuple[pa.RecordBatch, FilePosition]]:
@@ -351,25 +358,25 @@ class FilesSource:
         for reader in self._readers[self.files.index(after.file) + after.finished :]:
             file = reader.place.name
             rows, taken = 0, after.rows if file == after.file else 0
-            for batch in self._rows(reader):
+            for batch in self._read_rows(reader):
                 rows += batch.num_rows
                 if rows > taken:
                     yield batch.slice(max(taken - (rows - batch.num_rows), 0)), FilePosition(file, rows)
             yield pa.RecordBatch.from_pylist([], self.schema), FilePosition(file, rows, finished=True)
 
-    def messages(self) -> pa.Array:
+    def first_messages(self) -> pa.Array:
         """Return the first messages of each file of messages.  O(files), and 2 MiB of each."""
-        return pa.concat_arrays([each.first() for each in self._readers if isinstance(each, LinesFile)])
+        return pa.concat_arrays([each.first_messages() for each in self._readers if isinstance(each, LinesFile)])
 
-    def place(self, position: FilePosition) -> str:
+    def name_position(self, position: FilePosition) -> str:
         """Name the file of a position, and its next row unless that is the first."""
         return f"{position.file}, from row {position.rows:,}" if position.rows else position.file
 
-    def row(self, position: FilePosition, row: int) -> str:
+    def name_row(self, position: FilePosition, row: int) -> str:
         """Name a row, counted from 0 after a position, by its file's count: from 1, a header too."""
-        return f"row {self.number(position) + row:,}"
+        return f"row {self.row_number(position) + row:,}"
 
-    def number(self, position: FilePosition) -> int:
+    def row_number(self, position: FilePosition) -> int:
         """Return the number of the next row, by its file's count."""
         return position.rows + 1 + isinstance(self._of_file[position.file][0].plain, CsvFile)
 
@@ -378,26 +385,26 @@ class FilesSource:
         for reader in self._readers:
             reader.place.close()
 
-    def _rows(self, reader: File) -> Iterator[pa.RecordBatch]:
+    def _read_rows(self, reader: InputFile) -> Iterator[pa.RecordBatch]:
         for batch in reader.batches(self.columns(reader.place.name), {*self._declared, *self._how.converts}):
             if batch.num_rows:
-                table = self._cast(reader.place.name, pa.Table.from_batches([batch]))
+                table = self._cast_declared(reader.place.name, pa.Table.from_batches([batch]))
                 yield from conform(table, self.schema, reader.place.name).to_batches()
 
-    def _check(self, reader: File, column: pa.Field, kind: pa.DataType | None) -> None:
+    def _check_column(self, reader: InputFile, column: pa.Field, kind: pa.DataType | None) -> None:
         """Raise if a file's type of a column does not fit, or if text cannot hold the column's type."""
         name, file = column.name, reader.place.name
         if kind is None:
-            if not holds(column.type, reader.place.kind.name):
+            if not can_hold(column.type, reader.place.kind.name):
                 found = f"a {reader.place.kind.name} file cannot hold {column.type}"
                 raise SchemaMismatch(
                     f"{file}, column {name!r}", found, "give Parquet, Arrow or JSON lines", column=name
                 )
             return
         with suppress(SchemaMismatch):
-            conform(self._cast(file, pa.table({name: pa.array([], kind)})), pa.schema([column]), file)
+            conform(self._cast_declared(file, pa.table({name: pa.array([], kind)})), pa.schema([column]), file)
             return
-        words, meant = _one_type(name), "declared is"
+        words, meant = _suggest_one_type(name), "declared is"
         if name in self._of and name not in self._declared:
             meant = f"in {self._of[name]} it is"
         elif name not in self._declared:
@@ -405,7 +412,7 @@ class FilesSource:
             words = Phrase("widen it: ", self._how.retype(name, column.type, kind), "; or convert this one")
         raise SchemaMismatch(f"{file}, column {name!r}", f"it is {kind}, {meant} {column.type}", words, column=name)
 
-    def _cast(self, file: str, table: pa.Table) -> pa.Table:
+    def _cast_declared(self, file: str, table: pa.Table) -> pa.Table:
         """Cast declared columns to their types, also if that cast is not safe without a declaration."""
         for name in self._declared:
             place, kind = table.schema.get_field_index(name), self._declared[name]
@@ -423,7 +430,7 @@ class FilesSource:
         return table
 
 
-class Nothing(File):
+class EmptyFile(InputFile):
     """A file of no bytes."""
 
     def columns(self) -> Mapping[str, pa.DataType | None]:
@@ -435,7 +442,7 @@ class Nothing(File):
         return iter(())
 
 
-def _one_type(name: str) -> str:
+def _suggest_one_type(name: str) -> str:
     return Phrase("declare one type for all files (", Declare({name: "string"}), "), or convert this one")
 
 
@@ -459,7 +466,7 @@ def open_files(
     ...         _ = (Path(folder) / name).write_text(text)
     ...     orders = open_files([folder], types={"id": "int32"})
     ...     read = [(batch.to_pylist(), position) for batch, position in orders.batches()]
-    ...     [rows for rows, _ in read], orders.changes.text.replace(folder, "")
+    ...     [rows for rows, _ in read], orders.changes.summary.replace(folder, "")
     ...     [batch.to_pylist() for batch, _ in orders.batches(after=read[1][1])]
     ([[{'id': 1, 'city': 'Bern', 'tag': None}], [], [{'id': 2, 'city': None, 'tag': 'x'}], []], \
     "new 'tag' (/2.csv); missing 'city' (/2.csv)")

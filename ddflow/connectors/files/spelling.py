@@ -16,45 +16,45 @@ import pyarrow.types as pat
 
 from ddflow.columns.casts import build_lists, decimals_of, floats_of
 from ddflow.columns.schema import is_bytes, is_text, is_word, normal_type
-from ddflow.connectors.files.kinds import USUAL, Forms, is_json
+from ddflow.connectors.files.kinds import USUAL, ValueForms, is_json
 from ddflow.expressions.types import is_number
 
 WIDE: Final = pa.decimal256(76, 38)
 _ANY: Final = 1 << 30
 
 
-def is_listed(kind: pa.DataType) -> bool:
+def is_list_like(kind: pa.DataType) -> bool:
     """Return whether values are lists: of any width, of a fixed size, or of a map's entries."""
     return bool(pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind) or pat.is_map(kind))
 
 
-def element(kind: pa.DataType) -> pa.DataType:
+def element_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of a list's elements; a map's are structs of key and value."""
     return pa.struct([("key", kind.key_type), ("value", kind.item_type)]) if pat.is_map(kind) else kind.value_type
 
 
-def holds(kind: pa.DataType, form: str) -> bool:
+def can_hold(kind: pa.DataType, form: str) -> bool:
     """Return whether columns of a type can be written to and read from CSV or JSON lines."""
     if pat.is_struct(kind):
-        return is_json(form) and all(holds(field.type, form) for field in kind)
-    if is_listed(kind):
-        return is_json(form) and holds(element(kind), form)
+        return is_json(form) and all(can_hold(field.type, form) for field in kind)
+    if is_list_like(kind):
+        return is_json(form) and can_hold(element_type(kind), form)
     return is_word(kind) or is_text(kind) or is_bytes(kind) or bool(pat.is_decimal(kind) or pat.is_null(kind))
 
 
-def wire(kind: pa.DataType) -> pa.DataType:
+def json_reader_type(kind: pa.DataType) -> pa.DataType:
     """Return the type for Arrow's JSON reader that can be cast to ``kind``, within lists and objects.
 
     >>> column = pa.array([b"\\xff", None])
-    >>> plain(column).to_pylist(), restore_type(plain(column), pa.binary()).equals(column)
+    >>> to_csv_type(column).to_pylist(), restore_type(to_csv_type(column), pa.binary()).equals(column)
     (['/w==', None], True)
-    >>> wire(pa.list_(pa.date32()))
+    >>> json_reader_type(pa.list_(pa.date32()))
     ListType(list<item: string>)
     """
     if pat.is_struct(kind):
-        return pa.struct([field.with_type(wire(field.type)).with_nullable(True) for field in kind])
-    if is_listed(kind):
-        return pa.list_(wire(element(kind)))
+        return pa.struct([field.with_type(json_reader_type(field.type)).with_nullable(True) for field in kind])
+    if is_list_like(kind):
+        return pa.list_(json_reader_type(element_type(kind)))
     if is_bytes(kind) or pat.is_null(kind) or is_text(kind) or pat.is_date(kind) or pat.is_time(kind):
         return pa.string()
     if pat.is_decimal(kind):
@@ -62,16 +62,16 @@ def wire(kind: pa.DataType) -> pa.DataType:
     return pa.float64() if pat.is_floating(kind) else pa.int64() if pat.is_duration(kind) else kind
 
 
-def digits_within(kind: pa.DataType) -> int:
+def max_digits(kind: pa.DataType) -> int:
     """Return the most digits of a number in lists and objects that Arrow's JSON reader keeps exactly."""
-    if pat.is_struct(kind) or is_listed(kind):
-        inner = [field.type for field in (kind if pat.is_struct(kind) else [pa.field("", element(kind))])]
-        return min(map(digits_within, inner), default=_ANY)
-    return 76 - wire(kind).scale if pat.is_decimal(kind) else _ANY
+    if pat.is_struct(kind) or is_list_like(kind):
+        inner = [field.type for field in (kind if pat.is_struct(kind) else [pa.field("", element_type(kind))])]
+        return min(map(max_digits, inner), default=_ANY)
+    return 76 - json_reader_type(kind).scale if pat.is_decimal(kind) else _ANY
 
 
 def restore_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast a column of texts, or one parsed as ``wire(kind)``, to ``kind``.  O(n).
+    """Cast a column of texts, or one parsed as ``json_reader_type(kind)``, to ``kind``.  O(n).
 
     Raises `ValueError` or an Arrow error if a value does not fit.
     """
@@ -81,11 +81,11 @@ def restore_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
         # A struct's children, with the nulls of the struct itself in them.
         children = [restore_type(child, field.type) for child, field in zip(column.flatten(), kind, strict=True)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=column.is_null())
-    if is_listed(kind) and is_listed(column.type):
+    if is_list_like(kind) and is_list_like(column.type):
         return _restore_lists(column, kind)
     if is_text(column.type):
         if is_bytes(kind):
-            return pa.array([_bytes(text) for text in column.to_pylist()], kind)
+            return pa.array([_decode_base64(text) for text in column.to_pylist()], kind)
         if pat.is_time(kind):
             return pc.binary_join_element_wise("1970-01-01", column, " ").cast(pa.timestamp(kind.unit)).cast(kind)
         if pat.is_null(kind) and column.null_count < len(column):
@@ -99,23 +99,23 @@ def restore_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.nulls(len(column)) if pat.is_null(kind) else column.cast(kind)
 
 
-def _bytes(text: str | None) -> bytes | None:
+def _decode_base64(text: str | None) -> bytes | None:
     try:
         return None if text is None else base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(f"{text!r} is no base64: {error}") from None
 
 
-def as_list(column: pa.Array) -> pa.Array:
+def map_to_list(column: pa.Array) -> pa.Array:
     """Convert a map to the list of its entries, on the same buffers; return a list unchanged."""
     if not pat.is_map(column.type):
         return column
-    entries = pa.StructArray.from_arrays([column.keys, column.items], fields=list(element(column.type)))
+    entries = pa.StructArray.from_arrays([column.keys, column.items], fields=list(element_type(column.type)))
     kind, buffers = pa.list_(entries.type), column.buffers()[:2]
     return pa.ListArray.from_buffers(kind, len(column), buffers, column.null_count, column.offset, [entries])
 
 
-def ends_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def list_ends(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Return the end of each list's elements in ``column.flatten()``, int64[n + 1]; a null list has none."""
     out = np.zeros(len(column) + 1, np.int64)
     np.cumsum(pc.list_value_length(column).fill_null(0), out=out[1:])
@@ -124,10 +124,10 @@ def ends_of(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def _restore_lists(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert a list column to another kind of list, with its elements restored."""
-    return build_lists(kind, ends_of(column), restore_type(column.flatten(), element(kind)), column.is_null())
+    return build_lists(kind, list_ends(column), restore_type(column.flatten(), element_type(kind)), column.is_null())
 
 
-def plain(column: pa.Array) -> pa.Array:
+def to_csv_type(column: pa.Array) -> pa.Array:
     """Convert a flat column to a type of CSV: no encodings, instants in UTC, bytes as base64.  O(n)."""
     if column.type != normal_type(column.type):
         column = column.cast(normal_type(column.type))
@@ -153,11 +153,11 @@ _TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?$"
 class Misspelled(Exception):
     """Text that is no value of the type.  ``row``: its row.
 
-    >>> values(pa.array(["7", None, "-12"]), pa.int64()).to_pylist()
+    >>> parse_texts(pa.array(["7", None, "-12"]), pa.int64()).to_pylist()
     [7, None, -12]
     >>> for text, kind in (("007", pa.int64()), ("0.1234567890123456", pa.float64()), ("2024-02-30", pa.date32())):
     ...     try:
-    ...         values(pa.array([None, text]), kind)
+    ...         parse_texts(pa.array([None, text]), kind)
     ...     except Misspelled as error:
     ...         print(error.row)
     1
@@ -170,20 +170,20 @@ class Misspelled(Exception):
         self.row = row
 
 
-def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Forms = USUAL) -> pa.Array:
+def parse_texts(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueForms = USUAL) -> pa.Array:
     """Convert texts to values of a type; null is null.  Raises `Misspelled` for an invalid text.  O(n).
 
     ``shortest``: a double of more digits may have the shortest text that is its own, as programs write it.
     """
-    texts = forms.usual(texts, kind)
+    texts = forms.normalize(texts, kind)
     if pat.is_boolean(kind):
-        _check(pc.is_in(texts, value_set=_BOOLEAN))
-    elif (spelled := _pattern(kind)) is not None:
-        _check(pc.match_substring_regex(texts, spelled))
-    found = _cast(texts, kind)
+        _check_all(pc.is_in(texts, value_set=_BOOLEAN))
+    elif (spelled := _value_pattern(kind)) is not None:
+        _check_all(pc.match_substring_regex(texts, spelled))
+    found = _cast_texts(texts, kind)
     if pat.is_integer(kind) or pat.is_duration(kind):
         # There is one way to write a whole number.
-        _check(
+        _check_all(
             pc.equal(
                 found.cast(pa.int64()).cast(pa.string()) if pat.is_duration(kind) else found.cast(pa.string()), texts
             )
@@ -193,25 +193,25 @@ def values(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Fo
     return found
 
 
-def convert_texts(texts: pa.Array, kind: pa.DataType, forms: Forms = USUAL) -> pa.Array:
+def convert_texts(texts: pa.Array, kind: pa.DataType, forms: ValueForms = USUAL) -> pa.Array:
     """Convert texts to a declared type by Arrow's rules, without the spaces around them.  O(n).
 
     A number may have a sign, leading and trailing zeros, and an exponent, if the type holds it; floats are rounded to
     the nearest. Raises `Misspelled` for a text that cannot be converted.
     """
     if is_text(kind):
-        return _cast(texts, kind)
-    texts = forms.usual(pc.utf8_trim_whitespace(texts), kind)
+        return _cast_texts(texts, kind)
+    texts = forms.normalize(pc.utf8_trim_whitespace(texts), kind)
     if is_number(kind):
-        _check(pc.match_substring_regex(texts, _DECLARED))
+        _check_all(pc.match_substring_regex(texts, _DECLARED))
         texts = pc.replace_substring_regex(texts, r"^\+", "")
-    return _cast(texts, kind)
+    return _cast_texts(texts, kind)
 
 
-def _pattern(kind: pa.DataType) -> str | None:
+def _value_pattern(kind: pa.DataType) -> str | None:
     """Return a regular expression that every value of a type matches; None if Arrow's cast is strict enough.
 
-    Arrow reads one form of dates and timestamps: ISO 8601, without spaces around. `Forms` converts others to it.
+    Arrow reads one form of dates and timestamps: ISO 8601, without spaces around. `ValueForms` converts others to it.
     """
     if pat.is_floating(kind):
         return _NUMBER
@@ -224,30 +224,30 @@ def _pattern(kind: pa.DataType) -> str | None:
     return _TIME if pat.is_time(kind) else None
 
 
-def _check(good: pa.BooleanArray) -> None:
+def _check_all(good: pa.BooleanArray) -> None:
     row = pc.index(good, False).as_py()
     if row >= 0:
         raise Misspelled(row)
 
 
-def fits(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: Forms = USUAL) -> bool:
-    """Return whether all texts spell values of a type, as in `values`.  O(n)."""
+def texts_fit(texts: pa.Array, kind: pa.DataType, shortest: bool = False, forms: ValueForms = USUAL) -> bool:
+    """Return whether all texts spell values of a type, as in `parse_texts`.  O(n)."""
     try:
-        values(texts, kind, shortest, forms)
+        parse_texts(texts, kind, shortest, forms)
     except Misspelled:
         return False
     return True
 
 
-def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_texts(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return restore_type(texts, kind)
     except (pa.ArrowException, ValueError):
-        row = bisect_left(range(len(texts)), True, key=lambda n: _fails(texts.slice(0, n + 1), kind))
+        row = bisect_left(range(len(texts)), True, key=lambda n: _cast_fails(texts.slice(0, n + 1), kind))
         raise Misspelled(row) from None
 
 
-def _fails(texts: pa.Array, kind: pa.DataType) -> bool:
+def _cast_fails(texts: pa.Array, kind: pa.DataType) -> bool:
     try:
         restore_type(texts, kind)
     except (pa.ArrowException, ValueError):
@@ -259,10 +259,10 @@ def _check_exact(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
     """Raise `Misspelled` for a text of more digits than a double keeps, or beyond its range."""
     rows = np.flatnonzero(pc.fill_null(pc.greater(pc.binary_length(texts), EXACT), False))
     if len(rows):
-        digits = _digits(texts.take(pa.array(rows)))
+        digits = _significant_digits(texts.take(pa.array(rows)))
         many = np.asarray(pc.greater(pc.binary_length(digits), EXACT))
         if shortest and many.any():
-            own = _digits(found.take(pa.array(rows)).cast(pa.string()))
+            own = _significant_digits(found.take(pa.array(rows)).cast(pa.string()))
             many &= np.asarray(pc.not_equal(*(pc.utf8_rtrim(each, "0") for each in (digits, own))))
         if len(rows := rows[many]):
             raise Misspelled(int(rows[0]))
@@ -271,12 +271,12 @@ def _check_exact(texts: pa.Array, found: pa.Array, shortest: bool) -> None:
     if len(rows):
         some = texts.take(pa.array(rows))
         shown = found.take(pa.array(rows)).cast(pa.string())
-        own = pc.equal(*(pc.utf8_rtrim(_digits(each), "0") for each in (some, shown)))  # of a small one
+        own = pc.equal(*(pc.utf8_rtrim(_significant_digits(each), "0") for each in (some, shown)))  # of a small one
         meant = pc.or_(pc.match_substring_regex(some, _NOUGHT), own)
         if len(rows := rows[~np.asarray(meant)]):
             raise Misspelled(int(rows[0]))
 
 
-def _digits(texts: pa.Array) -> pa.Array:
+def _significant_digits(texts: pa.Array) -> pa.Array:
     """Return the significant digits of numbers, with trailing zeros."""
     return pc.utf8_ltrim(pc.replace_substring_regex(texts, "[eE].*|[-.]", ""), "0")

@@ -4,7 +4,7 @@ Guarantees: an interrupted run leaves no partial file under the name of the outp
 is the text that the JSON reader reads back to the same values.
 
 >>> import io
->>> lines = writer(out := io.BytesIO(), Kind(JSON), pa.schema({"id": pa.int64()}))
+>>> lines = open_writer(out := io.BytesIO(), FileKind(JSON), pa.schema({"id": pa.int64()}))
 >>> lines.write(pa.table({"id": [1, None]}))
 >>> out.getvalue()
 b'{"id":1}\\n{"id":null}\\n'
@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_bytes, is_text, normal_type
-from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV, USE, Kind, is_text_kind, kind_of
+from ddflow.connectors.files.kinds import ARRAY, CSV, JSON, PARQUET, STREAM, TSV, USE, FileKind, find_kind, is_text_kind
 from ddflow.connectors.files.reader import ROWS, describe_error
-from ddflow.connectors.files.spelling import as_list, ends_of, holds, is_listed, plain
+from ddflow.connectors.files.spelling import can_hold, is_list_like, list_ends, map_to_list, to_csv_type
 from ddflow.errors import DdflowError, OutputExists, UnreadableInput, UnwritableOutput, translate
 from ddflow.storage.closing import on_failure
 
@@ -37,35 +37,35 @@ _OTHERS: Final = [(chr(i), f"\\u{i:04x}") for i in range(32) if chr(i) not in "\
 _BEYOND: Final = [("^inf$", "Infinity"), ("^-inf$", "-Infinity"), ("^-?nan$", "NaN")]
 
 
-def json_lines(batch: pa.RecordBatch) -> Any:
+def format_json_lines(batch: pa.RecordBatch) -> Any:
     """Format the rows as JSON lines: a buffer of UTF-8 that ends with a newline.  O(bytes).
 
     The text of a batch must stay below 2 GiB; `Output` cuts tables to batches of 64 Ki rows.
 
     >>> table = pa.table({"id": [1, 2], "tags": [["a", 'b"'], None], "p": [{"x": 1.0}, {"x": None}]})
-    >>> print(bytes(json_lines(table.to_batches()[0])).decode(), end="")
+    >>> print(bytes(format_json_lines(table.to_batches()[0])).decode(), end="")
     {"id":1,"tags":["a","b\\""],"p":{"x":1.0}}
     {"id":2,"tags":null,"p":{"x":null}}
     """
     if not batch.num_columns:
         return b"{}\n" * batch.num_rows
-    lines = pc.binary_join_element_wise(json_objects(batch), "\n", "")
+    lines = pc.binary_join_element_wise(format_json_objects(batch), "\n", "")
     ends, text = lines.buffers()[1:]
     return text[: memoryview(ends).cast("i")[len(lines)]] if text is not None else b""
 
 
-def json_objects(batch: pa.RecordBatch, strict: bool = False) -> pa.Array:
+def format_json_objects(batch: pa.RecordBatch, strict: bool = False) -> pa.Array:
     """Format each row as a JSON object.  O(bytes).
 
     ``strict``: follow other readers of JSON: a UUID has hyphens, and NaN or infinity is a string.
 
-    >>> json_objects(pa.record_batch({"x": [1.5, float("nan")]}), strict=True).to_pylist()
+    >>> format_json_objects(pa.record_batch({"x": [1.5, float("nan")]}), strict=True).to_pylist()
     ['{"x":1.5}', '{"x":"NaN"}']
     """
-    return _members(batch.schema.names, batch.columns, batch.num_rows, strict)
+    return _format_members(batch.schema.names, batch.columns, batch.num_rows, strict)
 
 
-def _values(column: pa.Array, strict: bool) -> pa.Array:
+def _format_values(column: pa.Array, strict: bool) -> pa.Array:
     """Format each value of a column as JSON text, nulls included."""
     if strict and column.type == pa.uuid():
         column = pa.array([None if each is None else str(each) for each in column.to_pylist()], pa.string())
@@ -77,19 +77,19 @@ def _values(column: pa.Array, strict: bool) -> pa.Array:
     if pat.is_null(kind):
         text = pa.nulls(len(column), pa.string())
     elif pat.is_struct(kind):
-        text = _object(column, strict)
-    elif is_listed(kind):
-        text = _list(column, strict)
+        text = _format_structs(column, strict)
+    elif is_list_like(kind):
+        text = _format_lists(column, strict)
     elif is_text(kind) or is_bytes(kind) or pat.is_temporal(kind) or pat.is_decimal(kind):
-        text = _string(column)
+        text = _format_strings(column)
     elif pat.is_floating(kind):
-        text = _float(column.cast(pa.float32()) if pat.is_float16(kind) else column, strict)
+        text = _format_floats(column.cast(pa.float32()) if pat.is_float16(kind) else column, strict)
     else:
         text = column.cast(pa.string())
     return text.fill_null("null")
 
 
-def _float(column: pa.Array, strict: bool) -> pa.Array:
+def _format_floats(column: pa.Array, strict: bool) -> pa.Array:
     text = column.cast(pa.string())
     if not pc.all(pc.is_finite(column)).as_py():
         for pattern, written in _BEYOND:
@@ -97,12 +97,12 @@ def _float(column: pa.Array, strict: bool) -> pa.Array:
     return pc.replace_substring_regex(text, r"^(-?\d+)$", r"\1.0")
 
 
-def _string(column: pa.Array) -> pa.Array:
+def _format_strings(column: pa.Array) -> pa.Array:
     """Quote and escape text; a duration becomes a bare count of its unit."""
     if pat.is_duration(column.type):
         return column.cast(pa.int64()).cast(pa.string())
     escape = is_text(column.type)
-    text = plain(column).cast(pa.string())
+    text = to_csv_type(column).cast(pa.string())
     if escape:
         for letter, written in _ESCAPES:
             text = pc.replace_substring(text, letter, written)
@@ -112,23 +112,23 @@ def _string(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise('"', text, '"', "")
 
 
-def _object(column: pa.Array, strict: bool) -> pa.Array:
-    text = _members([field.name for field in column.type], column.flatten(), len(column), strict)
+def _format_structs(column: pa.Array, strict: bool) -> pa.Array:
+    text = _format_members([field.name for field in column.type], column.flatten(), len(column), strict)
     return pc.if_else(column.is_null(), pa.scalar(None, pa.string()), text) if column.null_count else text
 
 
-def _members(names: list[str], columns: list[pa.Array], rows: int, strict: bool) -> pa.Array:
+def _format_members(names: list[str], columns: list[pa.Array], rows: int, strict: bool) -> pa.Array:
     parts: list[Any] = []
     for name, column in zip(names, columns, strict=True):
-        parts += [("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":", _values(column, strict)]
+        parts += [("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":", _format_values(column, strict)]
     return pc.binary_join_element_wise(*parts, "}", "") if parts else pa.array(["{}"] * rows, pa.string())
 
 
-def _list(column: pa.Array, strict: bool) -> pa.Array:
-    column = as_list(column)
+def _format_lists(column: pa.Array, strict: bool) -> pa.Array:
+    column = map_to_list(column)
     null = column.is_null() if column.null_count else None
     texts = pa.ListArray.from_arrays(
-        pa.array(ends_of(column), pa.int32()), _values(column.flatten(), strict), mask=null
+        pa.array(list_ends(column), pa.int32()), _format_values(column.flatten(), strict), mask=null
     )
     return pc.binary_join_element_wise("[", pc.binary_join(texts, ","), "]", "")
 
@@ -137,7 +137,7 @@ GATHERED_ROWS, GATHERED_BYTES = 1 << 20, 64 << 20
 """As much is gathered for one row group of Parquet, whichever is reached first."""
 
 
-class Writer(ABC):
+class TableWriter(ABC):
     """Appends tables of one schema to a file; ``close`` completes the format, not the file."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Writer(ABC):
         """Write what is left."""
 
 
-class Gathering(Writer):
+class GatheringWriter(TableWriter):
     """Parquet or Arrow: tables are gathered before they are handed on.  ``out``: Arrow's own writer."""
 
     def __init__(self, out: Any, rows: int, options: dict[str, int]) -> None:
@@ -163,37 +163,39 @@ class Gathering(Writer):
         self._waiting.append(table)
         full = sum(table.num_rows for table in self._waiting) >= self._most
         if full or sum(table.nbytes for table in self._waiting) >= GATHERED_BYTES:
-            self._hand_on()
+            self._flush()
 
-    def _hand_on(self) -> None:
+    def _flush(self) -> None:
         if self._waiting:
             self._out.write_table(pa.concat_tables(self._waiting).combine_chunks(), **self._options)
             self._waiting = []
 
     def close(self) -> None:
         """Hand on the rest and write the footer."""
-        self._hand_on()
+        self._flush()
         self._out.close()
 
 
-class Csv(Writer):
+class CsvWriter(TableWriter):
     """CSV or TSV with a header."""
 
     def __init__(self, file: Any, schema: pa.Schema, delimiter: str) -> None:
-        self._schema = pa.schema([(field.name, plain(pa.array([], field.type)).type) for field in schema])
+        self._schema = pa.schema([(field.name, to_csv_type(pa.array([], field.type)).type) for field in schema])
         self._out = csv.CSVWriter(file, self._schema, write_options=csv.WriteOptions(delimiter=delimiter))
 
     def write(self, table: pa.Table) -> None:
         """Append rows."""
         for batch in table.to_batches(ROWS):
-            self._out.write_batch(pa.RecordBatch.from_arrays([plain(c) for c in batch.columns], schema=self._schema))
+            self._out.write_batch(
+                pa.RecordBatch.from_arrays([to_csv_type(c) for c in batch.columns], schema=self._schema)
+            )
 
     def close(self) -> None:
         """Complete the text that Arrow holds."""
         self._out.close()
 
 
-class Lines(Writer):
+class JsonLinesWriter(TableWriter):
     """JSON lines."""
 
     def __init__(self, file: Any) -> None:
@@ -202,13 +204,13 @@ class Lines(Writer):
     def write(self, table: pa.Table) -> None:
         """Append rows."""
         for batch in table.to_batches(ROWS):
-            self._file.write(json_lines(batch))
+            self._file.write(format_json_lines(batch))
 
     def close(self) -> None:
         """Do nothing: all lines are written."""
 
 
-class Elements(Lines):
+class JsonArrayWriter(JsonLinesWriter):
     """JSON: one array of objects, a line each."""
 
     def __init__(self, file: Any) -> None:
@@ -219,7 +221,7 @@ class Elements(Lines):
         """Append rows."""
         for batch in table.to_batches(ROWS):
             if batch.num_rows:
-                self._file.write(self._next + bytes(json_lines(batch))[:-1].replace(b"\n", b",\n"))
+                self._file.write(self._next + bytes(format_json_lines(batch))[:-1].replace(b"\n", b",\n"))
                 self._next = b",\n"
 
     def close(self) -> None:
@@ -227,12 +229,12 @@ class Elements(Lines):
         self._file.write(b"\n]\n" if self._next == b",\n" else b"[]\n")
 
 
-class Wrapped(Writer):
+class CompressedWriter(TableWriter):
     """Another writer, through gzip or zstd."""
 
-    def __init__(self, file: Any, kind: Kind, schema: pa.Schema) -> None:
-        self._stream = pa.CompressedOutputStream(pa.PythonFile(_Open(file), mode="w"), str(kind.wrapped))
-        self._inner = writer(self._stream, kind._replace(wrapped=None), schema)
+    def __init__(self, file: Any, kind: FileKind, schema: pa.Schema) -> None:
+        self._stream = pa.CompressedOutputStream(pa.PythonFile(_UnclosedFile(file), mode="w"), str(kind.wrapped))
+        self._inner = open_writer(self._stream, kind._replace(wrapped=None), schema)
 
     def write(self, table: pa.Table) -> None:
         """Append rows."""
@@ -244,7 +246,7 @@ class Wrapped(Writer):
         self._stream.close()
 
 
-class _Open:
+class _UnclosedFile:
     """File that its writer does not close."""
 
     closed = False
@@ -256,20 +258,20 @@ class _Open:
         """Do nothing."""
 
 
-def writer(file: IO[bytes] | Any, kind: Kind, schema: pa.Schema) -> Writer:
+def open_writer(file: IO[bytes] | Any, kind: FileKind, schema: pa.Schema) -> TableWriter:
     """Return the writer for a kind of file.  O(1)."""
     if kind.wrapped is not None:
-        return Wrapped(file, kind, schema)
+        return CompressedWriter(file, kind, schema)
     if kind.name in (CSV, TSV):
-        return Csv(file, schema, kind.delimiter)
+        return CsvWriter(file, schema, kind.delimiter)
     if kind.name == ARRAY:
-        return Elements(file)
+        return JsonArrayWriter(file)
     if kind.name == JSON:
-        return Lines(file)
+        return JsonLinesWriter(file)
     if kind.name == PARQUET:
-        return Gathering(pq.ParquetWriter(file, schema, compression="zstd"), GATHERED_ROWS, {})
+        return GatheringWriter(pq.ParquetWriter(file, schema, compression="zstd"), GATHERED_ROWS, {})
     new = pa.ipc.new_stream if kind.name == STREAM else pa.ipc.new_file
-    return Gathering(new(file, schema), ROWS, {"max_chunksize": ROWS})
+    return GatheringWriter(new(file, schema), ROWS, {"max_chunksize": ROWS})
 
 
 class FileOutput:
@@ -278,22 +280,22 @@ class FileOutput:
     def __init__(self, path: Path, schema: pa.Schema, overwrite: bool) -> None:
         self.path, self.schema, self.overwrite, self.written = path, schema, overwrite, 0
         try:
-            self.kind = kind_of(path)
+            self.kind = find_kind(path)
         except UnreadableInput as error:
             raise UnwritableOutput(f"write {path}", error.found, USE) from None
         if path.is_dir():
             raise UnwritableOutput(f"write {path}", "that is a folder", "name a file in it")
         if path.exists() and not overwrite:
-            raise self._exists()
+            raise self._exists_error()
         if not path.parent.is_dir():
             raise UnwritableOutput(f"write {path}", f"there is no folder {path.parent}", "make it first")
         for field in schema:
-            if is_text_kind(self.kind.name) and not holds(field.type, self.kind.name):
+            if is_text_kind(self.kind.name) and not can_hold(field.type, self.kind.name):
                 found = f"a {self.kind.name} file cannot hold {field.name!r}, which is {field.type}"
                 raise UnwritableOutput(f"write {path}", found, "write .parquet or .arrow, or leave the column out")
         self._aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.part")
         self._file: IO[bytes] | None = None
-        self._writer: Writer | None = None
+        self._writer: TableWriter | None = None
 
     def write(self, table: pa.Table) -> None:
         """Append rows of the output's columns.  O(rows).  Raises `UnwritableOutput`, such as for a full disk."""
@@ -307,7 +309,7 @@ class FileOutput:
         weakref.finalize(self, _unlink, self._aside)
         with self._translate_errors(), on_failure(self._remove):
             self._file = open(self._aside, "xb")
-            self._writer = writer(self._file, self.kind, self.schema)
+            self._writer = open_writer(self._file, self.kind, self.schema)
         return self
 
     def __exit__(
@@ -319,7 +321,7 @@ class FileOutput:
         finally:
             self._remove()
 
-    def keep(self, mark: str) -> Path:
+    def keep_partial(self, mark: str) -> Path:
         """Complete the rows so far in ``mark.NAME``, in the same folder.  Raises like the end of the ``with``."""
         self.path = self.path.with_name(f"{mark}.{self.path.name}")
         self._commit()
@@ -339,10 +341,10 @@ class FileOutput:
                 # A link, unlike a renaming, does not replace a file that has come up meanwhile.
                 os.link(self._aside, self.path)
             except FileExistsError:
-                raise self._exists() from None
+                raise self._exists_error() from None
             except OSError:  # a file system without links
                 if self.path.exists():
-                    raise self._exists() from None
+                    raise self._exists_error() from None
                 self._aside.rename(self.path)
 
     def _remove(self) -> None:
@@ -356,7 +358,7 @@ class FileOutput:
                 self._file.close()
         _unlink(self._aside)
 
-    def _exists(self) -> OutputExists:
+    def _exists_error(self) -> OutputExists:
         return OutputExists(
             f"write {self.path}", "it exists already", "choose another name, or overwrite it (--overwrite)"
         )

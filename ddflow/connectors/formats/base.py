@@ -1,7 +1,8 @@
 """The protocol of a message format: a batch of messages in, a batch of upserts out, and warnings about what never came.
 
-Guarantees: the same batch gives the same events for the same `Target`. A message that cannot be read is an error, or a
-row in the `BAD` column, as ``on_bad`` says. `Unseen` tells the declared columns, and the table, that no message had.
+Guarantees: the same batch gives the same events for the same `MessageTarget`. A message that cannot be read is an
+error, or a row in the `BAD` column, as ``on_bad`` says. `UnseenColumns` tells the declared columns, and the table, that
+no message had.
 Limits: the first table that a message names is the table of an input, so messages of another one are bad from then on.
 A tombstone takes its order, and whether it counts, from its neighbours in the batch.
 """
@@ -19,9 +20,17 @@ import pyarrow.types as pat
 from ddflow.columns.casts import spelled_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.wider import holding, widening
-from ddflow.connectors.formats.messages import POSITION, ROW, Messages, as_values, is_of, nearest
+from ddflow.connectors.formats.messages import POSITION, ROW, Messages, is_table_name, nearest_table, wrap_rows
 from ddflow.connectors.formats.parse import Bools, import_duckdb
-from ddflow.connectors.formats.row_columns import Examples, Own, Path, columns_at, guess_types, struct_at, with_values
+from ddflow.connectors.formats.row_columns import (
+    ExampleRows,
+    Own,
+    Path,
+    filter_with_values,
+    find_columns,
+    find_fields,
+    guess_types,
+)
 from ddflow.errors import BadMessage, Option, Phrase, Row, SpecError, Widen, around
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -40,7 +49,7 @@ _BEYOND: Final = re.compile(r"-?infinity|.* BC|[0-9]{5,}-.*")
 _FRACTION: Final = re.compile(r"[0-9][.eE]")
 
 
-class Target(NamedTuple):
+class MessageTarget(NamedTuple):
     """What a batch of messages is to become.
 
     ``what``: how messages call the input.  ``columns``: those declared.  ``key``: of the rows.  ``deciding``: further
@@ -55,7 +64,7 @@ class Target(NamedTuple):
     ...     def upserts(self, messages, target, bad):
     ...         return Upserts({"line": messages.value}, np.zeros(messages.rows, np.bool_), {})
     >>> out = events_schema(Lines(), [("line", pa.string())])
-    >>> target = Target("'log'", pa.schema({"line": pa.string()}), ("line",), (), False, out)
+    >>> target = MessageTarget("'log'", pa.schema({"line": pa.string()}), ("line",), (), False, out)
     >>> decode_messages(Lines(), pa.table({"value": ["a", "b"]}), target).rows.to_pylist()
     [{'line': 'a', '_deleted': False}, {'line': 'b', '_deleted': False}]
     """
@@ -84,7 +93,7 @@ class Upserts(NamedTuple):
 
     ``order``: by column, where the format orders.  ``at``: the messages that upserts come from, ascending; None for
     each its own.  ``absent``: by column, which cells are not there.  ``truncates``: the messages that are some.
-    ``table``: that they are of, None where that is not asked, or none says it.  ``tables``: see `Decoded`."""
+    ``table``: that they are of, None where that is not asked, or none says it.  ``tables``: see `DecodedEvents`."""
 
     columns: dict[str, pa.Array]
     deleted: Bools
@@ -96,10 +105,10 @@ class Upserts(NamedTuple):
     tables: Mapping[str, int] = MappingProxyType({})
 
 
-class Decoded(NamedTuple):
-    """``rows``: in the columns of `Target.out`.  ``truncates``: where the batch is cut.  ``at``: the message of each
-    row.  ``table``: as of `Target`, after them.  ``tables``: how many changes are of which, while none of the one that
-    was named has come."""
+class DecodedEvents(NamedTuple):
+    """``rows``: in the columns of `MessageTarget.out`.  ``truncates``: where the batch is cut.  ``at``: the message of
+    each row.  ``table``: as of `MessageTarget`, after them.  ``tables``: how many changes are of which, while none of
+    the one that was named has come."""
 
     rows: pa.Table
     truncates: tuple[Truncate, ...]
@@ -144,9 +153,9 @@ class Format:
     """Whether it is given rows, whose columns say what each does, and no messages."""
 
     def __post_init__(self) -> None:
-        self._choose(on_bad=("stop", "drop"))
+        self._check_choices(on_bad=("stop", "drop"))
 
-    def _choose(self, **options: tuple[str, ...]) -> None:
+    def _check_choices(self, **options: tuple[str, ...]) -> None:
         """Raise `SpecError` for an option that is none of those there are."""
         for name, known in options.items():
             if (value := getattr(self, name)) not in known:
@@ -171,7 +180,7 @@ class Format:
         """Named table, the only one whose messages count; None if no table was named."""
         return None
 
-    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+    def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """Convert messages to upserts.  O(bytes).  Marks unreadable messages in ``bad``."""
         raise NotImplementedError
 
@@ -186,7 +195,7 @@ class Format:
         The value of each is the first message that has it.
         """
         path = self.row_path
-        return {} if path is None else columns_at(messages.value, path, known, self.owner(messages.value))
+        return {} if path is None else find_columns(messages.value, path, known, self.owner(messages.value))
 
     def place(self, value: Any) -> str | None:
         """Describe the place in a message that has neither offset nor line; None if it has no place."""
@@ -205,8 +214,8 @@ class Format:
         """
         value, path = messages.value, self.row_path or ()
         if pat.is_struct(value.type):
-            return {f.name: f.type for f in struct_at(value.type, path) if f.name in names}
-        value = with_values(value, path, names)
+            return {f.name: f.type for f in find_fields(value.type, path) if f.name in names}
+        value = filter_with_values(value, path, names)
         if len(value) and (own := self.owner(value)) is not None:
             value = value.filter(pa.array(own(np.arange(len(value)))))
         if not len(value):
@@ -218,7 +227,7 @@ class Format:
             name: kind for name, kind in found.types.items() if name in names
         }
 
-    def examples(self, values: pa.Array) -> Examples | None:
+    def examples(self, values: pa.Array) -> ExampleRows | None:
         """Return example rows from the values of some messages; None if they show none.  O(bytes)."""
         del values
         return None
@@ -246,47 +255,51 @@ def events_schema(format: Format, columns: Any, ordered: bool = False) -> pa.Sch
     return pa.schema([*columns, *own])
 
 
-def decode_messages(format: Format, given: pa.Table, target: Target, first: int = 0) -> Decoded:
+def decode_messages(format: Format, given: pa.Table, target: MessageTarget, first: int = 0) -> DecodedEvents:
     """Decode a table of messages to events.  ``first``: the row number of the first.  O(bytes).
 
     Raises `BadMessage` for an unreadable message, unless the format drops such; `SchemaMismatch` for a table that holds
     no messages.
     """
-    messages = messages_of(format, given, target.what, first)
-    made, bad = _upserts(format, messages, target)
+    messages = wrap_messages(format, given, target.what, first)
+    made, bad = _read_upserts(format, messages, target)
     exact = np.broadcast_to(messages.exact, messages.rows)
     if rows := [row for row, (_, cell) in bad.narrow.items() if _FRACTION.search(cell) and not exact[row]]:
         messages.exact = exact | np.isin(np.arange(messages.rows), rows)  # so that they name their own numbers
-        made, bad = _upserts(format, messages, target)
+        made, bad = _read_upserts(format, messages, target)
     if target.history:
-        made = _versions(made, target, bad)
+        made = _reduce_deletes(made, target, bad)
     at: Ints = np.arange(messages.rows) if made.at is None else made.at
     if target.keyed and format.on_bad == "drop":
         for name in target.key:
             bad.mark(at[np.flatnonzero(np.asarray(made.columns[name].is_null()))], f"its key {name!r} is null")
     table = made.table or target.table
     if not bad.reasons:
-        return Decoded(_table(made, at, target), _renumber_truncates(made.truncates, at), at, table, made.tables)
+        return DecodedEvents(
+            _build_table(made, at, target), _renumber_truncates(made.truncates, at), at, table, made.tables
+        )
     if format.on_bad == "stop":
         row = min(bad.reasons)
         more = f" ({len(bad.reasons):,} of {messages.rows:,} messages are like that)" if len(bad.reasons) > 1 else ""
-        wider, place = _wider(bad, row, target, format, messages), messages.place(row)
+        wider, place = _suggest_wider(bad, row, target, format, messages), messages.place(row)
         raise BadMessage(
             f"messages for {target.what}",
             Phrase(around("", place, ": "), f"{bad.reasons[row]}{more}"),
             Phrase("mend the source, or leave it out with ", Option("on_bad", "drop"), "; nothing was taken in", wider),
             offset="" if isinstance(place, Row) else place,
         )
-    return _with_bad(made, at, messages, bad, target)
+    return _add_bad_rows(made, at, messages, bad, target)
 
 
-def _upserts(format: Format, messages: Messages, target: Target) -> tuple[Upserts, BadMessages]:
+def _read_upserts(format: Format, messages: Messages, target: MessageTarget) -> tuple[Upserts, BadMessages]:
     bad = BadMessages(messages.rows)
     bad.mark(np.flatnonzero(messages.broken), "it is no UTF-8")
     return format.upserts(messages, target, bad), bad
 
 
-def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages: Messages) -> str | Widen:
+def _suggest_wider(
+    bad: BadMessages, row: int, target: MessageTarget, format: Format, messages: Messages
+) -> str | Widen:
     """Suggest what else to do if a column may have become wider at its source."""
     if row not in bad.narrow:
         return ""
@@ -303,14 +316,14 @@ def _wider(bad: BadMessages, row: int, target: Target, format: Format, messages:
     return Widen({field.name: spelled_type(wide)})
 
 
-def messages_of(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
+def wrap_messages(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:
     """Wrap a table of messages, or of rows that a format reads as messages.  Raises as `Messages`."""
-    messages = Messages(as_values(given) if format.of_rows else given, what, first)
+    messages = Messages(wrap_rows(given) if format.of_rows else given, what, first)
     messages.own = format.place
     return messages
 
 
-def _versions(made: Upserts, target: Target, bad: BadMessages) -> Upserts:
+def _reduce_deletes(made: Upserts, target: MessageTarget, bad: BadMessages) -> Upserts:
     """Reduce deletes to key and order, and mark truncates as bad: no message names the keys that they end."""
     bad.mark([each.row for each in made.truncates], "it is a truncate, which does not say whose versions end")
     if not made.deleted.any():
@@ -320,7 +333,7 @@ def _versions(made: Upserts, target: Target, bad: BadMessages) -> Upserts:
     return made._replace(columns=cells, truncates=())
 
 
-def refuse_truncates(made: Decoded, what: str) -> Decoded:
+def refuse_truncates(made: DecodedEvents, what: str) -> DecodedEvents:
     """Return the events unchanged if no truncate is among them.  Raises `BadMessage` for one."""
     for each in made.truncates:
         remedy = "take this batch with an engine's step; nothing was taken in"
@@ -330,33 +343,35 @@ def refuse_truncates(made: Decoded, what: str) -> Decoded:
     return made
 
 
-def _table(made: Upserts, at: Ints, target: Target) -> pa.Table:
+def _build_table(made: Upserts, at: Ints, target: MessageTarget) -> pa.Table:
     columns = {**made.columns, **made.order, DELETED: pa.array(made.deleted)}
     if ABSENT in target.out.names:
-        columns[ABSENT] = _absent(made.absent or {}, at.size)
+        columns[ABSENT] = _list_absent(made.absent or {}, at.size)
     if BAD in target.out.names:
         columns[BAD] = pa.nulls(at.size, BAD_TYPE)
     return pa.Table.from_arrays([columns[name] for name in target.out.names], schema=target.out)
 
 
-def _with_bad(made: Upserts, at: Ints, messages: Messages, bad: BadMessages, target: Target) -> Decoded:
+def _add_bad_rows(
+    made: Upserts, at: Ints, messages: Messages, bad: BadMessages, target: MessageTarget
+) -> DecodedEvents:
     """Add a row for each unreadable message, at its place among the others."""
     good = np.flatnonzero(~bad.mask[at])
     rows = np.array(sorted(bad.reasons), np.int64)
     told = {
-        "message": messages.bytes(rows),
-        "position": pa.array([messages.position(int(row)) for row in rows], pa.string()),
+        "message": messages.original_bytes(rows),
+        "position": pa.array([messages.describe_position(int(row)) for row in rows], pa.string()),
         "reason": pa.array([bad.reasons[int(row)] for row in rows], pa.string()),
     }
     marks = pa.StructArray.from_arrays(list(told.values()), fields=list(BAD_TYPE))
     nulls = [marks if field.name == BAD else pa.nulls(rows.size, field.type) for field in target.out]
     table = pa.concat_tables(
-        [_table(made, at, target).take(pa.array(good)), pa.Table.from_arrays(nulls, schema=target.out)]
+        [_build_table(made, at, target).take(pa.array(good)), pa.Table.from_arrays(nulls, schema=target.out)]
     )
     every = np.concatenate([at[good], rows])
     order = np.argsort(every, kind="stable")
     cuts = _renumber_truncates(made.truncates, every[order])
-    return Decoded(table.take(pa.array(order)), cuts, every[order], made.table or target.table, made.tables)
+    return DecodedEvents(table.take(pa.array(order)), cuts, every[order], made.table or target.table, made.tables)
 
 
 def _renumber_truncates(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Truncate, ...]:
@@ -364,7 +379,7 @@ def _renumber_truncates(truncates: tuple[Truncate, ...], at: Ints) -> tuple[Trun
     return tuple(each._replace(row=int(np.searchsorted(at, each.row))) for each in truncates)
 
 
-def _absent(cells: dict[str, Bools], rows: int) -> pa.Array:
+def _list_absent(cells: dict[str, Bools], rows: int) -> pa.Array:
     """List the names of the absent cells by row; null if none is absent."""
     counts, names = np.zeros(rows, np.int64), list(cells)
     for each in cells.values():
@@ -382,24 +397,24 @@ SHOWN: Final = 10
 """How many tables are named at most."""
 
 
-class Unseen:
+class UnseenColumns:
     """``left``: the columns that are neither found nor told.  ``names``: those that messages had instead, so far.
     ``table``: that was named, while it is neither found nor told; ``tables``: how many changes were of each.
 
-    >>> from ddflow.connectors.formats.base import Target, decode_messages, events_schema
+    >>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, events_schema
     >>> from ddflow.connectors.formats.plain import plain_json
     >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "amounts": pa.float64()})
-    >>> target = Target("'t'", columns, ("id",), (), False, events_schema(format, columns))
-    >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), Unseen(columns.names)
-    >>> unseen.look(format, came, decode_messages(format, came, target), "'t'")
+    >>> target = MessageTarget("'t'", columns, ("id",), (), False, events_schema(format, columns))
+    >>> came, unseen = pa.table({"value": ['{"id": 1, "amount": 2.5}']}), UnseenColumns(columns.names)
+    >>> unseen.search(format, came, decode_messages(format, came, target), "'t'")
     >>> unseen.take_warnings()
     ["none so far has the declared column 'amounts', which is null: did you mean 'amount'? there are ['id', 'amount']"]
     >>> unseen.take_warnings()
     []
     >>> find_undeclared(format, came, decode_messages(format, came, target), ["id", "amounts"], "'t'")
     ['amount']
-    >>> unseen = Unseen([], "order")
-    >>> unseen.hear([], [], {"shop.orders": 5, "shop.people": 1})
+    >>> unseen = UnseenColumns([], "order")
+    >>> unseen.note_found([], [], {"shop.orders": 5, "shop.people": 1})
     >>> unseen.take_warnings()
     ["none so far is of the table 'order', so no row came: did you mean 'shop.orders'? 6 are of \
     ['shop.orders', 'shop.people']"]
@@ -409,26 +424,26 @@ class Unseen:
         self.left, self.table = list(columns), table
         self.names, self.tables = dict[str, None](), dict[str, int]()
 
-    def look(self, format: Format, given: pa.Table, made: Decoded, what: str) -> None:
+    def search(self, format: Format, given: pa.Table, made: DecodedEvents, what: str) -> None:
         """Look for the missing columns and table in some messages and their events.
 
         O(missing columns); O(bytes) if a missing column is null in all rows.
         """
         if self.table is not None:
-            self._of(made.table, made.tables)
+            self._search_table(made.table, made.tables)
         rows = made.rows
         self.left = [name for name in self.left if rows.column(name).null_count == rows.num_rows]
         if not self.left or not rows.num_rows:
             return
-        says = _with_row(rows, BAD, ABSENT)
+        says = _mark_rows(rows, BAD, ABSENT)
         if not says.any():
             return
         some = given if says.all() else given.take(pa.array(np.unique(made.at[says])))
-        names = format.columns(messages_of(format, some, what))
+        names = format.columns(wrap_messages(format, some, what))
         self.left = [name for name in self.left if name not in names]
         self.names |= dict.fromkeys(names)
 
-    def hear(
+    def note_found(
         self, had: Iterable[str], names: Iterable[str], tables: Mapping[str, int], table: str | None = None
     ) -> None:
         """Note what other workers found.
@@ -436,22 +451,22 @@ class Unseen:
         ``had``: columns in messages.  ``names``: other columns there.  ``tables``: changes by table.  ``table``: the
         one found.
         """
-        self._of(table, tables)
+        self._search_table(table, tables)
         gone = set(had)
         self.left = [name for name in self.left if name not in gone]
         self.names |= dict.fromkeys(names)
 
-    def _of(self, table: str | None, tables: Mapping[str, int]) -> None:
-        """Look for the table.  ``table``: see `Decoded`, as ``tables``, which has it where its changes are bad, too."""
+    def _search_table(self, table: str | None, tables: Mapping[str, int]) -> None:
+        """Look for the table.  Both are as of `DecodedEvents`; ``tables`` has it if its changes are bad, too."""
         if self.table is None:
             return
         for name, count in tables.items():
             self.tables[name] = self.tables.get(name, 0) + count
-        if table is not None or any(is_of(self.table, name) for name in tables):
+        if table is not None or any(is_table_name(self.table, name) for name in tables):
             self.table = None
 
     @property
-    def looks(self) -> bool:
+    def is_searching(self) -> bool:
         """Whether anything is left to be looked for."""
         return bool(self.left) or self.table is not None
 
@@ -461,7 +476,7 @@ class Unseen:
         if said:
             self.left = []
         if self.table is not None and self.tables:
-            said, self.table = [_elsewhere(self.table, self.tables), *said], None
+            said, self.table = [_describe_other_tables(self.table, self.tables), *said], None
         return said
 
     def list_warnings(self, columns: Iterable[str]) -> list[str]:
@@ -473,28 +488,30 @@ class Unseen:
         ]
 
 
-def _elsewhere(table: str, tables: Mapping[str, int]) -> str:
+def _describe_other_tables(table: str, tables: Mapping[str, int]) -> str:
     """Describe a table without changes, though other tables have some."""
-    found, changes = nearest(table, tables), sum(tables.values())
+    found, changes = nearest_table(table, tables), sum(tables.values())
     meant = "" if found is None else f"did you mean {found!r}? "
     more = f" and {len(tables) - SHOWN:,} more" if len(tables) > SHOWN else ""
     others = f"{changes:,} {'is' if changes == 1 else 'are'} of {[*tables][:SHOWN]}{more}"
     return f"none so far is of the table {table!r}, so no row came: {meant}{others}"
 
 
-def find_undeclared(format: Format, given: pa.Table, made: Decoded, known: Collection[str], what: str) -> list[str]:
+def find_undeclared(
+    format: Format, given: pa.Table, made: DecodedEvents, known: Collection[str], what: str
+) -> list[str]:
     """Return the unknown columns in a sample of some messages.  O(messages + bytes of the sample).
 
     The last message with a row is one of the sample.
     """
-    rows = np.unique(made.at[_with_row(made.rows, BAD)])
+    rows = np.unique(made.at[_mark_rows(made.rows, BAD)])
     if not rows.size:
         return []
     some = rows[np.unique(np.linspace(0, rows.size - 1, min(SAMPLE, rows.size)).astype(np.int64))]
-    return list(format.columns(messages_of(format, given.take(pa.array(some)), what), known))
+    return list(format.columns(wrap_messages(format, given.take(pa.array(some)), what), known))
 
 
-def _with_row(rows: pa.Table, *marks: str) -> Bools:
+def _mark_rows(rows: pa.Table, *marks: str) -> Bools:
     """Mark the events with a row, and without some marks."""
     says = ~np.asarray(rows.column(DELETED).fill_null(True))
     for mark in marks:

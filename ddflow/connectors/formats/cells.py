@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.casts import decimals_of, floats_of
 from ddflow.columns.schema import first_unreal, is_bytes, is_text
-from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, base64_bytes, evaluate_sql, parse_objects
+from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, decode_base64, evaluate_sql, parse_objects
 
 PRECISE: Final = "precise"
 MODES: Final = (PRECISE, "string", "double")
@@ -25,7 +25,7 @@ BASE64: Final = '^"?(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=
 _WIDE: Final = pa.decimal256(76, 38)
 
 
-def decimals(
+def convert_decimals(
     cells: pa.Array, kind: pa.DataType, mode: str = PRECISE, scale: int | None = None, quoted: bool = False
 ) -> pa.Array:
     """Convert cells to decimals.  O(n).
@@ -34,13 +34,13 @@ def decimals(
 
     Raises `ValueError` or `pyarrow.ArrowInvalid` for a cell that does not fit.
 
-    >>> decimals(pa.array(["AMg=", "nA==", None]), pa.decimal128(6, 2)).to_pylist()
+    >>> convert_decimals(pa.array(["AMg=", "nA==", None]), pa.decimal128(6, 2)).to_pylist()
     [Decimal('2.00'), Decimal('-1.00'), None]
-    >>> decimals(pa.array(['{"scale": 1, "value": "Dw=="}']), pa.decimal128(6, 2)).to_pylist()
+    >>> convert_decimals(pa.array(['{"scale": 1, "value": "Dw=="}']), pa.decimal128(6, 2)).to_pylist()
     [Decimal('1.50')]
-    >>> decimals(pa.array(["1.50"]), pa.decimal128(6, 2), "string").to_pylist()
+    >>> convert_decimals(pa.array(["1.50"]), pa.decimal128(6, 2), "string").to_pylist()
     [Decimal('1.50')]
-    >>> decimals(pa.array(["1.5", '"AMg="']), pa.decimal128(6, 2), quoted=True).to_pylist()
+    >>> convert_decimals(pa.array(["1.5", '"AMg="']), pa.decimal128(6, 2), quoted=True).to_pylist()
     [Decimal('1.50'), Decimal('2.00')]
     """
     if pat.is_binary(cells.type):
@@ -54,19 +54,19 @@ def decimals(
         cells = pc.ascii_trim(cells, '"')
     if mode != PRECISE:
         return decimals_of(cells, kind)
-    if quoted and not _strings(given):
+    if quoted and not _has_only_strings(given):
         bare = pc.fill_null(pc.match_substring_regex(given, r"^[-0-9]"), False)  # no JSON string, so no bytes
         if pc.any(bare).as_py():
             none = pa.scalar(None, cells.type)
-            text = decimals(pc.if_else(bare, given, none), kind, "string", None, quoted)
-            return pc.coalesce(text, decimals(pc.if_else(bare, none, given), kind, mode, scale, quoted))
+            text = convert_decimals(pc.if_else(bare, given, none), kind, "string", None, quoted)
+            return pc.coalesce(text, convert_decimals(pc.if_else(bare, none, given), kind, mode, scale, quoted))
     variable = pc.fill_null(pc.starts_with(cells, "{"), False)
     if not pc.any(variable).as_py():
-        return decode_decimals(base64_bytes(cells), kind, scale)
-    return _variable(cells, variable, kind, scale)
+        return decode_decimals(decode_base64(cells), kind, scale)
+    return _convert_variable_scale(cells, variable, kind, scale)
 
 
-def too_wide(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
+def mark_wide_decimals(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, quoted: bool) -> Bools:
     """Mark texts that are no numbers, or do not fit; none if one pass cannot find them.  O(n)."""
     wrong: Bools = np.zeros(len(cells), np.bool_)
     if mode == PRECISE:
@@ -74,7 +74,7 @@ def too_wide(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, q
         wrong = np.logical_not(np.asarray(plain))
         cells = pc.if_else(plain, cells, pa.scalar(None, cells.type))
     try:
-        read = decimals(cells, _WIDE, mode, kind.scale if scale is None else scale, quoted)
+        read = convert_decimals(cells, _WIDE, mode, kind.scale if scale is None else scale, quoted)
         whole = pc.equal(read, read.cast(pa.decimal256(76, kind.scale), safe=False).cast(_WIDE))
         most = Decimal((0, (9,) * kind.precision, -kind.scale))
         fits = pc.less_equal(pc.abs(read), pa.scalar(most, _WIDE))
@@ -84,7 +84,7 @@ def too_wide(cells: pa.Array, kind: pa.DataType, mode: str, scale: int | None, q
     return wrong
 
 
-def number_in(text: str, scale: int | None) -> str | None:
+def format_number(text: str, scale: int | None) -> str | None:
     """Format the number in a cell; None if it is not a number.  ``scale``: of bytes in base64, None for text."""
     try:
         if scale is None:
@@ -95,20 +95,20 @@ def number_in(text: str, scale: int | None) -> str | None:
         return None
 
 
-def _strings(cells: pa.Array) -> bool:
+def _has_only_strings(cells: pa.Array) -> bool:
     """Return whether all cells are strings of JSON."""
     return pc.all(pc.starts_with(cells, '"')).as_py() is not False
 
 
-def _variable(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:
+def _convert_variable_scale(cells: pa.Array, variable: pa.Array, kind: pa.DataType, scale: int | None) -> pa.Array:
     """Convert numbers if some are objects of a scale and bytes."""
     none = pa.scalar(None, cells.type)
-    out = decode_decimals(base64_bytes(pc.if_else(variable, none, cells)), kind, scale)
+    out = decode_decimals(decode_base64(pc.if_else(variable, none, cells)), kind, scale)
     read, _ = parse_objects(pc.if_else(variable, cells, none), {"scale": TEXT, "value": TEXT})
     scales, values = (pc.struct_field(read, name) for name in ("scale", "value"))
     for each in pc.unique(scales.drop_null()).to_pylist():
         here = pc.fill_null(pc.equal(scales, each), False)
-        out = pc.if_else(here, decode_decimals(base64_bytes(pc.if_else(here, values, none)), kind, int(each)), out)
+        out = pc.if_else(here, decode_decimals(decode_base64(pc.if_else(here, values, none)), kind, int(each)), out)
     return out
 
 
@@ -166,20 +166,20 @@ def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Arra
 
 def _convert_times(cells: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     if pat.is_integer(cells.type):
-        return _of_numbers(cells.cast(pa.int64()), kind, unit)
+        return _times_from_numbers(cells.cast(pa.int64()), kind, unit)
     if not is_text(cells.type):
         return cells.cast(kind)
     try:
-        return _of_numbers(cells.cast(pa.int64()), kind, unit)
+        return _times_from_numbers(cells.cast(pa.int64()), kind, unit)
     except pa.ArrowInvalid:
         pass
     numbers = pc.fill_null(pc.match_substring_regex(cells, NUMBER), True)
     none = pa.scalar(None, cells.type)
-    counted = _of_numbers(pc.if_else(numbers, cells, none).cast(pa.int64()), kind, unit)
-    return pc.if_else(numbers, counted, _of_text(pc.if_else(numbers, none, cells), kind))
+    counted = _times_from_numbers(pc.if_else(numbers, cells, none).cast(pa.int64()), kind, unit)
+    return pc.if_else(numbers, counted, _times_from_text(pc.if_else(numbers, none, cells), kind))
 
 
-def _of_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
+def _times_from_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     if pat.is_date32(kind):
         return numbers.cast(pa.int32()).cast(kind)
     if pat.is_date64(kind):
@@ -194,7 +194,7 @@ def _of_numbers(numbers: pa.Array, kind: pa.DataType, unit: str) -> pa.Array:
     return numbers.cast(pa.time64(of)).cast(kind)
 
 
-def _of_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
+def _times_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_time(kind):
         whole = pc.binary_join_element_wise("1970-01-01", pc.replace_substring_regex(text, "Z$", ""), "T")
         return whole.cast(pa.timestamp(kind.unit)).cast(kind)
@@ -221,10 +221,10 @@ class CellForm(NamedTuple):
     ``unit``: of numbers that are times, "" for the declared type's.  ``decimals``, ``binary``: Debezium's modes.
     ``scale``: of decimals as bytes, None for the declared one.  ``quoted``: whether decimals are JSON.
 
-    >>> made, wrong = cells_as(pa.array(["7", "x", None]), pa.int64(), CellForm())
+    >>> made, wrong = cast_cells(pa.array(["7", "x", None]), pa.int64(), CellForm())
     >>> made.to_pylist(), wrong.tolist()
     ([7, None, None], [False, True, False])
-    >>> cells_as(pa.array([["1", "2"], None]), pa.list_(pa.int64()), CellForm())
+    >>> cast_cells(pa.array([["1", "2"], None]), pa.list_(pa.int64()), CellForm())
     (<pyarrow.lib.ListArray object at ...>
     [
       [
@@ -242,16 +242,16 @@ class CellForm(NamedTuple):
     quoted: bool = False
 
 
-def shape_of(kind: pa.DataType) -> Any:
+def json_shape(kind: pa.DataType) -> Any:
     """Return the JSON shape that holds the cells of a type: scalars are text.  O(fields)."""
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        return [shape_of(kind.value_type)]
+        return [json_shape(kind.value_type)]
     if pat.is_struct(kind):
-        return {field.name: shape_of(field.type) for field in kind}
+        return {field.name: json_shape(field.type) for field in kind}
     return QUOTED if pat.is_decimal(kind) else WORDS if is_text(kind) else TEXT
 
 
-def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Array, Bools | None]:
+def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Array, Bools | None]:
     """Convert cells to a type, and mark the misfits, which become null; None if all fit.
 
     O(n); O(log n) more for each misfit.
@@ -261,19 +261,19 @@ def cells_as(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Arra
     try:
         return _convert_cells(cells, kind, how), None
     except _UNFIT:
-        known = _misfits(cells, kind, how)
+        known = _mark_misfits(cells, kind, how)
     if known.any():
         cells = pc.if_else(pa.array(known), pa.scalar(None, cells.type), cells)
     made, wrong = _read_by_halves(cells, kind, lambda some: _convert_cells(some, kind, how))
     return made, known if wrong is None else known | wrong
 
 
-def _misfits(cells: pa.Array, kind: pa.DataType, how: CellForm) -> Bools:
+def _mark_misfits(cells: pa.Array, kind: pa.DataType, how: CellForm) -> Bools:
     """Mark misfits that one pass can find: the search by halves takes a millisecond for each."""
     if not is_text(cells.type):
         return np.zeros(len(cells), np.bool_)
     if pat.is_decimal(kind):
-        return too_wide(cells, kind, how.decimals, how.scale, how.quoted)
+        return mark_wide_decimals(cells, kind, how.decimals, how.scale, how.quoted)
     if is_bytes(kind) and how.binary != "hex":
         return np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(cells, BASE64)), False))
     return np.zeros(len(cells), np.bool_)
@@ -288,7 +288,9 @@ def describe_misfit(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, s
     text = cell.strip('"') if isinstance(cell, str) else cell
     if pat.is_decimal(kind) and isinstance(text, str):
         coded = how.decimals == PRECISE and not cell[:1].isdigit()  # a number of JSON has no quotes
-        if (number := number_in(text, (kind.scale if how.scale is None else how.scale) if coded else None)) is not None:
+        if (
+            number := format_number(text, (kind.scale if how.scale is None else how.scale) if coded else None)
+        ) is not None:
             return number, f"it is too wide for {kind}"
     return repr(text), f"which is no {kind}"
 
@@ -314,7 +316,7 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Arra
     if pat.is_dictionary(kind):
         return _convert_cells(cells, kind.value_type, how).cast(kind)
     if pat.is_decimal(kind):
-        return decimals(cells, kind, how.decimals, how.scale, how.quoted)
+        return convert_decimals(cells, kind, how.decimals, how.scale, how.quoted)
     if is_timed(kind):
         return convert_times(cells, kind, how.unit)
     if isinstance(kind, pa.BaseExtensionType):
@@ -322,7 +324,7 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Arra
     if pat.is_nested(kind):
         return _read_nested(cells, kind, how)
     if is_bytes(kind):
-        return _bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
+        return _decode_bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
     return floats_of(cells, kind) if pat.is_floating(kind) else cells.cast(kind)
 
 
@@ -330,11 +332,13 @@ def _read_extension(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
     """Convert cells to an extension type: from a UUID's text with hyphens, else from the storage type."""
     if kind == pa.uuid() and is_text(cells.type):
         digits = pc.replace_substring(cells, "-", "")
-        return pa.ExtensionArray.from_storage(kind, _bytes(digits, CellForm(binary="hex")).cast(kind.storage_type))
+        return pa.ExtensionArray.from_storage(
+            kind, _decode_bytes(digits, CellForm(binary="hex")).cast(kind.storage_type)
+        )
     return pa.ExtensionArray.from_storage(kind, _convert_cells(cells, kind.storage_type, how))
 
 
-def _bytes(text: pa.Array, how: CellForm) -> pa.Array:
+def _decode_bytes(text: pa.Array, how: CellForm) -> pa.Array:
     if how.binary == "hex":
         wrong = pc.match_substring_regex(text, "[^0-9a-fA-F]|^(..)*.$")
         if pc.any(wrong).as_py():
@@ -342,14 +346,14 @@ def _bytes(text: pa.Array, how: CellForm) -> pa.Array:
         return evaluate_sql(text, "from_hex(v)")
     if how.binary == "base64-url-safe":
         text = pc.replace_substring(pc.replace_substring(text, "-", "+"), "_", "/")
-    return base64_bytes(text)
+    return decode_base64(text)
 
 
 def _read_nested(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:
     """Convert lists, structs and maps, one inner type after the other."""
 
     def whole(some: pa.Array, inner: pa.DataType) -> pa.Array:
-        made, wrong = cells_as(some, inner, how)
+        made, wrong = cast_cells(some, inner, how)
         if wrong is not None:
             raise ValueError(f"a value within is no {inner}")
         return made

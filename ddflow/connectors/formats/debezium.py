@@ -6,9 +6,9 @@ which key is meant, and in which order, are read. Order is Postgres' log positio
 row, else the message's offset. A tombstone, which has no position at its source, takes that of the message behind it,
 or before it where it is the last.
 
->>> from ddflow.connectors.formats.base import Target, decode_messages, events_schema
+>>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, events_schema
 >>> format, columns = debezium(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> target = MessageTarget("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> created = '{"op": "c", "before": null, "after": {"id": 1, "v": "x"}, "source": {"lsn": 9}}'
 >>> gone = '{"op": "d", "before": {"id": 1}, "after": null, "source": {"lsn": 10}}'
 >>> came = pa.table({"value": [created, gone, None], "key": ['{"id": 1}'] * 3})
@@ -33,9 +33,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.schema import is_text
-from ddflow.connectors.formats.base import BadMessages, Target
-from ddflow.connectors.formats.cells import BINARIES, MODES, PRECISE, CellForm, shape_of
-from ddflow.connectors.formats.envelope import Inside, Ints, parse_inside
+from ddflow.connectors.formats.base import BadMessages, MessageTarget
+from ddflow.connectors.formats.cells import BINARIES, MODES, PRECISE, CellForm, json_shape
+from ddflow.connectors.formats.envelope import Ints, ParsedMessages, parse_messages
 from ddflow.connectors.formats.enveloped import (
     DELETE,
     NOTHING,
@@ -45,11 +45,11 @@ from ddflow.connectors.formats.enveloped import (
     UNKNOWN,
     UPSERT,
     Enveloped,
-    Envelopes,
+    EnvelopeEvents,
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.row_columns import Examples, Path, find_examples
+from ddflow.connectors.formats.row_columns import ExampleRows, Path, find_examples
 from ddflow.errors import SpecError
 
 _CODES: Final = {"c": UPSERT, "u": UPSERT, "r": UPSERT, "d": DELETE, "m": NOTHING, "t": TRUNCATE}
@@ -106,7 +106,7 @@ class debezium(Enveloped):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._choose(decimals=MODES, binary=BINARIES)
+        self._check_choices(decimals=MODES, binary=BINARIES)
         if not isinstance(self.placeholder, str) or not self.placeholder:
             found = f"placeholder={self.placeholder!r}"
             raise SpecError("dd.formats.debezium", found, "give the text of the connector")
@@ -121,14 +121,14 @@ class debezium(Enveloped):
         """Form of cells if no schema describes them."""
         return CellForm(decimals=self.decimals, binary=self.binary)
 
-    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+    def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """See `Enveloped`."""
-        made = self._flat(messages, target) if self.flattened else self._read_envelopes(messages, target)
+        made = self._read_flattened(messages, target) if self.flattened else self._read_envelopes(messages, target)
         absent, inside = dict[str, Bools](), made.inside
         for name in target.columns.names:
-            if (here := self._unavailable(inside.cells(*made.after, name))).any():
+            if (here := self._mark_unavailable(inside.cells(*made.after, name))).any():
                 absent[name] = here
-                inside = inside._replace(body=_without(inside.body, (*made.after, name), here))
+                inside = inside._replace(body=_null_cells(inside.body, (*made.after, name), here))
         return made._replace(inside=inside, absent=absent or None)
 
     @property
@@ -144,19 +144,19 @@ class debezium(Enveloped):
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
         if self.flattened:
-            return self._sources(parse_inside(value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
-        inside = parse_inside(value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
+            return self._read_flat_sources(parse_messages(value, dict.fromkeys(_FLAT, TEXT)), SOURCE[4:])
+        inside = parse_messages(value, {"source": dict.fromkeys(SOURCE[4:], TEXT)})
         return {name: inside.cells("source", name) for name in SOURCE[4:]}
 
     @staticmethod
-    def _sources(inside: Inside, names: Sequence[str]) -> dict[str, pa.Array]:
+    def _read_flat_sources(inside: ParsedMessages, names: Sequence[str]) -> dict[str, pa.Array]:
         """Return the fields of the source in flattened messages."""
         return {
             name: pc.coalesce(*(inside.cells(f"__{prefix}{name}").cast(pa.string()) for prefix in ("", "source_")))
             for name in names
         }
 
-    def examples(self, values: pa.Array) -> Examples:
+    def examples(self, values: pa.Array) -> ExampleRows:
         """See `Format`: the rows after changes, or before."""
         return (
             find_examples(values, ["$"])
@@ -164,33 +164,33 @@ class debezium(Enveloped):
             else find_examples(values, ["$.after", "$.before"], ("after",))
         )
 
-    def _read_envelopes(self, messages: Messages, target: Target) -> Envelopes:
+    def _read_envelopes(self, messages: Messages, target: MessageTarget) -> EnvelopeEvents:
         """Read messages with an envelope."""
-        rows = self._shape(target)
+        rows = self._row_shape(target)
         before = {name: rows[name] for name in (*target.key, *target.deciding)}
         source = dict.fromkeys(SOURCE[0 if target.ordered else 4 :], TEXT)
-        inside = parse_inside(
+        inside = parse_messages(
             messages.value, {"op": TEXT, "after": rows, "before": before, "source": source}, messages.exact
         )
         codes = _map_operations(inside.cells("op"), messages.value)
         missing = (codes == UPSERT) & np.asarray(inside.cells("after").is_null())
         codes[missing] = UNKNOWN
         found = {name: inside.cells("source", name) for name in source}
-        fresh = _fresh(inside.cells("op"))
-        return Envelopes(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
+        fresh = _mark_creations(inside.cells("op"))
+        return EnvelopeEvents(inside, codes, ("after",), ("before",), found, np.arange(messages.rows), fresh=fresh)
 
-    def _shape(self, target: Target) -> dict[str, Any]:
+    def _row_shape(self, target: MessageTarget) -> dict[str, Any]:
         """Return the JSON shape of rows; an object in place of a value may be a placeholder."""
-        rows = {field.name: shape_of(field.type) for field in target.columns}
+        rows = {field.name: json_shape(field.type) for field in target.columns}
         return {
             name: shape | {self.placeholder: TEXT} if isinstance(shape, dict) else shape for name, shape in rows.items()
         }
 
-    def _flat(self, messages: Messages, target: Target) -> Envelopes:
+    def _read_flattened(self, messages: Messages, target: MessageTarget) -> EnvelopeEvents:
         """Read messages that are the row after a change, with ``__`` columns of the envelope."""
-        rows = self._shape(target)
+        rows = self._row_shape(target)
         shape = dict.fromkeys([*_FLAT, "__deleted", "__op"], TEXT) | rows
-        inside = parse_inside(messages.value, shape, messages.exact)
+        inside = parse_messages(messages.value, shape, messages.exact)
         codes = np.full(messages.rows, UPSERT)
         operations = inside.cells("__op")
         if operations.null_count < messages.rows:
@@ -198,39 +198,43 @@ class debezium(Enveloped):
             codes = np.where(np.asarray(operations.is_valid()), told, codes)
         codes[np.asarray(pc.fill_null(pc.equal(inside.cells("__deleted").cast(pa.string()), "true"), False))] = DELETE
         codes[np.asarray(inside.body.is_null())] = TOMBSTONE
-        found = self._sources(inside, SOURCE)
-        return Envelopes(inside, codes, (), (), found, np.arange(messages.rows), fresh=_fresh(operations))
+        found = self._read_flat_sources(inside, SOURCE)
+        return EnvelopeEvents(inside, codes, (), (), found, np.arange(messages.rows), fresh=_mark_creations(operations))
 
-    def _unavailable(self, cells: pa.Array) -> Bools:
+    def _mark_unavailable(self, cells: pa.Array) -> Bools:
         """Mark the cells that are placeholders.  Compares only cells with the length of one."""
         here = np.zeros(len(cells), np.bool_)
         if pat.is_list(cells.type):
-            self._find_lists(cells, here)
+            self._mark_lists(cells, here)
         elif pat.is_struct(cells.type) and cells.type.get_field_index(self.placeholder) >= 0:
             here |= np.asarray(pc.struct_field(cells, self.placeholder).is_valid())
         elif is_text(cells.type) or pat.is_binary(cells.type):
             lengths = pc.binary_length(cells)
-            long = pc.is_in(lengths, pa.array({len(each) for each in self._texts}, lengths.type))
+            long = pc.is_in(lengths, pa.array({len(each) for each in self._placeholder_texts}, lengths.type))
             if pc.any(long).as_py():
                 rows = np.flatnonzero(np.asarray(long))
-                here[rows] = np.asarray(pc.is_in(cells.take(pa.array(rows)).cast(pa.binary()), pa.array(self._texts)))
+                here[rows] = np.asarray(
+                    pc.is_in(cells.take(pa.array(rows)).cast(pa.binary()), pa.array(self._placeholder_texts))
+                )
         return here
 
-    def _find_lists(self, cells: pa.Array, here: Bools) -> None:
+    def _mark_lists(self, cells: pa.Array, here: Bools) -> None:
         """Mark lists that are placeholders: of it as text, or of one element for each of its bytes."""
         sizes = pc.list_value_length(cells)
         if (single := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, 1), False)))).size:
-            here[single] = self._unavailable(cells.take(pa.array(single)).flatten())
+            here[single] = self._mark_unavailable(cells.take(pa.array(single)).flatten())
         count = len(self.placeholder.encode())
         if (rows := np.flatnonzero(np.asarray(pc.fill_null(pc.equal(sizes, count), False)))).size:
             values = cells.take(pa.array(rows)).flatten()
             if not (pat.is_nested(values.type) or pat.is_binary(values.type)):
                 texts = np.array(pc.ascii_trim(values.cast(pa.string()), '"').to_pylist(), object)
                 grid = texts.reshape(rows.size, count)
-                here[rows] |= np.any([(grid == np.array(way, object)).all(axis=1) for way in self._elements], axis=0)
+                here[rows] |= np.any(
+                    [(grid == np.array(way, object)).all(axis=1) for way in self._placeholder_lists], axis=0
+                )
 
     @property
-    def _elements(self) -> list[list[str]]:
+    def _placeholder_lists(self) -> list[list[str]]:
         """The placeholder as lists of a number, a decimal or true for each byte, as Debezium's types have them."""
         signed = np.frombuffer(self.placeholder.encode(), np.int8).tolist()
         coded = [base64.b64encode(bytes([each & 255])).decode() for each in signed]
@@ -238,7 +242,7 @@ class debezium(Enveloped):
         return [list(map(str, signed)), [f"{each}.0" for each in signed], coded, objects, ["true"] * len(signed)]
 
     @cached_property
-    def _texts(self) -> list[bytes]:
+    def _placeholder_texts(self) -> list[bytes]:
         """The placeholder as texts: itself, its bytes, the UUID of its bytes, and objects and lists as JSON."""
         raw = self.placeholder.encode()
         uuid = UUID(bytes=hashlib.md5(raw, usedforsecurity=False).digest(), version=3)
@@ -249,15 +253,15 @@ class debezium(Enveloped):
             raw.hex(),
             str(uuid),
         ]
-        lists = [[each] for each in plain[:2] + plain[4:]] + [self._elements[2]]
+        lists = [[each] for each in plain[:2] + plain[4:]] + [self._placeholder_lists[2]]
         written = [json.dumps(each, separators=(",", ":"), ensure_ascii=False) for each in lists]
-        written += [f"[{','.join(self._elements[way])}]" for way in (0, 1, 3, 4)]
+        written += [f"[{','.join(self._placeholder_lists[way])}]" for way in (0, 1, 3, 4)]
         pair = {self.placeholder: self.placeholder}
         written += [json.dumps(pair, ensure_ascii=False, separators=(",", between)) for between in (":", ": ")]
         return [each.encode() for each in (*plain, *written)]
 
 
-def _fresh(operations: pa.Array) -> Bools:
+def _mark_creations(operations: pa.Array) -> Bools:
     """Mark the operations that create a row.
 
     Debezium writes a change of key as ``d`` and ``c``, so a new row that lacks a value has a new key.
@@ -286,10 +290,10 @@ def _map_operations(operations: pa.Array, value: pa.Array) -> Ints:
 _NULL: Final = r'^\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\}$'
 
 
-def _without(cells: pa.Array, path: Sequence[str], here: Bools) -> pa.Array:
+def _null_cells(cells: pa.Array, path: Sequence[str], here: Bools) -> pa.Array:
     """Replace some cells at a path of structs with null."""
     if not path:
         return pc.if_else(pa.array(here), pa.scalar(None, cells.type), cells)
     pairs = zip(cells.type, cells.flatten(), strict=True)
-    parts = [_without(part, path[1:], here) if field.name == path[0] else part for field, part in pairs]
+    parts = [_null_cells(part, path[1:], here) if field.name == path[0] else part for field, part in pairs]
     return pa.StructArray.from_arrays(parts, fields=list(cells.type), mask=cells.is_null())

@@ -5,7 +5,7 @@ other. Where there is one it says how times, decimals and bytes are written; mes
 together. What has no such field is null.
 
 >>> text = pa.array(['{"id": 1}', '{"schema": {"type": "struct", "fields": []}, "payload": {"id": 2}}', "{", None])
->>> inside = parse_inside(text, {"id": TEXT})
+>>> inside = parse_messages(text, {"id": TEXT})
 >>> inside.cells("id").to_pylist(), inside.wrong.tolist(), len(inside.schemas)
 (['1', '2', None, None], [False, False, True, False], 1)
 """
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.formats.cells import CellForm, cells_as
+from ddflow.connectors.formats.cells import CellForm, cast_cells
 from ddflow.connectors.formats.parse import TEXT, Bools, parse_objects
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -43,7 +43,7 @@ UNITS: Final = {
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 
 
-class Inside(NamedTuple):
+class ParsedMessages(NamedTuple):
     """Parsed messages.
 
     ``body``: structs with the content.  ``wrong``: marks messages that are no JSON.  ``schemas``: the messages of each
@@ -57,11 +57,11 @@ class Inside(NamedTuple):
 
     def cells(self, *path: str) -> pa.Array:
         """Return the cells at a path; null if the path does not exist.  O(n)."""
-        return at_path(self.body, path)
+        return cells_at(self.body, path)
 
-    def forms(self, path: Sequence[str], name: str, usual: CellForm) -> Callable[[int], CellForm]:
+    def form_finder(self, path: Sequence[str], name: str, usual: CellForm) -> Callable[[int], CellForm]:
         """Return a function from a row to the form of a column's cell.  O(schemas * log n) for each call."""
-        known = [(rows, readings(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
+        known = [(rows, read_forms(schema, path, usual).get(name, usual)) for rows, schema in self.schemas]
 
         def form(row: int) -> CellForm:
             for rows, how in known:
@@ -71,16 +71,16 @@ class Inside(NamedTuple):
 
         return form
 
-    def take(self, rows: Ints) -> "Inside":
+    def take(self, rows: Ints) -> "ParsedMessages":
         """Select messages by their numbers, which ascend."""
         schemas = []
         for of, schema in self.schemas:
             here = np.flatnonzero(np.isin(rows, of, assume_unique=True))
             schemas += [(here, schema)] if here.size else []
-        return Inside(self.body.take(pa.array(rows)), self.wrong[rows], tuple(schemas), self.json)
+        return ParsedMessages(self.body.take(pa.array(rows)), self.wrong[rows], tuple(schemas), self.json)
 
 
-def at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
+def cells_at(body: pa.Array, path: Sequence[str]) -> pa.Array:
     """Return the cells of structs at a path; null if the path does not exist."""
     for name in path:
         if not pat.is_struct(body.type) or body.type.get_field_index(name) < 0:
@@ -89,28 +89,30 @@ def at_path(body: pa.Array, path: Sequence[str]) -> pa.Array:
     return body
 
 
-def parse_inside(value: pa.Array, shape: Mapping[str, Any], exact: Any = False) -> Inside:
+def parse_messages(value: pa.Array, shape: Mapping[str, Any], exact: Any = False) -> ParsedMessages:
     """Parse the inside of messages.  ``shape``: the parts to read.  ``exact``: as in `objects`.  O(bytes)."""
     n = len(value)
     if pat.is_struct(value.type):
         names = {field.name for field in value.type}
-        body = at_path(value, ["payload"]) if {"schema", "payload"} <= names else value
-        return Inside(body, np.zeros(n, bool), (), False)
+        body = cells_at(value, ["payload"]) if {"schema", "payload"} <= names else value
+        return ParsedMessages(body, np.zeros(n, bool), (), False)
     around = mark_wrapped(value)
     if not around.any():
-        return Inside(*parse_objects(value, shape, exact), ())
+        return ParsedMessages(*parse_objects(value, shape, exact), ())
     exact = np.broadcast_to(exact, n)
     inner = np.flatnonzero(around)
     of = value if inner.size == n else value.take(pa.array(inner))
     body, wrong = parse_objects(of, {"payload": shape}, exact[inner])
-    body = at_path(body, ["payload"])
-    known = tuple((inner[rows], schema) for rows, schema in schemas(of))
+    body = cells_at(body, ["payload"])
+    known = tuple((inner[rows], schema) for rows, schema in group_by_schema(of))
     if inner.size == n:
-        return Inside(body, wrong, known)
+        return ParsedMessages(body, wrong, known)
     bare = np.flatnonzero(~around)
     plain, broken = parse_objects(value.take(pa.array(bare)), shape, exact[bare])
     back = np.argsort(np.concatenate([inner, bare]))
-    return Inside(pa.concat_arrays([body, plain]).take(pa.array(back)), np.concatenate([wrong, broken])[back], known)
+    return ParsedMessages(
+        pa.concat_arrays([body, plain]).take(pa.array(back)), np.concatenate([wrong, broken])[back], known
+    )
 
 
 def mark_wrapped(value: pa.Array) -> Bools:
@@ -125,7 +127,7 @@ def mark_wrapped(value: pa.Array) -> Bools:
     return out
 
 
-def schemas(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
+def group_by_schema(text: pa.Array) -> list[tuple[Ints, Mapping[str, Any]]]:
     """Group messages by their schema.  O(schemas * n).
 
     A schema is the first member of its message, so messages of one schema begin alike.
@@ -152,7 +154,7 @@ def _group_late_schemas(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[
     if not rows.size:
         return []
     found, _ = parse_objects(text.take(pa.array(rows)), {"schema": TEXT})
-    texts = at_path(found, ["schema"])
+    texts = cells_at(found, ["schema"])
     out: list[tuple[Ints, Mapping[str, Any]]] = []
     for each in pc.unique(texts.drop_null()).to_pylist():
         schema = json.loads(each)
@@ -161,9 +163,9 @@ def _group_late_schemas(text: pa.Array, rows: Ints) -> list[tuple[Ints, Mapping[
     return out
 
 
-def readings(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) -> dict[str, CellForm]:
+def read_forms(schema: Mapping[str, Any], path: Sequence[str], usual: CellForm) -> dict[str, CellForm]:
     """Return the forms of cells below a path, by column, from Connect's schema.  O(fields)."""
-    return {str(each.get("field")): _reading(each, usual) for each in fields_at(schema, path)}
+    return {str(each.get("field")): _read_form(each, usual) for each in fields_at(schema, path)}
 
 
 def fields_at(schema: Mapping[str, Any], path: Sequence[str]) -> list[Mapping[str, Any]]:
@@ -174,7 +176,7 @@ def fields_at(schema: Mapping[str, Any], path: Sequence[str]) -> list[Mapping[st
     return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
 
 
-def _reading(field: Mapping[str, Any], usual: CellForm) -> CellForm:
+def _read_form(field: Mapping[str, Any], usual: CellForm) -> CellForm:
     kind, name, parameters = field.get("type"), field.get("name"), field.get("parameters")
     if name == _DECIMAL:
         scale = parameters.get("scale") if isinstance(parameters, dict) else None
@@ -191,14 +193,14 @@ def _reading(field: Mapping[str, Any], usual: CellForm) -> CellForm:
 
 
 def cast_column(
-    inside: Inside, path: Sequence[str], name: str, kind: pa.DataType, usual: CellForm
+    inside: ParsedMessages, path: Sequence[str], name: str, kind: pa.DataType, usual: CellForm
 ) -> tuple[pa.Array, Bools | None]:
     """Cast a column at a path of messages, and mark the cells that do not fit.  O((1 + schemas) * n)."""
     cells = inside.cells(*path, name)
     usual = usual._replace(quoted=inside.json)
     groups: dict[CellForm, list[Ints]] = {}
     for rows, schema in inside.schemas:
-        groups.setdefault(readings(schema, path, usual).get(name, usual), []).append(rows)
+        groups.setdefault(read_forms(schema, path, usual).get(name, usual), []).append(rows)
     told = sum(rows.size for every in groups.values() for rows in every)
     if told < len(cells):
         rest = np.ones(len(cells), np.bool_)
@@ -207,11 +209,11 @@ def cast_column(
                 rest[rows] = False
         groups.setdefault(usual, []).append(np.flatnonzero(rest))
     if len(groups) <= 1:
-        return cells_as(cells, kind, next(iter(groups), usual))
+        return cast_cells(cells, kind, next(iter(groups), usual))
     parts, wrong, places = [], [], []
     for how, every in groups.items():
         rows = np.sort(np.concatenate(every))
-        made, bad = cells_as(cells.take(pa.array(rows)), kind, how)
+        made, bad = cast_cells(cells.take(pa.array(rows)), kind, how)
         parts.append(made)
         wrong.append(np.zeros(rows.size, np.bool_) if bad is None else bad)
         places.append(rows)

@@ -4,8 +4,8 @@ Invariant: a format of this kind says of each event what it does, where its row 
 here, once: other tables, tombstones, keys of deletes, keys that changed, cells that were not written, order. Of what
 was before only columns that tell which key is meant, and in which order, are read. A message may hold several events.
 
->>> inside = Inside(pa.array([{"a": 1}]), np.zeros(1, bool), ())
->>> read = Envelopes(inside, np.zeros(1, np.int64), (), (), {}, np.arange(1))
+>>> inside = ParsedMessages(pa.array([{"a": 1}]), np.zeros(1, bool), ())
+>>> read = EnvelopeEvents(inside, np.zeros(1, np.int64), (), (), {}, np.arange(1))
 >>> read.inside.cells("a").to_pylist()
 [1]
 """
@@ -18,25 +18,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.connectors.formats.base import BadMessages, Format, Target, Truncate, Upserts
+from ddflow.connectors.formats.base import BadMessages, Format, MessageTarget, Truncate, Upserts
 from ddflow.connectors.formats.cells import CellForm
-from ddflow.connectors.formats.envelope import Inside, Ints
+from ddflow.connectors.formats.envelope import Ints, ParsedMessages
 from ddflow.connectors.formats.messages import (
     PARTS,
     POSITION,
     ROW,
     Messages,
+    build_order,
     count_tables,
     fill_positions,
+    mark_table,
+    mark_topic,
     mark_unnamed,
-    of_table,
-    of_topic,
-    positions,
     settle_table,
     table_names,
 )
-from ddflow.connectors.formats.parse import Bools, put_cells
-from ddflow.connectors.formats.plain import key_cells, read_cells
+from ddflow.connectors.formats.parse import Bools, replace_cells
+from ddflow.connectors.formats.plain import read_cells, read_key_cells
 from ddflow.connectors.formats.row_columns import Own
 from ddflow.errors import shorten
 
@@ -47,14 +47,14 @@ SOURCE: Final = ("lsn", "file", "pos", "row", *PARTS)
 """What may be known of an event's source."""
 
 
-class Envelopes(NamedTuple):
+class EnvelopeEvents(NamedTuple):
     """Events of parsed messages: their codes, the paths of the new and the old row, and their ``source``.
 
     ``source`` has the names of `SOURCE`; ``of``: the message of each event.  ``absent``: by column, cells that were not
     written.  ``fresh``: marks events that create a row, so that no stored value exists.
     """
 
-    inside: Inside
+    inside: ParsedMessages
     codes: Ints
     after: tuple[str, ...]
     before: tuple[str, ...]
@@ -102,23 +102,23 @@ class Enveloped(Format):
         return (
             None
             if self.table is None
-            else lambda rows: of_table(str(self.table), self.sources(value.take(pa.array(rows))))
+            else lambda rows: mark_table(str(self.table), self.sources(value.take(pa.array(rows))))
         )
 
-    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+    def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """Read the events of messages.  Marks unreadable messages in ``bad``."""
         raise NotImplementedError
 
-    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+    def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`."""
         read = self.read(messages, target, bad)
-        codes, table = self._codes(read, messages, target, bad)
+        codes, table = self._classify(read, messages, target, bad)
         waits = self.table is not None and target.table is None
         tables = count_tables(read.source, np.isin(read.codes, _DO)) if waits else {}
-        order = positions(read.source, messages, read.of) if target.ordered else {}
+        order = build_order(read.source, messages, read.of) if target.ordered else {}
         if order:
             order = fill_positions(order, codes == TOMBSTONE, messages, read.of)
-        truncates = self._truncates(codes, order, messages, read.of)
+        truncates = self._list_truncates(codes, order, messages, read.of)
         live = np.flatnonzero((codes == UPSERT) | (codes == DELETE) | (codes == TOMBSTONE))
         if live.size < codes.size:
             absent = None if read.absent is None else {name: each[live] for name, each in read.absent.items()}
@@ -126,11 +126,13 @@ class Enveloped(Format):
             read = read._replace(inside=read.inside.take(live), of=read.of[live], absent=absent, fresh=fresh)
             order = {name: column.take(pa.array(live)) for name, column in order.items()}
         deleted, at = codes[live] != UPSERT, read.of
-        columns, missing = self._columns(read, at, deleted, messages, target, bad)
+        columns, missing = self._build_columns(read, at, deleted, messages, target, bad)
         made = Upserts(columns, deleted, order, at, missing, truncates, table, tables)
         return self._add_old_key_deletes(read, made, target, bad) if read.before else made
 
-    def _codes(self, read: Envelopes, messages: Messages, target: Target, bad: BadMessages) -> tuple[Ints, str | None]:
+    def _classify(
+        self, read: EnvelopeEvents, messages: Messages, target: MessageTarget, bad: BadMessages
+    ) -> tuple[Ints, str | None]:
         """Return the code of each message, and the table of all.
 
         Unreadable messages and messages of other tables get the code `NOTHING`.
@@ -142,21 +144,21 @@ class Enveloped(Format):
         tombstones = np.flatnonzero(codes == TOMBSTONE)
         if tombstones.size:
             said = tombstones[(tombstones > 0) & (codes[tombstones - 1] == DELETE)]
-            codes[said[_same_key(messages, read.of[said])]] = NOTHING
+            codes[said[_mark_same_key(messages, read.of[said])]] = NOTHING
         if self.table is not None:
             silent = mark_unnamed(self.table, read.source)
             reason = f"it does not say whether it is of the table {shorten(self.table, 80)!r}"
             bad.mark(read.of[np.isin(codes, _DO) & silent], reason)
-            others = ~of_table(self.table, read.source) & ~(silent & (codes == UNKNOWN))  # no event is of no table
+            others = ~mark_table(self.table, read.source) & ~(silent & (codes == UNKNOWN))  # no event is of no table
             codes[others & (codes != TOMBSTONE)] = NOTHING
-            codes[~of_topic(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
-        table = self._one_table(codes, read, target.table, bad)
+            codes[~mark_topic(self.table, messages)[read.of] & (codes == TOMBSTONE)] = NOTHING
+        table = self._settle_table(codes, read, target.table, bad)
         if (unknown := np.flatnonzero(codes == UNKNOWN)).size:
             bad.mark(read.of[unknown], self.unknown)
         codes[codes == UNKNOWN] = NOTHING
         return codes, table
 
-    def _one_table(self, codes: Ints, read: Envelopes, own: str | None, bad: BadMessages) -> str | None:
+    def _settle_table(self, codes: Ints, read: EnvelopeEvents, own: str | None, bad: BadMessages) -> str | None:
         """Return the table of the messages: ``own``, or the first table that a message names.
 
         Messages of other tables are marked bad, with the code `NOTHING`.
@@ -166,19 +168,27 @@ class Enveloped(Format):
         if others:
             rows = np.flatnonzero(np.asarray(pc.is_in(names, pa.array(others))))
             told = names.take(pa.array(rows)).to_pylist()
-            bad.mark(read.of[rows], lambda n: _several(str(told[n]), str(table), self.kind))
+            bad.mark(read.of[rows], lambda n: _describe_other_table(str(told[n]), str(table), self.kind))
             codes[np.isin(read.of, read.of[rows])] = NOTHING
         return table
 
-    def _truncates(self, codes: Ints, order: dict[str, pa.Array], messages: Messages, of: Ints) -> tuple[Truncate, ...]:
+    def _list_truncates(
+        self, codes: Ints, order: dict[str, pa.Array], messages: Messages, of: Ints
+    ) -> tuple[Truncate, ...]:
         rows = np.flatnonzero(codes == TRUNCATE).tolist()
         told = [{name: column[row].as_py() for name, column in order.items()} for row in rows]
         return tuple(
             Truncate(int(of[row]), each, messages.place(int(of[row]))) for row, each in zip(rows, told, strict=True)
         )
 
-    def _columns(
-        self, read: Envelopes, at: Ints, deleted: Bools, messages: Messages, target: Target, bad: BadMessages
+    def _build_columns(
+        self,
+        read: EnvelopeEvents,
+        at: Ints,
+        deleted: Bools,
+        messages: Messages,
+        target: MessageTarget,
+        bad: BadMessages,
     ) -> tuple[dict[str, pa.Array], dict[str, Bools]]:
         """Build the cells of upserts by column, and mark the unavailable ones.
 
@@ -197,33 +207,35 @@ class Enveloped(Format):
                     bad.mark(at[absent[name]], f"column {name!r} is unavailable: {remedy}")
             columns[name] = read_cells(inside, read.after, field, self.usual, at, bad, deleted)
         if gone.size:
-            columns |= self._of_deletes(read, columns, at, gone, messages, target, bad)
+            columns |= self._build_delete_columns(read, columns, at, gone, messages, target, bad)
         for name in target.key:
             lacking = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
             bad.mark(at[lacking], f"it deletes, and says {name!r} neither in its key nor in 'before'{self.keyless}")
         return columns, absent
 
-    def _of_deletes(
+    def _build_delete_columns(
         self,
-        read: Envelopes,
+        read: EnvelopeEvents,
         columns: dict[str, pa.Array],
         at: Ints,
         gone: Ints,
         messages: Messages,
-        target: Target,
+        target: MessageTarget,
         bad: BadMessages,
     ) -> dict[str, pa.Array]:
         """Return the columns that deletes need: from the message's key, else from ``before``."""
         out, some = {}, read.inside.take(gone)
-        keyed = key_cells(messages, at[gone], target, self.usual)
+        keyed = read_key_cells(messages, at[gone], target, self.usual)
         for name in dict.fromkeys((*target.key, *target.deciding)):
             found = read_cells(some, read.before, target.columns.field(name), self.usual, at[gone], bad)
             if name in keyed:
                 found = _coalesce(keyed[name], found)
-            out[name] = put_cells(columns[name], gone, found)
+            out[name] = replace_cells(columns[name], gone, found)
         return out
 
-    def _add_old_key_deletes(self, read: Envelopes, made: Upserts, target: Target, bad: BadMessages) -> Upserts:
+    def _add_old_key_deletes(
+        self, read: EnvelopeEvents, made: Upserts, target: MessageTarget, bad: BadMessages
+    ) -> Upserts:
         """Add a delete of the old key for each update that changed the key.
 
         Some connectors send no delete for it.
@@ -276,13 +288,13 @@ def _mark_unstored(name: str, messages: Ints, bad: BadMessages) -> None:
     bad.mark(messages, f"column {name!r} is unavailable, and the row's key changed, so nothing stored has it: {remedy}")
 
 
-def _several(table: str, own: str, kind: str) -> str:
+def _describe_other_table(table: str, own: str, kind: str) -> str:
     """Describe a message of another table than the rest of its batch."""
     remedy = f"name one, dd.formats.{kind}(table={own!r})"
     return f"its table is {shorten(table, 80)!r}, that of others {shorten(own, 80)!r}: {remedy}"
 
 
-def _same_key(messages: Messages, rows: Ints) -> Bools:
+def _mark_same_key(messages: Messages, rows: Ints) -> Bools:
     """Mark the messages with the key of the message before; messages without keys count as equal."""
     if messages.key is None or not rows.size:
         return np.ones(rows.size, np.bool_)

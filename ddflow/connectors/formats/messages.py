@@ -11,14 +11,16 @@ numbers, so events of one source have a total order.
 ('a.orders', ['b.orders'])
 >>> source = {"table": ["t", "u"], "schema": ["a", "a"], "db": [None, None]}
 >>> every = {name: pa.array(cells, pa.string()) for name, cells in source.items()}
->>> table_names(every).to_pylist(), of_table("a.t", every).tolist(), mark_unnamed("shop.a.t", every).tolist()
+>>> table_names(every).to_pylist(), mark_table("a.t", every).tolist(), mark_unnamed("shop.a.t", every).tolist()
 (['a.t', 'a.u'], [True, False], [True, False])
->>> count_tables(every, np.array([True, True])), is_of("a.t", "shop.a.t"), nearest("orderz", ["shop.orders", "shop.us"])
-({'a.t': 1, 'a.u': 1}, True, 'shop.orders')
+>>> count_tables(every, np.array([True, True])), is_table_name("a.t", "shop.a.t")
+({'a.t': 1, 'a.u': 1}, True)
+>>> nearest_table("orderz", ["shop.orders", "shop.us"])
+'shop.orders'
 
 >>> source = {"lsn": pa.array([None, None]), "file": pa.array(["mysql-bin.000007"] * 2), "pos": pa.array(["4", "120"]),
 ...           "row": pa.array(["0", "3"])}
->>> positions(source, Messages(pa.table({"value": ["", ""]}), "'t'", 0), np.arange(2))["_position"].to_pylist()
+>>> build_order(source, Messages(pa.table({"value": ["", ""]}), "'t'", 0), np.arange(2))["_position"].to_pylist()
 [30064771076, 30064771192]
 """
 
@@ -69,11 +71,11 @@ class Messages:
         if more := [name for name in names if name not in (*COLUMNS, *IGNORED, FILE, LINE) or names.count(name) > 1]:
             remedy = Phrase(f"give them as {', '.join(COLUMNS)}, and leave others out")
             raise SchemaMismatch(f"messages for {what}", f"the columns {more} are none of messages", remedy)
-        there: dict[str, pa.Array] = {name: _column(given, name) for name in COLUMNS if name in names}
+        there: dict[str, pa.Array] = {name: _flatten_column(given, name) for name in COLUMNS if name in names}
         self.raw = there[VALUE]
-        self.value, self.broken = self._readable(VALUE, self.raw)
-        self.key = self._readable("key", there["key"])[0] if "key" in there else None
-        self.offset, self.partition = (self._integers(there, name) for name in ("offset", "partition"))
+        self.value, self.broken = self._to_text(VALUE, self.raw)
+        self.key = self._to_text("key", there["key"])[0] if "key" in there else None
+        self.offset, self.partition = (self._read_integers(there, name) for name in ("offset", "partition"))
         topic = there.get("topic")
         self.topic = None if topic is None or pat.is_null(topic.type) else topic
         self.timestamp = there.get("timestamp")
@@ -82,7 +84,7 @@ class Messages:
         self.own: Callable[[Any], str | None] = lambda value: None
         """As `Format.place`."""
 
-    def _readable(self, name: str, column: pa.Array) -> tuple[pa.Array, Bools]:
+    def _to_text(self, name: str, column: pa.Array) -> tuple[pa.Array, Bools]:
         """Convert a column to text, or keep its structs; mark the values that are not UTF-8."""
         none = np.zeros(len(column), np.bool_)
         kind = column.type
@@ -99,9 +101,9 @@ class Messages:
         try:
             return column.cast(pa.string()), none
         except pa.ArrowInvalid:
-            return _utf8(column)
+            return _decode_utf8(column)
 
-    def _integers(self, there: dict[str, pa.Array], name: str) -> pa.Array | None:
+    def _read_integers(self, there: dict[str, pa.Array], name: str) -> pa.Array | None:
         if name not in there or pat.is_null(there[name].type):
             return None
         if not pat.is_integer(there[name].type):
@@ -111,10 +113,10 @@ class Messages:
 
     def place(self, row: int) -> str | Row:
         """Return what an error calls a message: its position, or its row.  O(1)."""
-        position = self.position(row)
+        position = self.describe_position(row)
         return Row(self.first + row) if position.startswith("row ") else position
 
-    def position(self, row: int) -> str:
+    def describe_position(self, row: int) -> str:
         """Describe the place of a message: a line, an offset, the format's words, or a row.  O(its bytes)."""
         line, file = (self.table.column(n)[row].as_py() if n in self.table.column_names else None for n in (LINE, FILE))
         if line is not None:
@@ -127,7 +129,7 @@ class Messages:
         of = topic if partition is None else f"{topic or 'partition '}{'/' if topic else ''}{partition}"
         return f"offset {offset}" + ("" if of is None else f" of {of}")
 
-    def bytes(self, rows: Any) -> pa.Array:
+    def original_bytes(self, rows: Any) -> pa.Array:
         """Return the original values of some messages in bytes; structs as Python formats them."""
         some = self.raw.take(pa.array(rows, pa.int64()))
         if pat.is_struct(some.type):
@@ -135,7 +137,7 @@ class Messages:
         return some.cast(pa.binary())
 
 
-def as_values(given: pa.Table) -> pa.Table:
+def wrap_rows(given: pa.Table) -> pa.Table:
     """Convert rows to messages with structs of their columns as values.  O(columns), O(rows) in several chunks."""
     columns = [plain(one_chunk(column)) for column in given.columns]
     if not columns:
@@ -143,11 +145,11 @@ def as_values(given: pa.Table) -> pa.Table:
     return pa.table({VALUE: pa.StructArray.from_arrays(columns, names=given.column_names)})
 
 
-def _column(given: pa.Table, name: str) -> pa.Array:
+def _flatten_column(given: pa.Table, name: str) -> pa.Array:
     return plain(one_chunk(given.column(name)))
 
 
-def _utf8(column: pa.Array) -> tuple[pa.Array, Bools]:
+def _decode_utf8(column: pa.Array) -> tuple[pa.Array, Bools]:
     """Decode bytes to text; invalid UTF-8 becomes null and is marked.  O(bytes)."""
     if len(column) == 1:
         try:
@@ -160,7 +162,7 @@ def _utf8(column: pa.Array) -> tuple[pa.Array, Bools]:
             parts.append(half.cast(pa.string()))
             wrong.append(np.zeros(len(half), np.bool_))
         except pa.ArrowInvalid:
-            made, bad = _utf8(half)
+            made, bad = _decode_utf8(half)
             parts.append(made)
             wrong.append(bad)
     return pa.concat_arrays(parts), np.concatenate(wrong)
@@ -174,12 +176,12 @@ Source = Mapping[str, pa.Array]
 
 def table_names(source: Source) -> pa.Array:
     """Return the whole name of each message's table; null if the message names no table.  O(n)."""
-    table, schema, db = _parts(source)
+    table, schema, db = _name_parts(source)
     db = pc.if_else(pc.fill_null(pc.equal(db, schema), False), None, db)  # MySQL's database is its schema
     return pc.binary_join_element_wise(db, schema, table, pc.if_else(table.is_valid(), ".", None), null_handling="skip")
 
 
-def longer(one: str | None, other: str) -> str | None:
+def longer_name(one: str | None, other: str) -> str | None:
     """Return the longer of two names of one table; None if they name two tables.  O(1)."""
     if one is None or other == one or other.endswith(f".{one}"):
         return other
@@ -190,7 +192,7 @@ def settle_table(own: str | None, names: Iterable[str]) -> tuple[str | None, lis
     """Return the longest name of the messages' table, and the ``names`` of other tables.  O(names)."""
     others = []
     for name in names:
-        both = longer(own, name)
+        both = longer_name(own, name)
         if both is None:
             others.append(name)
         else:
@@ -198,10 +200,10 @@ def settle_table(own: str | None, names: Iterable[str]) -> tuple[str | None, lis
     return own, others
 
 
-def of_table(name: str, source: Source) -> Bools:
+def mark_table(name: str, source: Source) -> Bools:
     """Mark the messages of the given table.  O(n)."""
     *before, last = name.split(".")
-    table, schema, db = _parts(source)
+    table, schema, db = _name_parts(source)
     out = pc.equal(table, last)
     if before:
         out = pc.and_(out, pc.equal(pc.coalesce(schema, db), before[-1]))
@@ -210,7 +212,7 @@ def of_table(name: str, source: Source) -> Bools:
     return np.asarray(pc.fill_null(out, False))
 
 
-def is_of(table: str, name: str) -> bool:
+def is_table_name(table: str, name: str) -> bool:
     """Return whether a whole name from a message is a name of the given table.  O(1)."""
     return name == table or name.endswith(f".{table}")
 
@@ -221,7 +223,7 @@ def count_tables(source: Source, which: Bools) -> dict[str, int]:
     return dict(zip(coded.dictionary.to_pylist(), np.bincount(coded.indices).tolist(), strict=True))
 
 
-def nearest(name: str, tables: Iterable[str]) -> str | None:
+def nearest_table(name: str, tables: Iterable[str]) -> str | None:
     """Return the table that a name may have meant; compares as many parts as both have.  O(tables)."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
@@ -234,7 +236,7 @@ def nearest(name: str, tables: Iterable[str]) -> str | None:
 def mark_unnamed(name: str, source: Source) -> Bools:
     """Mark the messages without enough of a name to compare with the given table.  O(n)."""
     *before, last = name.split(".")
-    table, schema, db = _parts(source)
+    table, schema, db = _name_parts(source)
     lacks = pa.array(np.zeros(len(table), np.bool_))
     if before:
         lacks = pc.and_(table.is_valid(), pc.and_(schema.is_null(), db.is_null()))
@@ -244,7 +246,7 @@ def mark_unnamed(name: str, source: Source) -> Bools:
     return np.asarray(pc.or_(table.is_null(), pc.and_(mine, lacks)))
 
 
-def of_topic(name: str, messages: Messages) -> Bools:
+def mark_topic(name: str, messages: Messages) -> Bools:
     """Mark the messages of a topic of that table: a tombstone has no other sign of its table.  O(n)."""
     if messages.topic is None:
         return np.zeros(messages.rows, np.bool_)
@@ -252,7 +254,7 @@ def of_topic(name: str, messages: Messages) -> Bools:
     return np.asarray(pc.fill_null(own, False))
 
 
-def _parts(source: Source) -> list[pa.Array]:
+def _name_parts(source: Source) -> list[pa.Array]:
     return [source[part].cast(pa.string()) for part in PARTS]
 
 
@@ -260,7 +262,7 @@ POSITION: Final = "_position"
 ROW: Final = "_row"
 
 
-def positions(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
+def build_order(source: dict[str, pa.Array], messages: Messages, of: Any) -> dict[str, pa.Array]:
     """Build the order columns of events; ``of``: the message of each.  O(n)."""
     n = of.size
     source = {name: pa.nulls(n, pa.string()) for name in ("lsn", "file", "pos", "row")} | source

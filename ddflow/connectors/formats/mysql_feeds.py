@@ -7,7 +7,7 @@ position that Maxwell writes with ``output_binlog_position``, else the offset, a
 
 >>> from ddflow.connectors.formats.base import decode_messages, events_schema
 >>> format, columns = canal(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> target = MessageTarget("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> came = '{"table": "o", "type": "INSERT", "data": [{"id": "1", "v": "x"}, {"id": "2", "v": null}]}'
 >>> came = pa.table({"value": [came], "offset": [5]})
 >>> decode_messages(format, came, target).rows.select(["id", "v", "_row"]).to_pylist()
@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.connectors.formats.base import BadMessages, Target
-from ddflow.connectors.formats.cells import shape_of
-from ddflow.connectors.formats.envelope import Inside, Ints, at_path, parse_inside
+from ddflow.connectors.formats.base import BadMessages, MessageTarget
+from ddflow.connectors.formats.cells import json_shape
+from ddflow.connectors.formats.envelope import Ints, ParsedMessages, cells_at, parse_messages
 from ddflow.connectors.formats.enveloped import (
     DELETE,
     NOTHING,
@@ -34,11 +34,11 @@ from ddflow.connectors.formats.enveloped import (
     UNKNOWN,
     UPSERT,
     Enveloped,
-    Envelopes,
+    EnvelopeEvents,
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
-from ddflow.connectors.formats.row_columns import Examples, Path, find_examples, parse_sql_type
+from ddflow.connectors.formats.row_columns import ExampleRows, Path, find_examples, parse_sql_type
 
 _MAXWELL: Final = {"insert": UPSERT, "update": UPSERT, "bootstrap-insert": UPSERT, "delete": DELETE} | dict.fromkeys(
     [
@@ -92,25 +92,27 @@ class maxwell(Enveloped):
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
-        return _sources(value)
+        return _read_sources(value)
 
-    def examples(self, values: pa.Array) -> Examples:
+    def examples(self, values: pa.Array) -> ExampleRows:
         """See `Format`: the rows after changes, or of deletes."""
         return find_examples(values, ["$.data"])
 
-    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+    def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """See `Enveloped`."""
-        rows = {field.name: shape_of(field.type) for field in target.columns}
+        rows = {field.name: json_shape(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "table", "database", "position"), TEXT)
-        inside = parse_inside(messages.value, {**top, "data": rows, "old": old}, messages.exact)
+        inside = parse_messages(messages.value, {**top, "data": rows, "old": old}, messages.exact)
         codes = map_codes(inside.cells("type"), _MAXWELL)
         codes[np.asarray(inside.body.is_null()) & ~inside.wrong] = TOMBSTONE
         codes[(codes < NOTHING) & np.asarray(inside.cells("data").is_null())] = UNKNOWN
         place = pc.extract_regex(inside.cells("position").cast(pa.string()), r"^(?P<file>.*):(?P<pos>[0-9]+)$")
         source = {name: pc.struct_field(place, name) for name in ("file", "pos")}
         source |= {"table": inside.cells("table"), "schema": inside.cells("database"), "db": inside.cells("database")}
-        return _with_old(Envelopes(inside, codes, ("data",), ("old",), source, np.arange(messages.rows)), target)
+        return _fill_old_of_deletes(
+            EnvelopeEvents(inside, codes, ("data",), ("old",), source, np.arange(messages.rows)), target
+        )
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -140,7 +142,7 @@ class canal(Enveloped):
 
     def sources(self, value: pa.Array) -> dict[str, pa.Array]:
         """See `Enveloped`."""
-        return _sources(value)
+        return _read_sources(value)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: as MySQL calls them."""
@@ -150,12 +152,12 @@ class canal(Enveloped):
             out[name] = parse_sql_type(str(types.get(name, ""))) if isinstance(types, dict) else pa.string()
         return out
 
-    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+    def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """See `Enveloped`."""
-        rows: dict[str, Any] = {field.name: shape_of(field.type) for field in target.columns}
+        rows: dict[str, Any] = {field.name: json_shape(field.type) for field in target.columns}
         old = {name: rows[name] for name in (*target.key, *target.deciding)}
         top = dict.fromkeys(("type", "isDdl", "table", "database"), TEXT)
-        whole = parse_inside(messages.value, {**top, "data": [rows], "old": [old]}, messages.exact)
+        whole = parse_messages(messages.value, {**top, "data": [rows], "old": [old]}, messages.exact)
         codes = map_codes(whole.cells("type"), _CANAL)
         statements = np.asarray(pc.fill_null(pc.equal(whole.cells("isDdl").cast(pa.string()), "true"), False))
         codes[(codes != TRUNCATE) & statements] = NOTHING
@@ -172,15 +174,15 @@ class canal(Enveloped):
         parts = {name: _take_elements(whole.cells(name), of, place, listed) for name in ("data", "old")}
         names = [*parts, "table", "database"]
         some = [*parts.values(), *(whole.cells(name).take(pa.array(of)) for name in names[2:])]
-        inside = Inside(pa.StructArray.from_arrays(some, names=names), whole.wrong[of], (), whole.json)
+        inside = ParsedMessages(pa.StructArray.from_arrays(some, names=names), whole.wrong[of], (), whole.json)
         source = {"row": pa.array(place).cast(pa.string()), "table": inside.cells("table")}
         source |= dict.fromkeys(("schema", "db"), inside.cells("database"))
-        return _with_old(Envelopes(inside, codes[of], ("data",), ("old",), source, of), target)
+        return _fill_old_of_deletes(EnvelopeEvents(inside, codes[of], ("data",), ("old",), source, of), target)
 
 
-def _sources(value: pa.Array) -> dict[str, pa.Array]:
+def _read_sources(value: pa.Array) -> dict[str, pa.Array]:
     """Return the table of each message."""
-    inside = parse_inside(value, dict.fromkeys(("table", "database"), TEXT))
+    inside = parse_messages(value, dict.fromkeys(("table", "database"), TEXT))
     return {"table": inside.cells("table"), **dict.fromkeys(("schema", "db"), inside.cells("database"))}
 
 
@@ -197,15 +199,15 @@ def _take_elements(lists: pa.Array, of: Ints, place: Ints, listed: Bools) -> pa.
     return lists.values.take(pa.array(at, mask=~there))
 
 
-def _with_old(read: Envelopes, target: Target) -> Envelopes:
+def _fill_old_of_deletes(read: EnvelopeEvents, target: MessageTarget) -> EnvelopeEvents:
     """Return the events with the data of a delete as its old row: a delete has no ``old``."""
     deletes = read.codes == DELETE
     if not deletes.any():
         return read
     body = read.inside.body
-    data, old = (at_path(body, [name]) for name in ("data", "old"))
+    data, old = (cells_at(body, [name]) for name in ("data", "old"))
     names, mask = [*target.key, *target.deciding], pa.array(deletes)
-    parts = [pc.if_else(mask, at_path(data, [name]), at_path(old, [name])) for name in names]
+    parts = [pc.if_else(mask, cells_at(data, [name]), cells_at(old, [name])) for name in names]
     made = pa.StructArray.from_arrays(parts, names=names)
     every = {field.name: column for field, column in zip(body.type, body.flatten(), strict=True)} | {"old": made}
     inside = read.inside._replace(body=pa.StructArray.from_arrays([*every.values()], names=[*every]))

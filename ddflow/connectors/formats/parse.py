@@ -67,10 +67,10 @@ def parse_objects(text: pa.Array, shape: Any, exact: Any = False) -> tuple[pa.Ar
     rows = np.flatnonzero((_find_rounded(text, made, shape) | exact) & ~wrong)
     if not rows.size:
         return made, wrong
-    return put_cells(made, rows, evaluate_exactly(text.take(pa.array(rows)), sql)), wrong
+    return replace_cells(made, rows, evaluate_exactly(text.take(pa.array(rows)), sql)), wrong
 
 
-def put_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
+def replace_cells(cells: pa.Array, rows: Any, found: pa.Array) -> pa.Array:
     """Return cells of any type with others at some rows.  O(cells)."""
     which = np.arange(len(cells))
     which[rows] = len(cells) + np.arange(len(found))
@@ -109,13 +109,13 @@ def _find_rounded(text: pa.Array, made: pa.Array, shape: Any) -> Bools:
     """Mark the texts with a number that may have lost digits in a column that keeps them.  O(cells)."""
     out: Bools = np.zeros(len(text), np.bool_)
     for kind in (QUOTED, WORDS):
-        rows = np.flatnonzero(is_doubtful(made, shape, kind) & ~out)
+        rows = np.flatnonzero(mark_doubtful(made, shape, kind) & ~out)
         if rows.size:
-            out[rows] = with_numbers(text.take(pa.array(rows)), kind, _names(shape, kind))
+            out[rows] = mark_lossy_numbers(text.take(pa.array(rows)), kind, _find_members(shape, kind))
     return out
 
 
-def with_numbers(
+def mark_lossy_numbers(
     text: pa.Array, kind: str, names: Collection[str] = (), between: str = r"\s*:\s*", odd: str = ""
 ) -> Bools:
     """Mark the JSON texts with a number that may lose digits in columns of a ``kind``, `QUOTED` or `WORDS`.
@@ -133,24 +133,24 @@ def with_numbers(
     return out
 
 
-def _names(shape: Any, kind: str, name: str = "") -> set[str]:
+def _find_members(shape: Any, kind: str, name: str = "") -> set[str]:
     """Return the members of objects, at any depth, that have the shape ``kind``.  ``name``: the member of ``shape``."""
     if isinstance(shape, list):
-        return _names(shape[0], kind, name)
+        return _find_members(shape[0], kind, name)
     if isinstance(shape, dict):
-        return {found for each, inner in shape.items() for found in _names(inner, kind, each)}
+        return {found for each, inner in shape.items() for found in _find_members(inner, kind, each)}
     return {name} if name and shape == kind else set()
 
 
-def is_doubtful(cells: pa.Array, shape: Any, kind: str) -> Bools:
+def mark_doubtful(cells: pa.Array, shape: Any, kind: str) -> Bools:
     """Mark the cells that may be, or contain, fractions in columns of a ``kind``.  O(cells), and little more."""
     out: Bools = np.zeros(len(cells), np.bool_)
     if isinstance(shape, dict):
         for name, inner in shape.items() if pat.is_struct(cells.type) else ():
             if inner != TEXT:
-                out |= is_doubtful(pc.struct_field(cells, name), inner, kind)
+                out |= mark_doubtful(pc.struct_field(cells, name), inner, kind)
     elif isinstance(shape, list):
-        if pat.is_list(cells.type) and (some := is_doubtful(cells.flatten(), shape[0], kind)).any():
+        if pat.is_list(cells.type) and (some := mark_doubtful(cells.flatten(), shape[0], kind)).any():
             out[np.asarray(pc.list_parent_indices(cells))[some]] = True
     elif shape == kind and cells.null_count < len(cells):
         _, ends, letters = cells.buffers()
@@ -184,7 +184,7 @@ def evaluate_sql(column: pa.Array, sql: str) -> pa.Array:
     return one_chunk(made.column(0))
 
 
-def base64_bytes(text: pa.Array) -> pa.Array:
+def decode_base64(text: pa.Array) -> pa.Array:
     """Decode base64 texts.  O(bytes).  Raises `ValueError` for an invalid text."""
     duckdb = import_duckdb()
     try:

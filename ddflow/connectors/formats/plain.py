@@ -3,9 +3,9 @@ messages.
 
 Guarantees: a wrapped message reads as it would alone. A written message is read back by the format of its name.
 
->>> from ddflow.connectors.formats.base import Target, decode_messages, events_schema
+>>> from ddflow.connectors.formats.base import MessageTarget, decode_messages, events_schema
 >>> format, columns = plain_json(), pa.schema({"id": pa.int64(), "city": pa.string()})
->>> target = Target("'people'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> target = MessageTarget("'people'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> came = pa.table({"key": ["1", "2"], "value": ['{"id": 1, "city": "Bern"}', None], "offset": [7, 8]})
 >>> for row in decode_messages(format, came, target).rows.to_pylist():
 ...     print(row)
@@ -31,47 +31,47 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.columns.schema import check_sound, is_text, lossless, one_chunk, plain
 from ddflow.connectors.formats import row_columns
-from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, OnBad, Target, Upserts
+from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, MessageTarget, OnBad, Upserts
 from ddflow.connectors.formats.cells import (
     BINARIES,
     MODES as DECIMAL_MODES,
     CellForm,
-    cells_as,
+    cast_cells,
     describe_misfit,
-    shape_of,
+    json_shape,
 )
-from ddflow.connectors.formats.envelope import Inside, cast_column, parse_inside
+from ddflow.connectors.formats.envelope import ParsedMessages, cast_column, parse_messages
 from ddflow.connectors.formats.messages import POSITION, ROW, Messages, parse_integers
-from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, evaluate_json, parse_objects, put_cells
-from ddflow.connectors.formats.row_columns import Examples, Path
+from ddflow.connectors.formats.parse import TEXT, WORDS, Bools, evaluate_json, parse_objects, replace_cells
+from ddflow.connectors.formats.row_columns import ExampleRows, Path
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import BadMessage, Option, Phrase, SchemaMismatch, SpecError, shorten
 
 
-def key_cells(messages: Messages, rows: Any, target: Target, how: CellForm) -> dict[str, pa.Array]:
+def read_key_cells(messages: Messages, rows: Any, target: MessageTarget, how: CellForm) -> dict[str, pa.Array]:
     """Return the key columns in the keys of some messages; nothing if messages have no key.  O(bytes).
 
-    >>> from ddflow.connectors.formats.base import Target
+    >>> from ddflow.connectors.formats.base import MessageTarget
     >>> messages = Messages(pa.table({"value": ["", ""], "key": ['{"id": 7}', "8"]}), "'t'", 0)
-    >>> target = Target("'t'", pa.schema({"id": pa.int64()}), ("id",), (), False, pa.schema([]))
-    >>> key_cells(messages, np.arange(2), target, CellForm())["id"].to_pylist()
+    >>> target = MessageTarget("'t'", pa.schema({"id": pa.int64()}), ("id",), (), False, pa.schema([]))
+    >>> read_key_cells(messages, np.arange(2), target, CellForm())["id"].to_pylist()
     [7, 8]
     """
     if messages.key is None or pat.is_null(messages.key.type):
         return {}
     keys = messages.key.take(pa.array(rows))
     exact = np.broadcast_to(messages.exact, messages.rows)[rows]
-    inside = parse_inside(keys, {name: shape_of(target.columns.field(name).type) for name in target.key}, exact)
+    inside = parse_messages(keys, {name: json_shape(target.columns.field(name).type) for name in target.key}, exact)
     out = {name: cast_column(inside, (), name, target.columns.field(name).type, how)[0] for name in target.key}
     if len(target.key) == 1 and not pat.is_struct(keys.type):
         (name,) = target.key
         left = np.flatnonzero(np.asarray(out[name].is_null()) & np.asarray(keys.is_valid()))
         if left.size:
-            out[name] = _single(out[name], keys, left, target.columns.field(name).type, how)
+            out[name] = _read_single_keys(out[name], keys, left, target.columns.field(name).type, how)
     return out
 
 
-def _single(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: CellForm) -> pa.Array:
+def _read_single_keys(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: CellForm) -> pa.Array:
     """Read keys that are no objects: the value itself, in JSON, or as text."""
     some = keys.take(pa.array(left))
     objects_here = pc.starts_with(pc.utf8_trim_whitespace(some), "{")
@@ -80,8 +80,8 @@ def _single(made: pa.Array, keys: pa.Array, left: Any, kind: pa.DataType, how: C
     plain = pc.if_else(objects_here, pa.scalar(None, some.type), some)
     value, _ = parse_objects(plain, WORDS)
     cells = pc.coalesce(wrapped, value, plain)
-    found, _ = cells_as(cells, kind, how)
-    return put_cells(made, left, found)
+    found, _ = cast_cells(cells, kind, how)
+    return replace_cells(made, left, found)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -112,19 +112,19 @@ class plain_json(Format):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._choose(decimals=DECIMAL_MODES, binary=BINARIES)
+        self._check_choices(decimals=DECIMAL_MODES, binary=BINARIES)
 
     row_path: ClassVar[Path] = ()
 
-    def examples(self, values: pa.Array) -> Examples:
+    def examples(self, values: pa.Array) -> ExampleRows:
         """See `Format`: the messages themselves."""
         return row_columns.find_examples(values, ["$"])
 
-    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+    def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`."""
         how = CellForm(decimals=self.decimals, binary=self.binary)
-        inside = parse_inside(
-            messages.value, {field.name: shape_of(field.type) for field in target.columns}, messages.exact
+        inside = parse_messages(
+            messages.value, {field.name: json_shape(field.type) for field in target.columns}, messages.exact
         )
         bad.mark(np.flatnonzero(inside.wrong & ~bad.mask), "it is no JSON")
         deleted = np.asarray(inside.body.is_null())
@@ -135,21 +135,23 @@ class plain_json(Format):
             lacking |= np.asarray(columns[name].is_null())
         if (rows := np.flatnonzero(lacking)).size:
             _fill_keys(columns, rows, messages, target, how)
-        no_rows(inside.body, messages, deleted, bad)
+        mark_non_objects(inside.body, messages, deleted, bad)
         for name in target.key:
             none = np.flatnonzero(np.asarray(columns[name].is_null()) & deleted)
             bad.mark(none, f"it has no value, and its key does not say {name!r}")
-        return Upserts(columns, deleted, {POSITION: offsets(messages)} if target.ordered else {})
+        return Upserts(columns, deleted, {POSITION: get_offsets(messages)} if target.ordered else {})
 
 
-def _fill_keys(columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: Target, how: CellForm) -> None:
+def _fill_keys(
+    columns: dict[str, pa.Array], rows: Ints, messages: Messages, target: MessageTarget, how: CellForm
+) -> None:
     """Fill the missing key columns of rows from the keys of their messages."""
-    for name, found in key_cells(messages, rows, target, how).items():
+    for name, found in read_key_cells(messages, rows, target, how).items():
         lacking = columns[name].take(pa.array(rows)).is_null()
-        columns[name] = put_cells(columns[name], rows[np.asarray(lacking)], found.filter(lacking))
+        columns[name] = replace_cells(columns[name], rows[np.asarray(lacking)], found.filter(lacking))
 
 
-def no_rows(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) -> None:
+def mark_non_objects(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) -> None:
     """Mark messages with JSON that is no object: they would be rows of nulls."""
     if not is_text(messages.value.type) or not len(body):
         return
@@ -163,7 +165,7 @@ def no_rows(body: pa.Array, messages: Messages, deleted: Any, bad: BadMessages) 
 
 
 def read_cells(
-    inside: Inside,
+    inside: ParsedMessages,
     path: Sequence[str],
     field: pa.Field,
     usual: CellForm,
@@ -178,7 +180,7 @@ def read_cells(
     made, wrong = cast_column(inside, path, field.name, field.type, usual)
     if wrong is not None:
         rows = np.flatnonzero(wrong if ignored is None else wrong & ~ignored)
-        mark_misfits(inside.cells(*path, field.name), rows, field, at, bad, inside.forms(path, field.name, usual))
+        mark_misfits(inside.cells(*path, field.name), rows, field, at, bad, inside.form_finder(path, field.name, usual))
     return made
 
 
@@ -195,7 +197,7 @@ def mark_misfits(
     bad.mark(at[rows], reason)
 
 
-def _take_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
+def _cast_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
     """Cast a column from a function to its type; text is read as in messages.  Raises `BadMessage`."""
     cells, kind = plain(one_chunk(column)), field.type
     try:
@@ -205,7 +207,7 @@ def _take_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Arr
     except SchemaMismatch as error:
         found = f"its function gave {field.name!r} as {column.type}: {error.found}"
         raise BadMessage(asked, found, f"give {kind}; nothing was taken in") from None
-    made, wrong = cells_as(cells, kind, CellForm(decimals="string"))
+    made, wrong = cast_cells(cells, kind, CellForm(decimals="string"))
     if wrong is not None:
         text, why = describe_misfit(cells[int(np.argmax(wrong))].as_py(), kind, CellForm(decimals="string"))
         found = f"its function gave {field.name!r} as {column.type}: {shorten(text, 80)}, {why}"
@@ -213,7 +215,7 @@ def _take_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Arr
     return made
 
 
-def offsets(messages: Messages) -> pa.Array:
+def get_offsets(messages: Messages) -> pa.Array:
     """Return the offsets of messages; null if they have none."""
     return pa.nulls(messages.rows, pa.int64()) if messages.offset is None else messages.offset
 
@@ -255,7 +257,7 @@ class custom(Format):
     def needs(self) -> None:
         """Do nothing: it only needs its function."""
 
-    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+    def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`.  Raises `BadMessage` for an error of the function, and for rows that are no upserts."""
         asked = f"the format of {target.what}"
         try:
@@ -265,7 +267,7 @@ class custom(Format):
             raise BadMessage(asked, found, "mend the function or the messages; nothing was taken in") from error
         known = {**{field.name: field.type for field in target.columns}, POSITION: pa.int64(), DELETED: pa.bool_()}
         columns = {
-            name: _take_column(made.column(name), pa.field(name, kind), asked)
+            name: _cast_column(made.column(name), pa.field(name, kind), asked)
             if name in made.column_names
             else pa.nulls(made.num_rows, kind)
             for name, kind in known.items()
@@ -273,7 +275,7 @@ class custom(Format):
         if more := [name for name in made.column_names if name not in known]:
             raise BadMessage(asked, f"its function gave the columns {more}", f"give some of {list(known)}")
         if POSITION not in made.column_names and made.num_rows == messages.rows:
-            columns[POSITION] = offsets(messages)
+            columns[POSITION] = get_offsets(messages)
         deleted = np.asarray(pc.fill_null(columns.pop(DELETED), False))
         position = columns.pop(POSITION)
         return Upserts(columns, deleted, {POSITION: position} if target.ordered else {}, np.arange(made.num_rows))
@@ -307,7 +309,7 @@ class kcat(Format):
     dd.formats.kcat(dd.formats.plain_json())
     >>> from ddflow.connectors.formats.base import decode_messages, events_schema
     >>> format, columns = kcat(plain_json()), pa.schema({"id": pa.int64(), "v": pa.string()})
-    >>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+    >>> target = MessageTarget("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
     >>> line = '{"topic": "t", "partition": 0, "offset": 7, "key": "1", "payload": "{\\\\"v\\\\": \\\\"x\\\\"}"}'
     >>> decode_messages(format, pa.table({"value": [line]}), target).rows.to_pylist()
     [{'id': 1, 'v': 'x', '_position': 7, '_deleted': False}]
@@ -339,10 +341,10 @@ class kcat(Format):
         """Value of the inner format."""
         return self.of.asked
 
-    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+    def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`."""
         value = messages.value
-        read, wrong = parse_objects(value, _LINE, _is_nested(value))
+        read, wrong = parse_objects(value, _LINE, _mark_nested(value))
         lines = {name: pc.struct_field(read, name) for name in _LINE}
         bad.mark(np.flatnonzero(wrong & ~bad.mask), "it is no JSON")
         lost = np.asarray(lines["offset"].is_null()) & ~bad.mask
@@ -363,17 +365,17 @@ class kcat(Format):
 
     def columns(self, messages: Messages, known: Collection[str] = ()) -> dict[str, int]:
         """See `Format`: of the messages within."""
-        return self.of.columns(self._within(messages), known)
+        return self.of.columns(self._unwrap(messages), known)
 
     def kinds(self, messages: Messages, names: Sequence[str]) -> dict[str, pa.DataType]:
         """See `Format`: of the messages within."""
-        return self.of.kinds(self._within(messages), names)
+        return self.of.kinds(self._unwrap(messages), names)
 
-    def _within(self, messages: Messages) -> Messages:
+    def _unwrap(self, messages: Messages) -> Messages:
         payload, _ = evaluate_json(messages.value, "json_extract_string(v, '$.payload')")
         return Messages(pa.table({"value": payload}), messages.what, messages.first)
 
-    def examples(self, values: pa.Array) -> Examples | None:
+    def examples(self, values: pa.Array) -> ExampleRows | None:
         """See `Format`: of the messages within."""
         return self.of.examples(pc.struct_field(parse_objects(values, _LINE)[0], "payload").drop_null())
 
@@ -386,7 +388,7 @@ class kcat(Format):
         return f"dd.formats.kcat({self.of!r})"
 
 
-def _is_nested(lines: pa.Array) -> Bools:
+def _mark_nested(lines: pa.Array) -> Bools:
     """Mark the lines with a key or payload that is no text: inside text, quotes have backslashes.  O(bytes)."""
     found: Bools = ~np.asarray(pc.fill_null(pc.match_substring_regex(lines, _USUAL), True))
     rows = np.flatnonzero(found)
@@ -430,7 +432,7 @@ class delta_cdf(Format):
         """See `Format`."""
         return {name: row for name, row in super().columns(messages, known).items() if name not in _FEED}
 
-    def upserts(self, messages: Messages, target: Target, bad: BadMessages) -> Upserts:
+    def upserts(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> Upserts:
         """See `Format`."""
         rows = messages.value
         names = [field.name for field in rows.type]
@@ -447,7 +449,7 @@ class delta_cdf(Format):
                 columns[each.name] = pa.nulls(messages.rows, each.type)
                 continue
             cells = pc.struct_field(rows, each.name)
-            columns[each.name], wrong = cells_as(cells, each.type, CellForm())
+            columns[each.name], wrong = cast_cells(cells, each.type, CellForm())
             if wrong is not None:
                 mark_misfits(cells, np.flatnonzero(wrong), each, at, bad, lambda _: CellForm())
         version = pc.struct_field(rows, "_commit_version").cast(pa.int64())
@@ -513,24 +515,24 @@ def write(
     >>> write(updates, "debezium", key="id", output="ids")["value"][0].as_py()
     '{"before":null,"after":{"id":7},"source":{"connector":"ddflow",...,"table":"ids","epoch":3},"op":"c"}'
     """
-    from ddflow.connectors.modes import changes, with_deletes  # it reads cells as formats do
+    from ddflow.connectors.modes import merge_deletes, to_table_changes  # it reads cells as formats do
 
     asked = f"dd.formats.write(mode={mode!r})"
     if mode not in MODES:
         raise SpecError(asked, "there is no such mode", f"use one of {list(MODES)}")
     by = None if key is None else (key,) if isinstance(key, str) else tuple(key)
-    table = _table(updates, by or (), asked)
+    table = _build_table(updates, by or (), asked)
     if mode == "upsert" and by is None:
         raise SpecError(asked, "it has no key", Phrase("give ", Option("key"), ", the columns that identify a row"))
     if epoch is None:
         epoch = int(np.max(np.asarray(table.column(TIME)).astype(np.int64), initial=0))
     secret = Secret.fresh()
     at = None if committed is None else round(committed.timestamp() * 1000)
-    made = changes(mode, table, by, epoch, secret, output, at)
-    return made.rows if by is None or made.gone is None else with_deletes(made, by, secret)
+    made = to_table_changes(mode, table, by, epoch, secret, output, at)
+    return made.rows if by is None or made.gone is None else merge_deletes(made, by, secret)
 
 
-def _table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
+def _build_table(updates: Any, by: Sequence[str], asked: str) -> pa.Table:
     """Convert updates to a table.  Raises `SpecError` if columns are missing."""
     table = to_table(updates, "dd.formats.write", pa.schema([]))
     for name in (TIME, DIFF, *by):

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.connectors.formats.envelope import parse_inside
-from ddflow.connectors.formats.messages import Messages, of_table, table_names
+from ddflow.connectors.formats.envelope import parse_messages
+from ddflow.connectors.formats.messages import Messages, mark_table, table_names
 from ddflow.connectors.formats.parse import TEXT, Bools
 from ddflow.errors import BadMessage, SpecError, shorten
 
@@ -34,7 +34,7 @@ _ABOUT_NONE: Final = pa.array(["m", "M", "B", "C"])
 """What messages do that are of no table: something said in the log, the begin and the end of a transaction."""
 
 
-def by_input(
+def group_by_input(
     batches: Sequence[pa.RecordBatch], only: str, tables: Mapping[str, str] | None, others: str, asked: str
 ) -> dict[str, list[pa.RecordBatch]]:
     """Group batches by input: all for ``only`` without ``tables``, else as `split_by_input`."""
@@ -65,7 +65,7 @@ def split_by_input(
     whose[np.asarray(pc.and_(found[TABLE].is_null(), messages.value.is_valid())) | messages.broken] = 0
     whose[silent] = -1
     for number, name in enumerate(tables):
-        whose[of_table(name, found)] = number
+        whose[mark_table(name, found)] = number
     lost = np.flatnonzero((whose < 0) & ~silent & np.asarray(found[TABLE].is_valid()))
     if lost.size and others == "error":
         row = int(lost[0])
@@ -84,7 +84,7 @@ def _read_tables(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
     """Return the table of each message, with its schema and database; mark the messages of no table."""
     text: dict[str, Any] = dict.fromkeys(["op", "action", *_OWN.values()], TEXT)
     text |= {f"__{n}": TEXT for n in _OWN} | {f"__source_{n}": TEXT for n in _OWN}
-    inside = parse_inside(messages.value, text | {_INSIDE: dict.fromkeys(_OWN, TEXT)})
+    inside = parse_messages(messages.value, text | {_INSIDE: dict.fromkeys(_OWN, TEXT)})
 
     def cells(*path: str) -> pa.Array:
         return inside.cells(*path).cast(pa.string())
@@ -95,7 +95,7 @@ def _read_tables(messages: Messages) -> tuple[dict[str, pa.Array], Bools]:
     }
     does = pc.coalesce(cells("op"), cells("action"))
     if messages.key is not None and messages.value.null_count:
-        in_key = parse_inside(messages.key, {_IN_KEY: TEXT}).cells(_IN_KEY).cast(pa.string())
+        in_key = parse_messages(messages.key, {_IN_KEY: TEXT}).cells(_IN_KEY).cast(pa.string())
         parts = [(each or "").split(".") for each in pc.if_else(messages.value.is_null(), in_key, None).to_pylist()]
         for name, place in ((TABLE, -1), (SCHEMA, -2)):
             told = [each[place] if len(each) >= -place and each[place] else None for each in parts]

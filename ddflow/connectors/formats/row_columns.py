@@ -4,7 +4,7 @@ Guarantees: a column that no input declares is reported with a type that fits ev
 known gives text, which holds every value.
 
 >>> text = pa.array(['{"after": {"id": 1}}', '{"after": null}', '{"after": {"id": 2, "n": 1.5}}', "{"])
->>> columns_at(text, ("after",))
+>>> find_columns(text, ("after",))
 {'id': 0, 'n': 2}
 >>> guess_types(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', '{"on": null}']), ["n", "on"], "'t'")
 {'n': DataType(double)}
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.connectors.files import open_files
-from ddflow.connectors.formats.envelope import UNITS, fields_at, mark_wrapped, schemas
+from ddflow.connectors.formats.envelope import UNITS, fields_at, group_by_schema, mark_wrapped
 from ddflow.connectors.formats.parse import Bools, evaluate_exactly, evaluate_json, quote_text
 from ddflow.errors import SchemaMismatch, UnreadableInput
 
@@ -38,33 +38,33 @@ Own = Callable[[Ints], Bools]
 """Which of some messages are of the table that is meant."""
 
 
-def columns_at(value: pa.Array, path: Path, known: Collection[str] = (), own: Own | None = None) -> dict[str, int]:
+def find_columns(value: pa.Array, path: Path, known: Collection[str] = (), own: Own | None = None) -> dict[str, int]:
     """Return the columns of the rows at a path of messages, without the known ones.  O(bytes).
 
     The value of each is the first message that has it.
     """
     if pat.is_struct(value.type):
-        names = [field.name for field in struct_at(value.type, path) if field.name not in known]
+        names = [field.name for field in find_fields(value.type, path) if field.name not in known]
         return dict.fromkeys(names, 0) if len(value) else {}
     inner = mark_wrapped(value)
     if not inner.any():
-        return _keys(value, path, np.arange(len(value)), known, own)
+        return _find_keys(value, path, np.arange(len(value)), known, own)
     found, left = dict[str, int](), inner.copy()
     rows = np.flatnonzero(inner)
-    for of, schema in schemas(value.take(pa.array(rows))):
+    for of, schema in group_by_schema(value.take(pa.array(rows))):
         left[rows[of]] = False
         names = [str(field.get("field")) for field in fields_at(schema, [str(each) for each in path])]
         names = [name for name in names if name not in known]
         if names and (mine := rows[of] if own is None else rows[of][own(rows[of])]).size:
-            _first(found, names, int(mine.min()))
+            _note_first(found, names, int(mine.min()))
     for some, at in ((left, ("payload", *path)), (~inner, path)):
         if some.any():
-            for name, row in _keys(value.filter(pa.array(some)), at, np.flatnonzero(some), known, own).items():
-                _first(found, [name], row)
+            for name, row in _find_keys(value.filter(pa.array(some)), at, np.flatnonzero(some), known, own).items():
+                _note_first(found, [name], row)
     return found
 
 
-def struct_at(kind: pa.DataType, path: Path) -> list[pa.Field]:
+def find_fields(kind: pa.DataType, path: Path) -> list[pa.Field]:
     """Return the fields below a path of structs, with or without Connect's schema beside it."""
     names = {field.name for field in kind} if pat.is_struct(kind) else set()
     for name in ("payload", *path) if {"schema", "payload"} <= names else path:
@@ -77,7 +77,7 @@ def struct_at(kind: pa.DataType, path: Path) -> list[pa.Field]:
     return list(kind) if pat.is_struct(kind) else []
 
 
-class Lists:
+class NameLists:
     """Lists of names, or of such lists, as JSON, of messages.  ``unknown``: by list its names that are not ``known``.
 
     ``rows``: the messages that have such names.  O(messages), and O(bytes) of lists that differ."""
@@ -86,11 +86,11 @@ class Lists:
         told = texts.dictionary_encode()
         self.codes: Ints = np.asarray(pc.fill_null(told.indices, -1))
         self.unknown = [
-            [name for name in _flat(json.loads(text)) if name not in known] for text in told.dictionary.to_pylist()
+            [name for name in _flatten(json.loads(text)) if name not in known] for text in told.dictionary.to_pylist()
         ]
         self.rows: Ints = np.flatnonzero(np.array([*map(bool, self.unknown), False])[self.codes])
 
-    def first(self, rows: Ints) -> dict[str, int]:
+    def find_first(self, rows: Ints) -> dict[str, int]:
         """Return the unknown names in some messages, each with the first message that has it."""
         codes, at = np.unique(self.codes[rows], return_index=True)
         found = dict[str, int]()
@@ -100,19 +100,19 @@ class Lists:
         return found
 
 
-def _flat(names: Iterable[Any]) -> Iterator[str]:
+def _flatten(names: Iterable[Any]) -> Iterator[str]:
     for each in names:
         yield from each if isinstance(each, list) else (each,)
 
 
-def _keys(value: pa.Array, path: Path, rows: Ints, known: Collection[str], own: Own | None) -> dict[str, int]:
+def _find_keys(value: pa.Array, path: Path, rows: Ints, known: Collection[str], own: Own | None) -> dict[str, int]:
     keys, _ = evaluate_json(value, f"to_json(json_keys(v, {quote_text(json_path(path))}))::varchar")
-    lists = Lists(keys, known)
+    lists = NameLists(keys, known)
     some = lists.rows if own is None or not lists.rows.size else lists.rows[own(rows[lists.rows])]
-    return {name: int(rows[row]) for name, row in lists.first(some).items()}
+    return {name: int(rows[row]) for name, row in lists.find_first(some).items()}
 
 
-def _first(found: dict[str, int], names: Iterable[str], row: int) -> None:
+def _note_first(found: dict[str, int], names: Iterable[str], row: int) -> None:
     for name in names:
         found[name] = min(row, found.get(name, row))
 
@@ -126,10 +126,10 @@ def json_path(path: Path) -> str:
     return "$" + "".join(f"[{each}]" if isinstance(each, int) else f'."{each}"' for each in path)
 
 
-def with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
+def filter_with_values(value: pa.Array, path: Path, names: Sequence[str]) -> pa.Array:
     """Return the messages that may show the type of one of some columns, by a value or a schema.  O(bytes).
 
-    >>> with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
+    >>> filter_with_values(pa.array(['{"id": 1, "n": null}', '{"n": 1.5}', "5"]), (), ["n"]).to_pylist()
     ['{"n": 1.5}']
     """
     if mark_wrapped(value).any():
@@ -158,14 +158,14 @@ def guess_types(rows: pa.Array, names: Iterable[str], what: str) -> dict[str, pa
             continue
         try:
             lines = (f"{{{json.dumps(name)}: {cell}}}" for cell in cells.to_pylist())
-            out[name] = schema_of(lines, {}).field(name).type
+            out[name] = guess_schema(lines, {}).field(name).type
         except (SchemaMismatch, UnreadableInput) as error:
             remedy = f"declare it in the flow, as text: {{{name!r}: str}}"
             raise SchemaMismatch(f"the new column {name!r} of {what}", error.found, remedy, column=name) from None
     return out
 
 
-def schema_of(rows: Iterable[str], types: Mapping[str, pa.DataType]) -> pa.Schema:
+def guess_schema(rows: Iterable[str], types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Guess the columns of JSON rows as of a file, except some ``types``.  Raises as `open_files`."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
         file.writelines(f"{row}\n" for row in rows)
@@ -194,14 +194,14 @@ _NAMED: Final = {
 _MOST: Final = 38
 
 
-class Examples(NamedTuple):
+class ExampleRows(NamedTuple):
     """``rows``: objects as JSON text.  ``types``: of columns that a schema tells."""
 
     rows: pa.Array
     types: dict[str, pa.DataType]
 
 
-def find_examples(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> Examples:
+def find_examples(values: pa.Array, paths: Sequence[str], within: Sequence[str] = ()) -> ExampleRows:
     """Return the first object at one of some ``paths`` of each message, with or without Connect's schema.
 
     ``within``: the path of the row's fields in the schema.  O(bytes).
@@ -224,11 +224,11 @@ def find_examples(values: pa.Array, paths: Sequence[str], within: Sequence[str] 
         evaluate_exactly(values.filter(pa.array(~wrong)), sql) if wrong.size else rows
     )  # a type is guessed from all digits
     types = dict[str, pa.DataType]()
-    for _, schema in schemas(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
+    for _, schema in group_by_schema(values.filter(pc.starts_with(pc.utf8_trim_whitespace(values), '{"schema"'))):
         for field in fields_at(schema, within):
             if (kind := connect_type(field)) is not None:
                 types.setdefault(str(field.get("field")), kind)
-    return Examples(rows.drop_null(), types)
+    return ExampleRows(rows.drop_null(), types)
 
 
 def connect_type(field: Mapping[str, Any]) -> pa.DataType | None:

@@ -8,7 +8,7 @@ of users say nothing.
 
 >>> from ddflow.connectors.formats.base import decode_messages, events_schema
 >>> format, columns = wal2json(), pa.schema({"id": pa.int64(), "v": pa.string()})
->>> target = Target("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
+>>> target = MessageTarget("'o'", columns, ("id",), (), True, events_schema(format, columns, True))
 >>> cells = '[{"name": "id", "value": 1}, {"name": "v", "value": "x"}]'
 >>> two = f'{{"action": "I", "table": "o", "lsn": "0/A", "columns": {cells}}}'
 >>> gone = '{"kind": "delete", "table": "o", "oldkeys": {"keynames": ["id"], "keyvalues": [1]}}'
@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.schema import is_text
-from ddflow.connectors.formats.base import BadMessages, Target
-from ddflow.connectors.formats.cells import CellForm, shape_of
-from ddflow.connectors.formats.envelope import Inside, Ints, at_path, parse_inside
+from ddflow.connectors.formats.base import BadMessages, MessageTarget
+from ddflow.connectors.formats.cells import CellForm, json_shape
+from ddflow.connectors.formats.envelope import Ints, ParsedMessages, cells_at, parse_messages
 from ddflow.connectors.formats.enveloped import (
     DELETE,
     NOTHING,
@@ -38,9 +38,9 @@ from ddflow.connectors.formats.enveloped import (
     UNKNOWN,
     UPSERT,
     Enveloped,
-    Envelopes,
+    EnvelopeEvents,
 )
-from ddflow.connectors.formats.messages import Messages, of_table
+from ddflow.connectors.formats.messages import Messages, mark_table
 from ddflow.connectors.formats.mysql_feeds import map_codes
 from ddflow.connectors.formats.parse import (
     LOOSE,
@@ -50,12 +50,12 @@ from ddflow.connectors.formats.parse import (
     Bools,
     evaluate_json,
     evaluate_sql,
-    is_doubtful,
+    mark_doubtful,
+    mark_lossy_numbers,
     parse_objects,
     quote_text,
-    with_numbers,
 )
-from ddflow.connectors.formats.row_columns import Lists, parse_sql_type
+from ddflow.connectors.formats.row_columns import NameLists, parse_sql_type
 
 _CODES: Final = {
     **{"I": UPSERT, "U": UPSERT, "D": DELETE, "T": TRUNCATE, "B": NOTHING, "C": NOTHING, "M": NOTHING},
@@ -95,7 +95,7 @@ _PLACE: Final = re.compile("[0-9A-Fa-f]{1,8}/[0-9A-Fa-f]{1,8}")
 """A position in Postgres's log."""
 
 
-class Named(NamedTuple):
+class NamedValues(NamedTuple):
     """Names and values in lists, an event each, laid out flat: the event, the name and the value of each."""
 
     of: Ints
@@ -157,7 +157,7 @@ class wal2json(Enveloped):
         value, found, left = messages.value, list[Ints](), np.arange(messages.rows)
         for path in _NAMES:
             names, _ = evaluate_json(value if left.size == messages.rows else value.take(pa.array(left)), path)
-            found.append(left[Lists(names, known).rows])
+            found.append(left[NameLists(names, known).rows])
             left = left[np.asarray(pc.fill_null(pc.equal(names, "[]"), False))]
         rows = np.sort(np.concatenate(found))
         told = self._find_columns(value.take(pa.array(rows))) if rows.size else {}
@@ -187,26 +187,26 @@ class wal2json(Enveloped):
                 source = {"table": [table], "schema": [schema], "db": [None]}
                 if (
                     self.table is None
-                    or of_table(self.table, {n: pa.array(c, pa.string()) for n, c in source.items()})[0]
+                    or mark_table(self.table, {n: pa.array(c, pa.string()) for n, c in source.items()})[0]
                 ):
                     for name, kind in zip(names or (), types or [""] * len(names or ()), strict=True):
                         found.setdefault(str(name), (row, str(kind)))
         return found
 
-    def read(self, messages: Messages, target: Target, bad: BadMessages) -> Envelopes:
+    def read(self, messages: Messages, target: MessageTarget, bad: BadMessages) -> EnvelopeEvents:
         """See `Enveloped`."""
         value, exact = messages.value, np.broadcast_to(messages.exact, messages.rows)
-        whole = parse_inside(value, _SHAPE, exact)
-        of, changes = _changes(whole)
+        whole = parse_messages(value, _SHAPE, exact)
+        of, changes = _unnest_changes(whole)
         inner = whole.body.take(pa.array(of))
         one = np.asarray(changes.is_valid())
         names = {"kind": "action", "table": "table", "schema": "schema"}
-        told = {name: pc.coalesce(at_path(changes, [name]), at_path(inner, [two])) for name, two in names.items()}
+        told = {name: pc.coalesce(cells_at(changes, [name]), cells_at(inner, [two])) for name, two in names.items()}
         codes = map_codes(told["kind"], _CODES)
-        empty = np.asarray(pc.fill_null(pc.equal(pc.list_value_length(at_path(inner, ["change"])), 0), False))
+        empty = np.asarray(pc.fill_null(pc.equal(pc.list_value_length(cells_at(inner, ["change"])), 0), False))
         codes[empty] = NOTHING
         now, had = _flatten_names(changes, inner, ("columnnames", "columnvalues"), "columns"), None
-        had = _flatten_names(at_path(changes, ["oldkeys"]), inner, ("keynames", "keyvalues"), "identity")
+        had = _flatten_names(cells_at(changes, ["oldkeys"]), inner, ("keynames", "keyvalues"), "identity")
         if now is None or had is None:
             codes[codes < NOTHING], now, had = UNKNOWN, now or _NONE, had or _NONE
         after, before, absent = {}, {}, dict[str, Bools]()
@@ -219,29 +219,29 @@ class wal2json(Enveloped):
                 cells, unwritten = pc.if_else(pa.array(unwritten), old, cells), unwritten & ~known
             if unwritten.any():
                 absent[field.name] = unwritten
-            after[field.name], _ = parse_objects(cells, shape_of(field.type), exact[of])
+            after[field.name], _ = parse_objects(cells, json_shape(field.type), exact[of])
             rounded |= _find_rounded(cells, field, of, value, exact)
         if rounded.any():
             messages.exact = exact | rounded
             return self.read(messages, target, bad)
         for name in (*target.key, *target.deciding):
             before[name], _ = parse_objects(
-                had.cells(name, of.size)[0], shape_of(target.columns.field(name).type), exact[of]
+                had.cells(name, of.size)[0], json_shape(target.columns.field(name).type), exact[of]
             )
         parts = [pa.StructArray.from_arrays([*each.values()], names=[*each]) for each in (after, before)]
-        inside = Inside(pa.StructArray.from_arrays(parts, names=["after", "before"]), whole.wrong[of], ())
+        inside = ParsedMessages(pa.StructArray.from_arrays(parts, names=["after", "before"]), whole.wrong[of], ())
         place = np.arange(of.size) - np.searchsorted(of, of)
-        lsn = pc.coalesce(at_path(inner, ["lsn"]), at_path(inner, ["nextlsn"]))
+        lsn = pc.coalesce(cells_at(inner, ["lsn"]), cells_at(inner, ["nextlsn"]))
         plain = pc.if_else(pc.match_substring_regex(lsn, f"^{_PLACE.pattern}$"), lsn, pa.scalar(None, lsn.type))
         source = {
             "lsn": evaluate_sql(plain, _LSN).cast(pa.string()),
             "row": pa.array(np.where(one, place, 0)).cast(pa.string()),
         }
         source |= {"table": told["table"], "schema": told["schema"], "db": pa.nulls(of.size, pa.string())}
-        return Envelopes(inside, codes, ("after",), ("before",), source, of, absent or None)
+        return EnvelopeEvents(inside, codes, ("after",), ("before",), source, of, absent or None)
 
 
-_NONE: Final = Named(np.empty(0, np.int64), pa.array([], pa.string()), pa.array([], pa.string()))
+_NONE: Final = NamedValues(np.empty(0, np.int64), pa.array([], pa.string()), pa.array([], pa.string()))
 
 
 def _find_rounded(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, exact: Bools) -> Bools:
@@ -249,15 +249,15 @@ def _find_rounded(cells: pa.Array, field: pa.Field, of: Ints, value: pa.Array, e
 
     Skips messages that are read exactly.  ``of``: the message of each cell.
     """
-    kind = shape_of(field.type)
+    kind = json_shape(field.type)
     out: Bools = np.zeros(len(value), np.bool_)
     if kind in (QUOTED, WORDS):
-        rows = np.setdiff1d(of[is_doubtful(cells, kind, kind)], np.flatnonzero(exact))
-        out[rows] = with_numbers(value.take(pa.array(rows)), kind, [field.name], _VALUE, _OTHER)
+        rows = np.setdiff1d(of[mark_doubtful(cells, kind, kind)], np.flatnonzero(exact))
+        out[rows] = mark_lossy_numbers(value.take(pa.array(rows)), kind, [field.name], _VALUE, _OTHER)
     return out
 
 
-def _changes(whole: Inside) -> tuple[Ints, pa.Array]:
+def _unnest_changes(whole: ParsedMessages) -> tuple[Ints, pa.Array]:
     """Return the message of each event, and its change if the message is a transaction."""
     lists = whole.cells("change")
     sizes = np.maximum(np.asarray(pc.fill_null(pc.list_value_length(lists), 1)).astype(np.int64), 1)
@@ -270,13 +270,13 @@ def _changes(whole: Inside) -> tuple[Ints, pa.Array]:
     return of, lists.values.take(pa.array(np.where(there, begins[of] + place, 0), mask=~there))
 
 
-def _flatten_names(changes: pa.Array, inner: pa.Array, one: tuple[str, str], two: str) -> Named | None:
+def _flatten_names(changes: pa.Array, inner: pa.Array, one: tuple[str, str], two: str) -> NamedValues | None:
     """Flatten the names and values of versions 1 and 2; None if their counts differ."""
-    names, values = (at_path(changes, [name]) for name in one)
+    names, values = (cells_at(changes, [name]) for name in one)
     if not pc.equal(pc.list_value_length(names), pc.list_value_length(values)).fill_null(True).to_numpy(False).all():
         return None
-    cells = at_path(inner, [two])
+    cells = cells_at(inner, [two])
     parts = [(names, names.flatten(), values.flatten()), (cells, *(pc.struct_field(cells.flatten(), n) for n in _CELL))]
     of = [np.asarray(pc.list_parent_indices(lists)).astype(np.int64) for lists, _, _ in parts]
     every = (pa.concat_arrays([part[n].cast(pa.string()) for part in parts]) for n in (1, 2))
-    return Named(np.concatenate(of), *every)
+    return NamedValues(np.concatenate(of), *every)

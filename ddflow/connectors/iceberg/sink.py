@@ -30,7 +30,7 @@ import pyarrow.types as pat
 
 from ddflow.connectors.api import Mode, OpenSink, Staging, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.lake_table import LakeTable
-from ddflow.connectors.modes import mark_among
+from ddflow.connectors.modes import mark_known_rows
 from ddflow.connectors.table_shape import build_refusal
 from ddflow.errors import DdflowError, SinkFailed, SpecError, first_line, import_extra, mask_secrets, translate
 from ddflow.storage.address import check_encoded
@@ -209,7 +209,7 @@ class IcebergTable(LakeTable):
         kept, size = [rows], rows.nbytes
         for task in table.scan(row_filter=_build_key_filter(gone)).plan_files() if gone.num_rows or not key else ():
             if key:
-                leaves = mark_among(self._read_file(table, task, key), gone, self._secret)
+                leaves = mark_known_rows(self._read_file(table, task, key), gone, self._secret)
                 if not leaves.any():
                     continue
                 if not leaves.all():

@@ -22,7 +22,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DELETED
 from ddflow.connectors.api import Mode, OpenSink, TableChanges, TableShape, TableSink, TargetRecord
 from ddflow.connectors.kafka.source import AT_ONCE, CONFIG, QUIET, WAIT, KafkaTopic, TopicReader, library
-from ddflow.connectors.modes import MESSAGES, rows_as, texts_of, with_deletes
+from ddflow.connectors.modes import MESSAGES, format_json_rows, merge_deletes, parse_rows
 from ddflow.connectors.table_shape import OTHER_MODE, build_refusal, build_vanished_error, is_written
 from ddflow.errors import (
     DdflowError,
@@ -164,7 +164,7 @@ class TopicWriter(OpenSink):
             return pa.table([pa.array(keys, pa.string()), pa.array(values, pa.string())], schema=MESSAGES)
         if self.of.mode == "upsert":
             found = [each for each in {each.key(): each for each in found}.values() if each.value() is not None]
-        return rows_as(pa.array([each.value().decode() for each in found], pa.string()), self.shape.schema)
+        return parse_rows(pa.array([each.value().decode() for each in found], pa.string()), self.shape.schema)
 
     def close(self) -> None:
         """Send nothing more."""
@@ -178,15 +178,18 @@ class TopicWriter(OpenSink):
             yield from zip(*columns, strict=True)
             return
         if self.shape.key is None or changes.gone is None:
-            for value in texts_of(changes.rows).to_pylist():
+            for value in format_json_rows(changes.rows).to_pylist():
                 yield None, value
             return
         if not self.shape.key:  # one row at most
-            yield "{}", next(iter(texts_of(changes.rows).to_pylist()), None)
+            yield "{}", next(iter(format_json_rows(changes.rows).to_pylist()), None)
             return
-        every = with_deletes(changes, self.shape.key, self._secret)
+        every = merge_deletes(changes, self.shape.key, self._secret)
         gone = np.asarray(every.column(DELETED))
-        keys, values = texts_of(every.select(list(self.shape.key))), texts_of(every.drop_columns([DELETED]))
+        keys, values = (
+            format_json_rows(every.select(list(self.shape.key))),
+            format_json_rows(every.drop_columns([DELETED])),
+        )
         for key, value, deleted in zip(keys.to_pylist(), values.to_pylist(), gone.tolist(), strict=True):
             yield key, None if deleted else value
 

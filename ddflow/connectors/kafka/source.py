@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.connectors.api import OpenSource, Polled, Source
-from ddflow.connectors.formats.routes import Others, by_input, check_routes
+from ddflow.connectors.formats.routes import Others, check_routes, group_by_input
 from ddflow.errors import (
     DdflowError,
     SourceChanged,
@@ -214,7 +214,7 @@ class TopicReader(OpenSource):
             batch = self._to_batch(came)
         if self.at == before:
             return None
-        rows = by_input([] if batch is None else [batch], self.name, self.of.tables, self.of.others, self.asked)
+        rows = group_by_input([] if batch is None else [batch], self.name, self.of.tables, self.of.others, self.asked)
         return Polled(rows, build_position(self.at, self.origin))
 
     def acknowledge(self, position: Any) -> None:

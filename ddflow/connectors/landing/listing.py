@@ -5,11 +5,11 @@ dot in front are hidden. What is there is listed whole each time, because a late
 is a request for each thousand objects below the prefix, every five seconds. An object is put whole, so what is listed
 is settled. Keys of a bucket come from the environment, and no address with a password is taken.
 
->>> matches("2026/**/*.gz".split("/"), "2026/11/25/10/a.gz".split("/"))
+>>> matches_pattern("2026/**/*.gz".split("/"), "2026/11/25/10/a.gz".split("/"))
 True
->>> matches(["*.gz"], [".a.gz"]), matches(["*.gz"], ["2026", "a.gz"])
+>>> matches_pattern(["*.gz"], [".a.gz"]), matches_pattern(["*.gz"], ["2026", "a.gz"])
 (False, False)
->>> landing("s3://lake/orders/2026/**/*.gz").target, landing("s3://lake/orders/2026/**/*.gz").folder
+>>> find_landing("s3://lake/orders/2026/**/*.gz").target, find_landing("s3://lake/orders/2026/**/*.gz").folder
 ('s3://lake/orders/2026/**/*.gz', 'orders/2026')
 """
 
@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.connectors.files.kinds import Kind
-from ddflow.connectors.files.places import MAGIC, InBucket, Local, Place, call_bucket
+from ddflow.connectors.files.kinds import FileKind
+from ddflow.connectors.files.places import MAGIC, BucketObject, FilePlace, LocalFile, call_bucket
 from ddflow.errors import SourceFailed, SpecError, StorageFailed, UnreadableInput
 from ddflow.storage.address import mask_address
 from ddflow.storage.object_store import Bucket, library
@@ -34,7 +34,7 @@ _WILD: Final = re.compile(r"[*?\[]")
 _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]+/.+")
 
 
-class Stamp(NamedTuple):
+class FileStamp(NamedTuple):
     """Size of a file in bytes, and time of its last write in nanoseconds; of objects in whole seconds."""
 
     size: int
@@ -58,21 +58,21 @@ class Landing(ABC):
         """That in front of the pattern."""
 
     @abstractmethod
-    def list_files(self) -> dict[str, Stamp]:
+    def list_files(self) -> dict[str, FileStamp]:
         """List the files by name.  O(files).  Raises `SourceFailed`, `UnreadableInput`."""
 
     @abstractmethod
-    def stamp(self, file: str) -> Stamp:
+    def read_stamp(self, file: str) -> FileStamp:
         """Return the current stamp of a file.  Raises `FileNotFoundError`, `SourceFailed`."""
 
     @abstractmethod
-    def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
+    def place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
         """Return the place to read a file from."""
 
-    def name_here(self, other: "Landing", file: str) -> str:
+    def relative_name(self, other: "Landing", file: str) -> str:
         """Return the name here of a file from another pattern of this machine or bucket.
 
-        >>> landing("/in/a/*.csv").name_here(landing("/in/b/*.tsv"), "1.tsv")
+        >>> find_landing("/in/a/*.csv").relative_name(find_landing("/in/b/*.tsv"), "1.tsv")
         '../b/1.tsv'
         """
         if other is self or other.folder == self.folder:
@@ -82,7 +82,7 @@ class Landing(ABC):
     def needs(self) -> None:  # noqa: B027 - a folder needs no library
         """Raise `MissingExtra` if a library is not installed."""
 
-    def stream(self, file: str, stamp: Stamp) -> pa.NativeFile:
+    def open_stream(self, file: str, stamp: FileStamp) -> pa.NativeFile:
         """Open a file and decompress it by its first bytes, whatever its name."""
         raw = self.place(file, stamp).open()
         first = raw.read(4)
@@ -104,36 +104,36 @@ class FolderLanding(Landing):
         match = _WILD.search(self.target)
         return os.path.dirname(self.target[: match.start()] if match else self.target)
 
-    def list_files(self) -> dict[str, Stamp]:
+    def list_files(self) -> dict[str, FileStamp]:
         """List the files that match."""
         pattern = os.path.join(self.target, "*") if os.path.isdir(self.target) else self.target
-        there = dict[str, Stamp]()
+        there = dict[str, FileStamp]()
         for path in glob.glob(pattern, recursive=True):
             if os.path.isfile(path):
                 file = os.path.relpath(path, self.folder)
                 try:
-                    there[file] = self.stamp(file)
+                    there[file] = self.read_stamp(file)
                 except FileNotFoundError:  # gone since
                     continue
         return there
 
-    def stamp(self, file: str) -> Stamp:
+    def read_stamp(self, file: str) -> FileStamp:
         """Read the stamp from the file system."""
-        stat = os.stat(self._path(file))
-        return Stamp(stat.st_size, stat.st_mtime_ns)
+        stat = os.stat(self._full_path(file))
+        return FileStamp(stat.st_size, stat.st_mtime_ns)
 
-    def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
+    def place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
         """Return the file."""
-        return Local(self._path(file), kind)
+        return LocalFile(self._full_path(file), kind)
 
-    def name_here(self, other: Landing, file: str) -> str:
-        """See `Landing.name_here`.  Raises `UnreadableInput` if it is not clear whether this is a folder."""
+    def relative_name(self, other: Landing, file: str) -> str:
+        """See `Landing.relative_name`.  Raises `UnreadableInput` if it is not clear whether this is a folder."""
         if other is not self and not _WILD.search(self.target) and not os.path.exists(self.target):
             found = "there is no such file or folder, and the names of all files are relative to it"
             raise UnreadableInput(self.target, found, "make it, or give a pattern with * in its place")
-        return super().name_here(other, file)
+        return super().relative_name(other, file)
 
-    def _path(self, file: str) -> str:
+    def _full_path(self, file: str) -> str:
         # A folder may be a link, so only the text can say what is beside it.
         return os.path.normpath(os.path.join(self.folder, file))
 
@@ -152,7 +152,7 @@ class BucketLanding(Landing):
         self._call_bucket(library)
 
     @cached_property
-    def _parts(self) -> tuple[list[str], list[str]]:
+    def _split_pattern(self) -> tuple[list[str], list[str]]:
         """The folders in front of the pattern, and its parts."""
         *folders, last = self.target.split("/")[3:]
         wild = next((at for at, part in enumerate(folders) if _WILD.search(part)), len(folders))
@@ -161,27 +161,27 @@ class BucketLanding(Landing):
     @property
     def folder(self) -> str:
         """That in front of the pattern, in the bucket."""
-        return "/".join(self._parts[0])
+        return "/".join(self._split_pattern[0])
 
-    def list_files(self) -> dict[str, Stamp]:
+    def list_files(self) -> dict[str, FileStamp]:
         """List the objects below the prefix that match."""
-        folder, pattern = self._parts
+        folder, pattern = self._split_pattern
         found = self._call_bucket(self._bucket.list_objects, self.folder or None)
         names = ((each, each.key.split("/")[len(folder) :]) for each in found)
-        return {"/".join(name): _stamp(each) for each, name in names if matches(pattern, name)}
+        return {"/".join(name): _stamp_object(each) for each, name in names if matches_pattern(pattern, name)}
 
-    def stamp(self, file: str) -> Stamp:
+    def read_stamp(self, file: str) -> FileStamp:
         """Read the stamp from the bucket."""
         try:
-            return _stamp(self._bucket.head(self._key(file)))
+            return _stamp_object(self._bucket.head(self._object_key(file)))
         except StorageFailed as error:
             raise SourceFailed(f"read {self.target}", error.found, "see to the network and the bucket") from None
 
-    def place(self, file: str, stamp: Stamp, kind: Kind | None = None) -> Place:
+    def place(self, file: str, stamp: FileStamp, kind: FileKind | None = None) -> FilePlace:
         """Return the object."""
-        return InBucket(self._bucket, self._key(file), stamp.size, kind, self._call_bucket)
+        return BucketObject(self._bucket, self._object_key(file), stamp.size, kind, self._call_bucket)
 
-    def _key(self, file: str) -> str:
+    def _object_key(self, file: str) -> str:
         if file.startswith("../"):
             return os.path.relpath(os.path.join("/", self.folder, file), "/")
         return f"{self.folder}/{file}" if self.folder else file
@@ -190,23 +190,23 @@ class BucketLanding(Landing):
         return call_bucket(self.target, ask, *given, followed=True)
 
 
-def _stamp(found: Any) -> Stamp:
+def _stamp_object(found: Any) -> FileStamp:
     """Return the stamp of an object in whole seconds, in which a listing and an answer to HEAD agree."""
-    return Stamp(found.length, int(found.written) * 10**9)
+    return FileStamp(found.length, int(found.written) * 10**9)
 
 
-def matches(pattern: Sequence[str], names: Sequence[str]) -> bool:
+def matches_pattern(pattern: Sequence[str], names: Sequence[str]) -> bool:
     """Return whether the parts of a name match a pattern.  O(parts), for each ``**`` as many times."""
     if not pattern:
         return not names
     if pattern[0] == "**":
-        return any(matches(pattern[1:], names[at:]) for at in range(len(names) + 1))
+        return any(matches_pattern(pattern[1:], names[at:]) for at in range(len(names) + 1))
     if not names or (names[0].startswith(".") and not pattern[0].startswith(".")):
         return False
-    return fnmatchcase(names[0], pattern[0]) and matches(pattern[1:], names[1:])
+    return fnmatchcase(names[0], pattern[0]) and matches_pattern(pattern[1:], names[1:])
 
 
-def landing(pattern: str) -> Landing:
+def find_landing(pattern: str) -> Landing:
     """Return the place of a pattern without any request.  Raises `SpecError` for an address that is not read."""
     if "://" not in pattern:
         return FolderLanding(os.path.abspath(pattern))

@@ -33,14 +33,14 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.wider import evolve_column
-from ddflow.connectors.api import Beside, OpenSource, Polled, Source, Spot
-from ddflow.connectors.files.csv_reader import blocks, drop_blank_lines
-from ddflow.connectors.files.kinds import PLAIN, Dialect, kind_of
-from ddflow.connectors.files.places import warn_of_numbers
+from ddflow.connectors.api import BatchStart, OpenSource, Polled, Source, UndeclaredColumn
+from ddflow.connectors.files.csv_reader import drop_blank_lines, read_line_blocks
+from ddflow.connectors.files.kinds import PLAIN, Dialect, find_kind
+from ddflow.connectors.files.places import warn_of_number_order
 from ddflow.connectors.files.source import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.formats.base import DELETED
-from ddflow.connectors.formats.routes import Others, by_input, check_routes
-from ddflow.connectors.landing.listing import Landing, Stamp, landing
+from ddflow.connectors.formats.routes import Others, check_routes, group_by_input
+from ddflow.connectors.landing.listing import FileStamp, Landing, find_landing
 from ddflow.errors import Option, Phrase, SourceChanged, SpecError, UnreadableInput
 
 
@@ -58,7 +58,7 @@ class FileRows(NamedTuple):
 
     rows: pa.RecordBatch
     after: int
-    spot: Spot | None = None
+    spot: BatchStart | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class LandedFiles(Source):
     @property
     def landings(self) -> list[tuple[Landing, Dialect]]:
         """The place of each pattern, and how its files are written."""
-        return [(landing(pattern), dialect) for pattern, dialect in self.patterns]
+        return [(find_landing(pattern), dialect) for pattern, dialect in self.patterns]
 
     @property
     def target(self) -> str:
@@ -138,16 +138,16 @@ class FollowedFiles(OpenSource):
         self.of, self.name, self.schema = of, name, schema
         position = position or {"done": {}, "at": None, "before": 0}
         self._before: int = position["before"]
-        self.done = {file: Stamp(*stamp) for file, stamp in position["done"].items()}
-        self._at: tuple[str, Stamp, int] | None = None
+        self.done = {file: FileStamp(*stamp) for file, stamp in position["done"].items()}
+        self._at: tuple[str, FileStamp, int] | None = None
         if position["at"] is not None:
             file, size, mtime, rows = position["at"]
-            self._at = file, Stamp(size, mtime), 0 if of.full else rows
+            self._at = file, FileStamp(size, mtime), 0 if of.full else rows
         written = [stamp.mtime for stamp in (*self.done.values(), *(self._at[1:2] if self._at else ()))]
         self.reached = max(written) / 1e9 if written else None
         self._reading: Iterator[FileRows] | None = None
-        self._beside: dict[str, Beside] = {}
-        self._seen: dict[str, tuple[Stamp, float]] = {}
+        self._beside: dict[str, UndeclaredColumn] = {}
+        self._seen: dict[str, tuple[FileStamp, float]] = {}
         self._ready: list[str] = []
         self._looked, self._first = -inf, True
         self._landings, self._there = of.landings, of.landings[0][0]
@@ -167,45 +167,51 @@ class FollowedFiles(OpenSource):
     def poll(self, room: int) -> Polled | None:
         """Return batches of as many files as there is room for."""
         if self._at is None and not self._ready and not self.ended:
-            self._look()
+            self._find_new_files()
         if self.of.full:
-            return self._full() if self._begin_file() else None
+            return self._read_full_file() if self._begin_file() else None
         pieces, size = list[FileRows](), 0
         beside = None
         while size < room and self._begin_file():
             if pieces and beside is not None and self._beside.keys() != beside.keys():
                 break  # what is told of these rows is not true of the next
-            beside, piece = self._beside, self._next()
+            beside, piece = self._beside, self._read_next()
             if piece is not None and piece.rows.num_rows:
                 pieces.append(piece)
                 size += piece.rows.nbytes
         if not pieces:
             return None
         batches = [piece.rows for piece in pieces]
-        rows = by_input(batches, self.name, self.of.tables, self.of.others, f"read {self.of.target}")
+        rows = group_by_input(batches, self.name, self.of.tables, self.of.others, f"read {self.of.target}")
         if self.of.lines:
-            return Polled(rows, self._position())
-        return Polled(rows, self._position(), beside={self.name: beside or {}}, spots={self.name: _spots(pieces)})
+            return Polled(rows, self._build_position())
+        return Polled(
+            rows, self._build_position(), beside={self.name: beside or {}}, spots={self.name: _list_starts(pieces)}
+        )
 
-    def _full(self) -> Polled:
+    def _read_full_file(self) -> Polled:
         """Read a whole file as the contents of the input.  O(rows) of memory."""
         assert self._at is not None
-        path, pieces = self._path(self._at[0]), list[FileRows]()
+        path, pieces = self._file_name(self._at[0]), list[FileRows]()
         while self._at is not None:
-            piece = self._next()
+            piece = self._read_next()
             if piece is not None:
                 pieces.append(piece)
         if not pieces:
             remedy = "move the file away; where all keys are gone, say so with engine.replace"
             raise UnreadableInput(path, "it has no rows, so every key would be deleted", remedy)
-        rows, beside, spots = [piece.rows for piece in pieces], {self.name: self._beside}, {self.name: _spots(pieces)}
-        return Polled({self.name: rows}, self._position(), frozenset([self.name]), beside, spots)
+        rows, beside, spots = (
+            [piece.rows for piece in pieces],
+            {self.name: self._beside},
+            {self.name: _list_starts(pieces)},
+        )
+        return Polled({self.name: rows}, self._build_position(), frozenset([self.name]), beside, spots)
 
     def close(self) -> None:
         """Let go of the file that is being read."""
         self._reading = None
 
-    def _position(self) -> dict[str, Any]:
+    def _build_position(self) -> dict[str, Any]:
         at = None if self._at is None else [self._at[0], *self._at[1], self._at[2]]
         return {"done": {file: list(stamp) for file, stamp in self.done.items()}, "at": at, "before": self._before}
 
@@ -214,14 +220,14 @@ class FollowedFiles(OpenSource):
         while self._at is None and self._ready:
             file = self._ready.pop(0)
             with suppress(FileNotFoundError):  # gone since, before a row of it was taken
-                self._at = file, self._there.stamp(file), 0
+                self._at = file, self._there.read_stamp(file), 0
                 self.reached = self._at[1].mtime / 1e9
         if self._at is not None and self._reading is None:
             self._check_unchanged(*self._at[:2])
-            self._reading = self._rows(*self._at)
+            self._reading = self._read_rows(*self._at)
         return self._at is not None
 
-    def _next(self) -> FileRows | None:
+    def _read_next(self) -> FileRows | None:
         """Return the next rows of the current file; finish the file after its last row."""
         assert self._at is not None and self._reading is not None
         file, stamp, rows = self._at
@@ -234,11 +240,11 @@ class FollowedFiles(OpenSource):
         self.done[file], self._at, self._reading = stamp, None, None
         return None
 
-    def _rows(self, file: str, stamp: Stamp, rows: int) -> Iterator[FileRows]:
+    def _read_rows(self, file: str, stamp: FileStamp, rows: int) -> Iterator[FileRows]:
         """Read a file after its first ``rows`` rows; sets the columns beside it."""
         self._beside = {}
         if self.of.lines:
-            read = _lines(lambda: self._there.stream(file, stamp), self._path(file), rows, self._before)
+            read = _read_lines(lambda: self._there.open_stream(file, stamp), self._file_name(file), rows, self._before)
             if DELETED in self.schema.names:
                 return read
             # Without a format lines are rows, which have no place for where they stand.
@@ -247,37 +253,37 @@ class FollowedFiles(OpenSource):
             return iter(())
         if file not in self._written and file not in self._list_files():
             found, remedy = f"it was read up to row {rows:,}, and no pattern has it", "give the pattern that it was of"
-            raise SourceChanged(f"read {self._path(file)}", found, remedy)
+            raise SourceChanged(f"read {self._file_name(file)}", found, remedy)
         dialect, declared = self._written[file], {*self.schema.names} - {*self._guessed}
         place = self._there.place(file, stamp, dialect.kind)
         how = FileOptions(dialect=dialect, empty=True, retype=evolve_column, converts=declared)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {
-            field.name: Beside(None if field.name in source.blank else field.type, file)
+            field.name: UndeclaredColumn(None if field.name in source.blank else field.type, file)
             for field in there
             if field.name not in self.schema.names
         }
         return _read_columns(source, [name for name in self.schema.names if name in there.names], place.name, rows)
 
-    def _look(self) -> None:
+    def _find_new_files(self) -> None:
         """Find settled files that are not finished yet.  Raises `SourceChanged` if a finished one changed."""
         if monotonic() - self._looked < self._there.every:
             return
         self._looked, now, there = monotonic(), time(), self._list_files()
         for file, stamp in there.items():
             if not self.of.lines:
-                kind_of(self._path(file), self._written[file].kind)
+                find_kind(self._file_name(file), self._written[file].kind)
             if file in self.done and self.done[file] != stamp:
                 raise self._build_change_error(file, self.done[file], stamp, done=True)
         self.done = {file: stamp for file, stamp in self.done.items() if file in there}
-        warn_of_numbers(new := sorted(there.keys() - self.done.keys(), key=self._path))
-        last = max(self.done, key=self._path, default=None) if self.of.full and new else None
+        warn_of_number_order(new := sorted(there.keys() - self.done.keys(), key=self._file_name))
+        last = max(self.done, key=self._file_name, default=None) if self.of.full and new else None
         for file in new:
-            if last is not None and self._path(file) < self._path(last):
+            if last is not None and self._file_name(file) < self._file_name(last):
                 found = f"full contents come in the order of names, and {last!r} was read before it"
                 remedy = "move it away, because newer contents are there; or give it a later name"
-                raise SourceChanged(f"read {self._path(file)}", found, remedy)
+                raise SourceChanged(f"read {self._file_name(file)}", found, remedy)
             stamp = there[file]
             seen, since = self._seen.get(file, (None, now))
             if seen != stamp:
@@ -289,11 +295,11 @@ class FollowedFiles(OpenSource):
         self._seen = {file: each for file, each in self._seen.items() if file in there}
         self._first = False
 
-    def _list_files(self) -> dict[str, Stamp]:
+    def _list_files(self) -> dict[str, FileStamp]:
         """List the files by name.  A file of several patterns belongs to the first."""
-        there, self._written = dict[str, Stamp](), {}
+        there, self._written = dict[str, FileStamp](), {}
         for each, dialect in reversed(self._landings):
-            found = {self._there.name_here(each, file): stamp for file, stamp in each.list_files().items()}
+            found = {self._there.relative_name(each, file): stamp for file, stamp in each.list_files().items()}
             there |= found
             self._written |= dict.fromkeys(found, dialect)
         return there
@@ -302,31 +308,31 @@ class FollowedFiles(OpenSource):
         """See `OpenSource.note_guesses`."""
         self._guessed = columns[self.name]
 
-    def _path(self, file: str) -> str:
+    def _file_name(self, file: str) -> str:
         """Return the name of a file for messages."""
-        return self._there.place(file, Stamp(0, 0)).name
+        return self._there.place(file, FileStamp(0, 0)).name
 
-    def _check_unchanged(self, file: str, stamp: Stamp) -> None:
+    def _check_unchanged(self, file: str, stamp: FileStamp) -> None:
         try:
-            now = self._there.stamp(file)
+            now = self._there.read_stamp(file)
         except FileNotFoundError:
             found, remedy = "it was deleted while it was read", "put it back as it was"
-            raise SourceChanged(f"read {self._path(file)}", found, remedy) from None
+            raise SourceChanged(f"read {self._file_name(file)}", found, remedy) from None
         if now != stamp:
             raise self._build_change_error(file, stamp, now)
 
-    def _build_change_error(self, file: str, was: Stamp, now: Stamp, done: bool = False) -> SourceChanged:
+    def _build_change_error(self, file: str, was: FileStamp, now: FileStamp, done: bool = False) -> SourceChanged:
         found = f"it had {was.size:,} bytes when it was read, has {now.size:,} now, and its time of writing differs"
         remedy = "restore it as it was, and give what is new a name of its own"
         if done:
             remedy += "; or move it away, because it was read"
-        if was.size == now.size and "://" not in self._path(file):
+        if was.size == now.size and "://" not in self._file_name(file):
             seconds, rest = divmod(was.mtime, 10**9)
-            remedy += f"; if only its time differs: touch -d @{seconds}.{rest:09} {shlex.quote(self._path(file))}"
-        return SourceChanged(f"read {self._path(file)}", found, remedy)
+            remedy += f"; if only its time differs: touch -d @{seconds}.{rest:09} {shlex.quote(self._file_name(file))}"
+        return SourceChanged(f"read {self._file_name(file)}", found, remedy)
 
 
-def _spots(pieces: Sequence[FileRows]) -> list[Spot]:
+def _list_starts(pieces: Sequence[FileRows]) -> list[BatchStart]:
     return [piece.spot for piece in pieces if piece.spot is not None]
 
 
@@ -336,14 +342,14 @@ def _read_columns(source: FilesSource, names: list[str], path: str, rows: int) -
         for batch, position in source.batches(FilePosition(path, rows) if rows else None):
             if batch.num_rows:
                 before = position._replace(rows=position.rows - batch.num_rows)
-                yield FileRows(batch.select(names), position.rows, Spot(path, source.number(before)))
+                yield FileRows(batch.select(names), position.rows, BatchStart(path, source.row_number(before)))
 
 
-def _lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:
+def _read_lines(opened: Callable[[], pa.NativeFile], path: str, rows: int, before: int) -> Iterator[FileRows]:
     """Read the lines of a file as messages, after the first ``rows``.  ``before``: added to their numbers."""
     try:
         with opened() as file:
-            for number, lines in blocks(file):
+            for number, lines in read_line_blocks(file):
                 values, places = drop_blank_lines(lines.slice(max(rows - number, 0)))
                 after = number + len(lines)
                 if len(values):

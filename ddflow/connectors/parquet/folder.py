@@ -6,9 +6,9 @@ so an epoch that was written before a crash is not written again.
 >>> import os, tempfile
 >>> from ddflow.storage.folder.disk import Disk
 >>> with tempfile.TemporaryDirectory() as folder:
-...     place = OutputPlace(Site(Disk(), folder, "owner", "the outputs folder"), "00ff00ff00ff00ff")
+...     place = OwnedFolder(Site(Disk(), folder, "owner", "the outputs folder"), "00ff00ff00ff00ff")
 ...     place.claim("0" * 32, "state", ["by city"])
-...     sorted(os.listdir(folder)), place.mark().state == "0" * 32
+...     sorted(os.listdir(folder)), place.read_record().state == "0" * 32
 (['by_city-03b9d52a719159e2', 'outputs.json'], True)
 """
 
@@ -55,7 +55,7 @@ def folder_name(name: str) -> str:
     return f"{readable}-{digest}" if readable else digest
 
 
-class Mark(Strict, frozen=True):
+class OwnerRecord(Strict, frozen=True):
     """Content of ``outputs.json``: the id of the ``state`` that owns the folder, and the folders of its ``outputs``.
 
     ``at``: the address of the state at its last claim, since a copy of the state has the same id.
@@ -66,10 +66,10 @@ class Mark(Strict, frozen=True):
     outputs: dict[str, str]
 
 
-_DECODER: Final = Decoder(Mark)
+_DECODER: Final = Decoder(OwnerRecord)
 
 
-class OutputPlace:
+class OwnedFolder:
     """``site``: the folder.  ``nonce``: of the writer.  ``numbers``: of the files that he makes.
 
     Every method raises `StorageFailed` when the disk fails.
@@ -87,7 +87,7 @@ class OutputPlace:
             self.site.path = self.site.disk.real(self.site.path)
             if self.site.is_there(self.site.path):
                 self.site.check_folder(self.site.path)
-                self._must_be_of(state, self.mark())
+                self._check_owner(state, self.read_record())
 
     def claim(self, state: str, at: str, names: Iterable[str]) -> None:
         """Claim the folder for a state, and create its missing parts, durably.  O(names).
@@ -105,20 +105,20 @@ class OutputPlace:
         with self.site.translate_disk_errors("make it", opening=True):
             self.site.create_folder()
             self.site.check_folder(self.site.path)
-            found = self.mark() or self._first(Mark(state, at, wanted))
-            self._must_be_of(state, found)
+            found = self.read_record() or self._write_first_mark(OwnerRecord(state, at, wanted))
+            self._check_owner(state, found)
             for name in wanted:
                 with suppress(FileExistsError):
                     self.site.disk.mkdir(self.site.below(folder_name(name)), self.site.folder_mode)
                 self.site.check_folder(self.site.below(folder_name(name)))
-            if found != (now := Mark(state, at, wanted | found.outputs)):
+            if found != (now := OwnerRecord(state, at, wanted | found.outputs)):
                 self.site.disk.rename(self._write_part(now), self.site.below(MARK))
             self.site.sweep(self.site.path)
             # Whoever made any of it may have died before he did.
             self.site.disk.sync_dir(self.site.path)
             self.site.sync_above(self.site.path)
 
-    def mark(self) -> Mark | None:
+    def read_record(self) -> OwnerRecord | None:
         """Read ``outputs.json``; None if it does not exist.  O(its bytes).  Raises `CorruptState` if it is invalid."""
         with self.site.translate_read_errors(f"file {MARK}", missing_error(MARK, self.site.path), AGAIN):
             try:
@@ -127,7 +127,7 @@ class OutputPlace:
                 return None
         return decode_record(_DECODER, data, f"the file {MARK} of {self.site.path}", AGAIN)
 
-    def _must_be_of(self, state: str | None, found: Mark | None) -> None:
+    def _check_owner(self, state: str | None, found: OwnerRecord | None) -> None:
         if found is not None and found.state != state:
             this = "this one is new" if state is None else f"this one's is {state}"
             raise self.site.build_refusal(
@@ -135,18 +135,18 @@ class OutputPlace:
                 "give every state a folder of its own",
             )
 
-    def _first(self, mark: Mark) -> Mark:
+    def _write_first_mark(self, mark: OwnerRecord) -> OwnerRecord:
         """Say whose the folder is, where nothing says it yet; what is said there then."""
         temporary = self._write_part(mark)
         try:
             self.site.disk.link(temporary, self.site.below(MARK))
         except FileExistsError:
-            return self.mark() or mark
+            return self.read_record() or mark
         finally:
             self.site.try_unlink(temporary)
         return mark
 
-    def _write_part(self, mark: Mark) -> str:
+    def _write_part(self, mark: OwnerRecord) -> str:
         """Write the mark to a new file that is durable except for its name, and return the path."""
         data = msgspec.json.format(encode_record(mark), indent=1)
         path = self.site.below(f".{self.nonce}-{next(self.numbers)}.part")
@@ -200,7 +200,7 @@ class FragmentFolder(OpenSink):
     def written(self) -> TargetRecord | None:
         """Read the greatest record."""
         with self._translate_errors("ask"):
-            names = self._names(RECORDS, ".json")
+            names = self._list_names(RECORDS, ".json")
             return TargetRecord(**json.loads((self.folder / RECORDS / names[-1]).read_text())) if names else None
 
     def missing(self) -> bool:
@@ -210,14 +210,16 @@ class FragmentFolder(OpenSink):
     def occupied(self) -> bool:
         """Return whether there are records, or files that are not ours."""
         with self._translate_errors("ask"):
-            return bool(self._names(RECORDS, ".json")) or len(self._names("", ".parquet")) > len(self._list_orphans())
+            return bool(self._list_names(RECORDS, ".json")) or len(self._list_names("", ".parquet")) > len(
+                self._list_orphans()
+            )
 
     def prepare(self) -> None:
         """Make the folder, or compare the columns of its last file, which may be fewer than ours."""
         place = str(self.folder)
         with self._translate_errors("prepare"):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
-            for name in self._names("", ".parquet")[-1:]:
+            for name in self._list_names("", ".parquet")[-1:]:
                 find_new_columns(self.shape, pq.ParquetFile(self.folder / name).schema_arrow, self.shape.schema, place)
 
     def write(self, changes: TableChanges, now: TargetRecord, before: TargetRecord | None) -> None:
@@ -230,7 +232,7 @@ class FragmentFolder(OpenSink):
             (self.folder / RECORDS).mkdir(parents=True, exist_ok=True)
             for path in self._list_orphans():
                 path.unlink()
-            records = self._names(RECORDS, ".json")
+            records = self._list_names(RECORDS, ".json")
             stem = f"{int(LocalPath(records[-1]).stem) + 1 if records else 1:012}"
             if changes.rows.num_rows:
                 new = self.folder / f"_{stem}.new"
@@ -250,7 +252,7 @@ class FragmentFolder(OpenSink):
     def read(self) -> pa.Table:
         """Read the rows of all epochs that have a record."""
         with self._translate_errors("read"):
-            stems = [LocalPath(name).stem for name in self._names(RECORDS, ".json")]
+            stems = [LocalPath(name).stem for name in self._list_names(RECORDS, ".json")]
             files = [path for stem in stems if (path := self.folder / f"{stem}.parquet").exists()]
             # What may be null in one epoch's file may be declared otherwise in another's.
             schema = pa.schema([field.with_nullable(True) for field in self.shape.schema])
@@ -260,11 +262,13 @@ class FragmentFolder(OpenSink):
 
     def _list_orphans(self) -> list[LocalPath]:
         """List our files that have no record."""
-        recorded = {LocalPath(name).stem for name in self._names(RECORDS, ".json")}
-        files = [self.folder / name for name in self._names("", ".parquet") if LocalPath(name).stem not in recorded]
+        recorded = {LocalPath(name).stem for name in self._list_names(RECORDS, ".json")}
+        files = [
+            self.folder / name for name in self._list_names("", ".parquet") if LocalPath(name).stem not in recorded
+        ]
         return [path for path in files if OURS in (pq.ParquetFile(path).schema_arrow.metadata or {})]
 
-    def _names(self, within: str, ending: str) -> list[str]:
+    def _list_names(self, within: str, ending: str) -> list[str]:
         with suppress(FileNotFoundError):
             return sorted(n for n in os.listdir(self.folder / within) if n.endswith(ending) and n[0] != "_")
         return []

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddflow.connectors.parquet.folder import MARK, READABLE, OutputPlace, folder_name
+from ddflow.connectors.parquet.folder import MARK, READABLE, OwnedFolder, folder_name
 from ddflow.errors import Command, Phrase, SpecError, StateRefused
 from ddflow.storage import address
 from ddflow.storage.folder.disk import Disk
@@ -73,8 +73,8 @@ class OutputFolder:
     2. `put`: by an engine for each call, by each task for its part.  `sync`: before the writer names the fragments.
     3. The manifest is published.  `finish`: for its epoch.  `sync`: before the next manifest is published.
     4. `size`, `read`: for epochs that are given again, and by readers of the state elsewhere.
-    5. `owner`, `list_unfinished`, `discard`: by a collection of garbage.  `owner`, `list_later`, `withdraw`, `sync`: by
-       a rollback.
+    5. `owner`, `list_unfinished`, `discard`: by a collection of garbage.  `owner`, `list_shown_after`, `hide`, `sync`:
+       by a rollback.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -85,7 +85,7 @@ class OutputFolder:
     ...     hidden = os.listdir(folder)
     ...     outputs.finish(7, [fragment])
     ...     hidden, os.listdir(folder), outputs.read(7, fragment, rows.schema) == rows
-    ...     outputs.withdraw(outputs.list_later(6))
+    ...     outputs.hide(outputs.list_shown_after(6))
     ...     os.listdir(folder) == hidden
     (['.00ff00ff00ff00ff-1.parquet.hidden'], ['000000000007-00ff00ff00ff00ff-1.parquet'], True)
     True
@@ -95,7 +95,7 @@ class OutputFolder:
         self, path: str | os.PathLike[str], nonce: str = "0" * 16, trust: str = "owner", disk: Disk = _DISK
     ) -> None:
         self.site = Site(disk, address.require_folder(path, "write outputs to"), trust, "the outputs folder")
-        self.location, self._unsynced = OutputPlace(self.site, nonce), set[str]()
+        self.location, self._unsynced = OwnedFolder(self.site, nonce), set[str]()
 
     @property
     def target(self) -> str:
@@ -130,7 +130,7 @@ class OutputFolder:
 
     def owner(self) -> Owner | None:
         """Return the owner; None if it has none.  O(1).  Raises `CorruptState` for an unreadable record."""
-        mark = self.location.mark()
+        mark = self.location.read_record()
         return None if mark is None else Owner(mark.state, mark.at)
 
     @property
@@ -146,7 +146,7 @@ class OutputFolder:
         Raises `StorageFull`; `StateRefused` where the output's folder is not there.
         """
         called = f"{self.location.nonce}-{next(self.location.numbers)}.parquet"
-        path = self._hidden(name, called)
+        path = self._hidden_path(name, called)
         if not self.site.is_there(os.path.dirname(path)):
             raise StateRefused(
                 f"write an output to {os.path.dirname(path)}",
@@ -174,7 +174,7 @@ class OutputFolder:
             self._show(epoch, fragment)
 
     def _show(self, epoch: int, fragment: Fragment) -> None:
-        hidden, shown = self._hidden(fragment.output, fragment.blob.name), self.place(epoch, fragment)
+        hidden, shown = self._hidden_path(fragment.output, fragment.blob.name), self.place(epoch, fragment)
         with self.site.translate_disk_errors("show an output"):
             try:
                 self.site.disk.rename(hidden, shown)
@@ -187,7 +187,7 @@ class OutputFolder:
     def size(self, epoch: int, fragment: Fragment) -> int | None:
         """Return the bytes of a file, shown or hidden; None if it is missing.  O(1)."""
         with self.site.translate_disk_errors("look at an output"):
-            for path in (self._hidden(fragment.output, fragment.blob.name), self.place(epoch, fragment)):
+            for path in (self._hidden_path(fragment.output, fragment.blob.name), self.place(epoch, fragment)):
                 with suppress(FileNotFoundError):
                     return self.site.disk.status(path).size
         return None
@@ -196,18 +196,18 @@ class OutputFolder:
         """Read the rows of a file, shown or hidden, in a schema of updates.  O(bytes).  Raises `CorruptState`."""
         # In this thread: one of Arrow's may let go of our bytes while Python ends, for which it needs Python, and then
         # it takes the process with it.
-        file = pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment)), pre_buffer=False)
+        file = pq.ParquetFile(pa.BufferReader(self._read_verified(epoch, fragment)), pre_buffer=False)
         return file.read(use_threads=False).cast(schema)
 
     def rows(self, epoch: int, fragment: Fragment) -> int:
         """Count the rows of a file after comparing all its bytes.  O(bytes).  Raises `CorruptState`."""
-        return int(pq.ParquetFile(pa.BufferReader(self._data(epoch, fragment))).metadata.num_rows)
+        return int(pq.ParquetFile(pa.BufferReader(self._read_verified(epoch, fragment))).metadata.num_rows)
 
-    def _data(self, epoch: int, fragment: Fragment) -> bytes:
+    def _read_verified(self, epoch: int, fragment: Fragment) -> bytes:
         """Read a file and verify it.  O(bytes)."""
         shown, hidden, blob = (
             self.place(epoch, fragment),
-            self._hidden(fragment.output, fragment.blob.name),
+            self._hidden_path(fragment.output, fragment.blob.name),
             fragment.blob,
         )
         with self.site.translate_read_errors(f"file {blob.name}", missing_error(shown, self.target), COPY):
@@ -222,14 +222,14 @@ class OutputFolder:
 
     def list_unfinished(self) -> list[Leftover]:
         """List the hidden files.  O(files)."""
-        return [found for match, found in self._files(HIDDEN)]
+        return [found for match, found in self._match_files(HIDDEN)]
 
     def discard(self, leftovers: Iterable[Leftover]) -> None:
         """Delete such files; one that cannot be deleted stays.  O(files)."""
         for each in leftovers:
             self.site.try_unlink(each.place)
 
-    def find_earlier(self, name: str, epoch: int) -> str | None:
+    def find_shown_until(self, name: str, epoch: int) -> str | None:
         """Return the output's folder if it shows files of an epoch up to this one, else None.  O(files)."""
         place = self.site.below(folder_name(name))
         with self.site.translate_disk_errors("look for files of an output"):
@@ -237,11 +237,11 @@ class OutputFolder:
         shown = filter(None, map(SHOWN.fullmatch, there))
         return place if any(int(match["epoch"]) <= epoch for match in shown) else None
 
-    def list_later(self, epoch: int) -> list[Leftover]:
+    def list_shown_after(self, epoch: int) -> list[Leftover]:
         """List the shown files of epochs after this one.  O(files)."""
-        return [found for match, found in self._files(SHOWN) if int(match["epoch"]) > epoch]
+        return [found for match, found in self._match_files(SHOWN) if int(match["epoch"]) > epoch]
 
-    def withdraw(self, leftovers: Iterable[Leftover]) -> None:
+    def hide(self, leftovers: Iterable[Leftover]) -> None:
         """Hide the files again; one that is not there is hidden.  O(files); durable after `sync`."""
         for each in leftovers:
             folder = os.path.dirname(each.place)
@@ -250,11 +250,11 @@ class OutputFolder:
                 self.site.disk.rename(each.place, f"{folder}/.{each.name}.hidden")
                 self._unsynced.add(folder)
 
-    def _hidden(self, name: str, called: str) -> str:
+    def _hidden_path(self, name: str, called: str) -> str:
         """Return the path of a file before its epoch is committed.  ``called``: its name in a manifest."""
         return self.site.below(folder_name(name), f".{called}.hidden")
 
-    def _files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
+    def _match_files(self, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], Leftover]]:
         """Yield the files of a pattern in the outputs' folders."""
         disk = self.site.disk
         with self.site.translate_disk_errors("look for leftovers"):

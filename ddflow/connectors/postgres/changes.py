@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import quote_name
-from ddflow.connectors.api import Beside, Polled
+from ddflow.connectors.api import Polled, UndeclaredColumn
 from ddflow.connectors.formats.base import OWN
 from ddflow.connectors.formats.messages import POSITION, ROW
 from ddflow.connectors.formats.parse import TEXT, parse_objects
@@ -349,7 +349,7 @@ def copy_rows(
     tables: Sequence[SourceTable],
     inputs: Mapping[str, pa.Schema],
     begins: SlotStart,
-    beside: dict[str, dict[str, Beside]],
+    beside: dict[str, dict[str, UndeclaredColumn]],
     held: Callable[[SourceTable], Callable[[pa.Array], pa.Array]],
     whole: Collection[str] = (),
 ) -> Iterator[Polled]:
@@ -367,7 +367,9 @@ def copy_rows(
         refuse_filtered(f"copy the table {table.full_name} for {table.input!r}", found)
         kinds = {row.name: row.kind for row in found}
         others = {
-            name: Beside(parse_sql_type(kind), table.quoted_name) for name, kind in kinds.items() if name not in own
+            name: UndeclaredColumn(parse_sql_type(kind), table.quoted_name)
+            for name, kind in kinds.items()
+            if name not in own
         }
         beside[table.input] = {**beside.get(table.input, {}), **others}
         precise = {row.name: row.precise for row in found}

@@ -17,7 +17,7 @@ from typing import Any, Final, NotRequired, TypedDict
 import pyarrow as pa
 
 from ddflow.columns.names import quote_name
-from ddflow.connectors.api import Beside, Polled
+from ddflow.connectors.api import Polled, UndeclaredColumn
 from ddflow.connectors.postgres.catalog import (
     SourceTable,
     TableFacts,
@@ -278,7 +278,7 @@ class SlotTables:
         self.keys: Mapping[str, Sequence[str]] = {}
         self.whole = frozenset[str]()
         """Inputs that take all that they hold at once."""
-        self.beside = dict[str, dict[str, Beside]]()
+        self.beside = dict[str, dict[str, UndeclaredColumn]]()
         """By input, the columns that are not read."""
         self.numbers = SpecialNumbers()
 

@@ -31,7 +31,7 @@ import pyarrow as pa
 from ddflow.columns.schema import conform, normal_type, plain
 from ddflow.columns.widening import Inexact, widen_column
 from ddflow.columns.wider import widening
-from ddflow.connectors.to_arrow import arrow, is_rows, to_table
+from ddflow.connectors.to_arrow import is_rows, to_arrow_rows, to_table
 from ddflow.dataflow.admission import Admission, MessagesRead
 from ddflow.engine.full_contents import decode_order, encode_order, list_order_columns, parse_order
 from ddflow.errors import LogUnclear, NotArrow, Option, Phrase, SchemaMismatch
@@ -258,7 +258,7 @@ def to_batches(part: Any, bound: Binding, table: str | None = None) -> Iterator[
     whole input.
     """
     what, admission = repr(bound.name), Admission(bound)
-    part = arrow(part, what, admission.given, bound.guessed)
+    part = to_arrow_rows(part, what, admission.given, bound.guessed)
     read = MessagesRead(table)
     for rows in part if isinstance(part, pa.RecordBatchReader) else [part]:
         rows = admission.decode_whole(rows, read)

@@ -29,8 +29,16 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.connectors.api import OpenSink, SinkNotLetIn, TableChanges, TableShape, TableSink, TargetRecord, check_made
-from ddflow.connectors.modes import changes
+from ddflow.connectors.api import (
+    OpenSink,
+    SinkNotLetIn,
+    TableChanges,
+    TableShape,
+    TableSink,
+    TargetRecord,
+    check_result_type,
+)
+from ddflow.connectors.modes import to_table_changes
 from ddflow.connectors.table_shape import OTHER_MODE, build_vanished_error
 from ddflow.engine.run.kept_epochs import KeptEpochs
 from ddflow.engine.run.options import EPOCHS, make_table_shape
@@ -68,7 +76,7 @@ class Delivery:
         """The target's, connected.  Raises `SinkFailed`."""
         if self._table is None:
             made = self.sink.open(self.shape)
-            check_made(f"the sink of {self.name!r}", "open", made, OpenSink)
+            check_result_type(f"the sink of {self.name!r}", "open", made, OpenSink)
             self._table = made
             self._table.look = self.look
         return self._table
@@ -249,11 +257,17 @@ class Delivery:
     def to_changes(self, epoch: int) -> Callable[[pa.Table], TableChanges]:
         """Return a function that converts updates of an epoch to a table's changes, the same in each retry.
 
-        It can be pickled.  O(updates).  Raises as `changes`.
+        It can be pickled.  O(updates).  Raises as `to_table_changes`.
         """
         secret, written = self.epochs.secret, self.epochs.read_commit_time(epoch)
         return partial(
-            changes, self.sink.mode, key=self.key, epoch=epoch, secret=secret, output=self.name, written=written
+            to_table_changes,
+            self.sink.mode,
+            key=self.key,
+            epoch=epoch,
+            secret=secret,
+            output=self.name,
+            written=written,
         )
 
     def write(self, made: TableChanges, epoch: int) -> None:

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF, did_you_mean
-from ddflow.connectors.api import Source, TableShape, TableSink, check_declared
+from ddflow.connectors.api import Source, TableShape, TableSink, check_connector
 from ddflow.connectors.modes import mode_schema
 from ddflow.dataflow.budget import parse_size
 from ddflow.engine.replace import count_most_absent
@@ -137,7 +137,7 @@ def check_sources(plan: Plan, sources: Mapping[str, Source]) -> None:
     """
     fed = dict[str, str]()
     for name, source in sources.items():
-        check_declared(f"the source {name!r}", source, Source)
+        check_connector(f"the source {name!r}", source, Source)
         for each in source.inputs(name):
             if each not in plan.inputs:
                 remedy = f"{did_you_mean(each, plan.inputs)}; a source of one table or topic has the name of its input"
@@ -157,7 +157,7 @@ def make_table_shape(plan: Plan, name: str, sink: TableSink) -> tuple[tuple[str,
     Raises `SpecError`, and `MissingExtra` for a library that the sink needs.
     """
     asked, updates = f"the sink of {name!r}", plan.updates_schema(name)
-    check_declared(asked, sink, TableSink)
+    check_connector(asked, sink, TableSink)
     mode = sink.mode
     outputs = {**plan.outputs, **plan.side_outputs()}
     if name not in outputs or updates is None:

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, Protocol
 import pyarrow as pa
 
 from ddflow.connectors.api import Source, TableSink
-from ddflow.connectors.error_location import at_spots
+from ddflow.connectors.error_location import add_file_to_errors
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import CommitTimer, EngineCalls
 from ddflow.engine.evolve import evolve_engine
@@ -321,7 +321,7 @@ class RunLoop:
     def _take_rows(self, reader: SourceReader) -> None:
         """Take in the rows of a source. Errors about its rows name their place."""
         for given in reader.group_calls():
-            with at_spots(given.spots), self.calls.attribute_to_files(spot.file for spot, _ in given.spots):
+            with add_file_to_errors(given.spots), self.calls.attribute_to_files(spot.file for spot, _ in given.spots):
                 step = self._replace_rows(given) if given.whole else self._step_rows(given)
             self._count_step(step, [batch for batches in given.rows.values() for batch in batches])
 

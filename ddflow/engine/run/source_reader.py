@@ -17,8 +17,17 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.connectors.api import Beside, OpenSource, Polled, Source, SourceNotLetIn, Spot, check_made, check_polled
-from ddflow.connectors.formats.base import Format, messages_of
+from ddflow.connectors.api import (
+    BatchStart,
+    OpenSource,
+    Polled,
+    Source,
+    SourceNotLetIn,
+    UndeclaredColumn,
+    check_polled,
+    check_result_type,
+)
+from ddflow.connectors.formats.base import Format, wrap_messages
 from ddflow.connectors.formats.messages import POSITION
 from ddflow.connectors.sources import describe_place, describe_position
 from ddflow.engine.run.retry import Retry
@@ -40,7 +49,7 @@ class CallRows(NamedTuple):
     """
 
     rows: dict[str, list[pa.RecordBatch]]
-    spots: list[tuple[Spot, int]]
+    spots: list[tuple[BatchStart, int]]
     whole: bool = False
     order: Mapping[str, int] | None = None
 
@@ -64,7 +73,7 @@ class SourceReader:
         self.declared = {each: columns for each, columns in declared.items() if each in bounds}
         self.left_out: dict[str, tuple[str, ...]] = {} if before is None else dict(before.left_out)
         """By input, the columns that stood beside the first rows."""
-        self.new_columns: dict[str, dict[str, Beside]] = {}
+        self.new_columns: dict[str, dict[str, UndeclaredColumn]] = {}
         """By input; until `update_bounds` nothing more is read."""
         self._valueless: dict[str, set[str]] = {}
         """By input, the columns in messages that had no value yet."""
@@ -148,7 +157,7 @@ class SourceReader:
             self.close()
             return None
         if found is not None:
-            check_made(f"the source {self.name!r}", "poll", found, Polled)
+            check_result_type(f"the source {self.name!r}", "poll", found, Polled)
             check_polled(f"the source {self.name!r}", found, typed=self.source.positions is not Any)
         # What no epoch may end behind is read again when the rest of it fails.
         self.retry.note_answer(now, whole=found is None or found.position is not None)
@@ -158,7 +167,7 @@ class SourceReader:
         """Open the source at its position.  Raises like `Source.open`."""
         schemas = {name: bound.schema for name, bound in self.bounds.items()}
         made: OpenSource = self.source.open(schemas, self.position)
-        check_made(f"the source {self.name!r}", "open", made, OpenSource)
+        check_result_type(f"the source {self.name!r}", "open", made, OpenSource)
         self._open = made
         made.declared(self.declared)
         made.note_guesses({name: bound.guessed for name, bound in self.bounds.items()})
@@ -195,7 +204,7 @@ class SourceReader:
 
     def _find_message_columns(self, name: str, format: Format, given: pa.Table) -> None:
         """Note the columns inside messages of a format, like `_find_new_columns`."""
-        messages, valueless = messages_of(format, given, repr(name)), self._valueless.setdefault(name, set())
+        messages, valueless = wrap_messages(format, given, repr(name)), self._valueless.setdefault(name, set())
         known = (*self.bounds[name].schema.names, *self.left_out.get(name, ()))
         # At the first look all count, also those that are declared: rows came.
         shown = format.columns(messages, {*known, *valueless} if name in self.left_out else ())
@@ -204,7 +213,8 @@ class SourceReader:
         if kinds:
             shown = format.columns(messages, known)
             self._note_new_columns(
-                name, {c: Beside(kinds[c], str(messages.place(row))) for c, row in shown.items() if c in kinds}
+                name,
+                {c: UndeclaredColumn(kinds[c], str(messages.place(row))) for c, row in shown.items() if c in kinds},
             )
         self._valueless[name] = {column for column in asked if column not in kinds}
 
@@ -214,7 +224,7 @@ class SourceReader:
         left_out = self.left_out.setdefault(name, tuple(beside))
         return [column for column in beside if column not in left_out]
 
-    def _note_new_columns(self, name: str, columns: Mapping[str, Beside]) -> None:
+    def _note_new_columns(self, name: str, columns: Mapping[str, UndeclaredColumn]) -> None:
         typed = {column: each for column, each in columns.items() if each.kind is not None}
         if typed:
             self.new_columns[name] = {**typed, **self.new_columns.get(name, {})}
@@ -272,7 +282,7 @@ def count_rows(polled: Iterable[Polled]) -> int:
     return sum(batch.num_rows for each in polled for batches in each.rows.values() for batch in batches)
 
 
-def describe_columns(columns: Mapping[str, Beside]) -> str:
+def describe_columns(columns: Mapping[str, UndeclaredColumn]) -> str:
     """Describe columns that are new, for people."""
     return ", ".join(f"the column {name!r} ({each.kind}), first in {each.where}" for name, each in columns.items())
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF, TIME, did_you_mean
 from ddflow.connectors.api import TableChanges, TableSink
-from ddflow.connectors.modes import fold_rows, mark_among, net_updates
+from ddflow.connectors.modes import mark_known_rows, net_updates, rows_with_diff
 from ddflow.engine.run.delivery import Delivery
 from ddflow.engine.run.kept_epochs import KeptEpochs
 from ddflow.errors import DdflowError, SinkRefused, SpecError
@@ -60,8 +60,8 @@ def count_differences(made: TableChanges, both: pa.Table, key: Sequence[str] | N
         return Synced(0, 0, made.rows.num_rows)
     diffs, keys = np.array(both.column(DIFF), np.int64), both.select(list(key or ()))
     theirs, ours = (keys.filter(pa.array(sign)) for sign in (diffs < 0, diffs > 0))
-    stays = mark_among(theirs, ours, secret) if key else np.full(theirs.num_rows, ours.num_rows > 0)
-    known = mark_among(ours, theirs, secret) if key else np.full(ours.num_rows, theirs.num_rows > 0)
+    stays = mark_known_rows(theirs, ours, secret) if key else np.full(theirs.num_rows, ours.num_rows > 0)
+    known = mark_known_rows(ours, theirs, secret) if key else np.full(ours.num_rows, theirs.num_rows > 0)
     changed, gone = int(np.count_nonzero(known)), int(-diffs[diffs < 0].sum())
     listed = pa.concat_tables([theirs.filter(pa.array(~stays)), ours.filter(pa.array(known))])
     return Synced(gone - changed, changed, ours.num_rows - changed, listed)
@@ -86,7 +86,7 @@ class TableSync(Delivery):
         self.look(read.num_rows)
         # Somebody may have put a null where the plan knows of none.
         ours = ours.cast(pa.schema([field.with_nullable(True) for field in ours.schema]))
-        theirs = fold_rows(self.sink.mode, read, ours.schema)
+        theirs = rows_with_diff(self.sink.mode, read, ours.schema)
         names = [name for name in ours.schema.names if name not in (TIME, DIFF)]
         gone = theirs.set_column(theirs.num_columns - 1, DIFF, pa.array(-np.array(theirs.column(DIFF))))
         gone = epochs.add_time(gone.select([*names, DIFF])).cast(ours.schema)
@@ -96,7 +96,7 @@ class TableSync(Delivery):
             # A key that the table has twice goes with a row that may be right.
             again = [made.net > 0] * ours.num_rows
             if self.key:
-                again = mark_among(ours.select(list(self.key)), made.gone, epochs.secret)
+                again = mark_known_rows(ours.select(list(self.key)), made.gone, epochs.secret)
             made = made._replace(rows=ours.filter(pa.array(again, pa.bool_())).select(names).cast(made.rows.schema))
         return made, count_differences(made, both, self.key, epochs.secret)
 

@@ -29,7 +29,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Flags, flags, validity
 from ddflow.columns.names import DIFF, check_known
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
-from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, Target
+from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, MessageTarget
 from ddflow.errors import Declare, DeleteRule, ExpressionError, NullKey, Option, Phrase, SpecError
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.plan.inputs.spec import Tombstone, Upsert
@@ -57,7 +57,7 @@ class BoundInput:
     """Whether rows differ from each other, and each is there once."""
 
     @cached_property
-    def target(self) -> Target:
+    def target(self) -> MessageTarget:
         """The target of its messages: the newest row of each key, or every row of a history."""
         spec, schema, format = self.spec, self.schema, self.format
         assert format is not None
@@ -67,7 +67,7 @@ class BoundInput:
         named = tuple(name for name in deciding if name in columns.names and name not in spec.key)
         ordered = bool(format.order) and format.order[0][0] in schema.names
         keyed, history = spec.null_key == "error", not self.unique
-        return Target(repr(self.name), columns, tuple(spec.key), named, ordered, schema, keyed, history=history)
+        return MessageTarget(repr(self.name), columns, tuple(spec.key), named, ordered, schema, keyed, history=history)
 
     @property
     def has_bad_marks(self) -> bool:
