@@ -66,8 +66,10 @@ class Epoch(Strict, frozen=True):
     written: Moment | None = None
 
     def files(self) -> Iterator[Blob]:
-        """Return the files of all outputs of all calls, in order."""
-        return (blob for call in self.calls for output in call.outputs.values() for blob in output.blobs)
+        """Yield the files of all outputs of all calls, in order."""
+        for call in self.calls:
+            for output in call.outputs.values():
+                yield from output.blobs
 
     def output_bytes(self, output: str) -> int:
         """Count the bytes that one output gained.  O(calls)."""

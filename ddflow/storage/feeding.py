@@ -91,8 +91,9 @@ class FeedRecord(Strict, frozen=True):
 
     def check_calls(self, epoch: int) -> None:
         """Raise `ValueError` unless calls up to an epoch can have made this record.  O(runs)."""
-        if (self.until == 0) != (self.forgotten_calls == 0):
-            raise ValueError(f"it has forgotten {self.forgotten_calls:,} calls up to epoch {self.until}")
+        gone = self.events + self.full + self.restated
+        if (self.until == 0) != (gone == 0):
+            raise ValueError(f"it has forgotten {gone:,} calls up to epoch {self.until}")
         last, before, size = self.until, None, 0
         for number, run in enumerate(self.runs):
             first, to, calls, way = run

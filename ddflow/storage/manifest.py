@@ -144,7 +144,8 @@ class Manifest(Strict, frozen=True, kw_only=True):
 
     def outputs(self) -> list[Blob]:
         """Return the files of all outputs of the manifest's receipts, in order."""
-        return [blob for receipt in self.receipts for blob in receipt.files()]
+        calls = [call for receipt in self.receipts for call in receipt.calls]
+        return [blob for call in calls for output in call.outputs.values() for blob in output.blobs]
 
     @property
     def oldest(self) -> int | None:
@@ -300,8 +301,12 @@ def _decode_body(body: bytes) -> Manifest:
 def _too_deep(plan: dict[str, Any]) -> bool:
     level: list[Any] = [plan]
     for _ in range(DEPTH):
-        below = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
-        level = [child for child in below if isinstance(child, dict | list)]
-        if not level:
+        below: list[Any] = []
+        for each in level:
+            for child in each.values() if isinstance(each, dict) else each:
+                if isinstance(child, dict | list):
+                    below.append(child)
+        if not below:
             return False
+        level = below
     return True

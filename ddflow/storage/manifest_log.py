@@ -162,7 +162,8 @@ class ManifestLog:
     def sign_receipts(self, receipts: tuple[Epoch, ...]) -> tuple[Epoch, ...]:
         """Add digest and date of the current manifest to the receipt of its epoch."""
         signed, epoch = {"digest": self.digest, "written": self.manifest.written}, self.manifest.epoch
-        return tuple(replace(each, **signed) if each.epoch == epoch and not each.digest else each for each in receipts)
+        every = [replace(each, **signed) if each.epoch == epoch and not each.digest else each for each in receipts]
+        return tuple(every)
 
     def remember(self, names_of: Callable[[Store, Manifest], set[str]]) -> None:
         """Take over the manifests that others left, to sweep them when their time is over.  O(manifests).

@@ -225,18 +225,11 @@ def check_length(whole: pa.Buffer, blob: Blob, where: str) -> pa.Buffer:
     return whole if whole.size == blob.length else verify_bytes(whole, blob, where)
 
 
-def check_name(name: str, pattern: re.Pattern[str] = NAME) -> str:
+def check_name(name: str) -> str:
     """Return the name of a blob unchanged.  Raises `ValueError` for any other, which might be a path."""
-    if not pattern.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name of a blob")
     return name
-
-
-def format_number(number: int) -> str:
-    """Return the name of the manifest, or the mark, of a number.  Raises `ValueError` if none can have it."""
-    if not 0 <= number < 10**DIGITS:
-        raise ValueError(f"{number} is no number of a manifest")
-    return f"{number:0{DIGITS}d}"
 
 
 def missing_error(name: str, where: str) -> CorruptState:

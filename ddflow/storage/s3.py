@@ -35,7 +35,6 @@ from ddflow.storage.protocol import (
     Store,
     Write,
     check_name,
-    format_number,
     missing_error,
     parse_numbers,
     verify_bytes,
@@ -380,7 +379,9 @@ class S3Store(Store):
 
 
 def _number_key(folder: str, number: int) -> str:
-    return f"{folder}/{format_number(number)}"
+    if not 0 <= number < 10**16:
+        raise ValueError(f"{number} is no number of a manifest")
+    return f"{folder}/{number:016d}"
 
 
 def _blob_key(name: str) -> str:

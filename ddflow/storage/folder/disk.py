@@ -24,8 +24,6 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import xxhash
 
-from ddflow.storage.closing import on_failure
-
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -77,8 +75,11 @@ class Disk:
     def create(self, path: str, mode: int) -> int:
         """Create a file with exactly this mode, and return its descriptor, open for writing.  O(1)."""
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
-        with on_failure(os.close, file):
+        try:
             os.fchmod(file, mode)
+        except BaseException:
+            os.close(file)
+            raise
         return file
 
     def write(self, file: int, data: Any) -> int:

@@ -35,7 +35,7 @@ from ddflow.errors import Command, CorruptState, EngineClosed, OutcomeUnknown, P
 from ddflow.storage.folder.disk import Disk
 from ddflow.storage.folder.scratch import BlobFolder, ScratchStore, sweep
 from ddflow.storage.folder.site import INSIDE, StateFolder
-from ddflow.storage.protocol import MANIFEST, NAME, BlobEntry, Store, format_number, parse_numbers
+from ddflow.storage.protocol import DIGITS, MANIFEST, NAME, BlobEntry, Store, parse_numbers
 
 FEW: Final = 64
 """Fewer files than these are deleted one after the other."""
@@ -235,7 +235,9 @@ class LocalStore(BlobFolder, Store):
         return parse_numbers(folder, names, self.where)
 
     def _number_path(self, folder: str, number: int) -> str:
-        return self.site.below(folder, format_number(number))
+        if not 0 <= number < 10**DIGITS:
+            raise ValueError(f"{number} is no number of a manifest")
+        return self.site.below(folder, f"{number:0{DIGITS}d}")
 
     def _map_file(self, name: str) -> pa.Buffer:
         return self._held.pop(name, None) or super()._map_file(name)
