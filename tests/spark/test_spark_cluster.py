@@ -20,7 +20,7 @@ from spark_faults.faulty import Elsewhere, Faulty, attempts, lost
 from spark_session import SETTINGS, counted, frame_of, locally
 from test_spark import city_flow, halves, orders_of
 from test_spark_state import same_epoch
-from test_spark_stream import FeedRecord
+from test_spark_stream import WatchedStream
 
 import ddflow as dd
 import spark_bridge
@@ -183,13 +183,13 @@ def test_a_stream_on_executors_goes_on_when_one_is_killed(
     flow = dd.Flow()
     orders = flow.upserts("orders", {"id": "int64", "city": "string", "at": "int64"}, dd.Upsert("id", order_by="at"))
     flow.output("by_city", orders.count("city"))
-    fed = FeedRecord(cluster, tmp_path, flow)
+    fed = WatchedStream(cluster, tmp_path, flow)
     marks = tmp_path / "marks"
     marks.mkdir()
     dying(monkeypatch, marks, death, 1)
     fed.give(*(orders_of(40, seed=seed).select(["id", "city", "at"]) for seed in (1,)))
     fed.run(memory="64MB")
-    fed.check_calls()
+    fed.check()
     assert (marks / "died").exists()
     fed.give(orders_of(3).select(["id", "city", "at"]).set_column(0, "id", [[None, 1, 2]]))
     with pytest.raises(NullKey):  # four attempts, one error

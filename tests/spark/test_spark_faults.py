@@ -20,7 +20,7 @@ from spark_session import frame_of, setting
 from test_spark import city_flow, halves, orders_of
 from test_spark_killed import rows_of
 from test_spark_state import same_epoch, same_state
-from test_spark_stream import FeedRecord
+from test_spark_stream import WatchedStream
 
 import ddflow as dd
 import spark_bridge
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.together("spark")
 
 
 @pytest.fixture
-def fed(spark: SparkSession, tmp_path: Path) -> Iterator[FeedRecord]:
-    yield FeedRecord(spark, tmp_path, flow_of())
+def fed(spark: SparkSession, tmp_path: Path) -> Iterator[WatchedStream]:
+    yield WatchedStream(spark, tmp_path, flow_of())
     for query in spark.streams.active:
         query.stop()
     PARTS.clear()
@@ -42,7 +42,7 @@ def fed(spark: SparkSession, tmp_path: Path) -> Iterator[FeedRecord]:
 
 @long_on_spark
 @pytest.mark.drawn(2, of="faults on Spark")
-def test_a_checkpoint_of_another_state_is_refused(fed: FeedRecord) -> None:
+def test_a_checkpoint_of_another_state_is_refused(fed: WatchedStream) -> None:
     fed.give(rows_of(0))
     fed.run()
     checkpoint = f"{fed.state}.checkpoint"
@@ -63,7 +63,7 @@ def test_a_checkpoint_of_another_state_is_refused(fed: FeedRecord) -> None:
 
 
 @pytest.mark.drawn(2, of="faults on Spark")
-def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: FeedRecord) -> None:
+def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: WatchedStream) -> None:
     checkpoint = Path(f"{fed.state}.checkpoint")
     fed.give(rows_of(0))
     fed.run()
@@ -75,7 +75,7 @@ def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: FeedRe
     fed.give(rows_of(3))
     told = fed.run().ddflow.stats()
     assert [(each.epoch, each.replayed) for each in told] == [(2, True), (3, True), (4, False)]
-    fed.check_calls()
+    fed.check()
     job = Job(fed.flow, {}, fed.stream().feeder.options._replace(keep=3), fed.spark)
     for number in range(1, 4):  # epochs of no rows, until the batches are not kept any more
         assert job.commit(fed.spark, None).epoch == 4 + number
@@ -87,7 +87,7 @@ def test_batches_that_go_back_are_told_again_as_far_as_they_are_kept(fed: FeedRe
 
 
 @pytest.mark.drawn(2, of="faults on Spark")
-def test_of_two_queries_on_one_state_one_is_told(fed: FeedRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_queries_on_one_state_one_is_told(fed: WatchedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     both, receipts = threading.Barrier(2), Job._collect_receipts
 
     def together(self: Job, *given: Any) -> Any:
@@ -107,14 +107,14 @@ def test_of_two_queries_on_one_state_one_is_told(fed: FeedRecord, monkeypatch: p
         except DdflowError as error:
             ends.append(error)
     assert sorted(type(each).__name__ for each in ends) == ["Fenced", "NoneType"]
-    fed.check_calls()
+    fed.check()
     loser = ("one", "two")[0 if isinstance(ends[0], Fenced) else 1]
     with raises(FeedChanged):
         fed.run(checkpoint=str(fed.folder / loser))
 
 
 @pytest.mark.drawn(2, of="faults on Spark")
-def test_a_disk_that_is_full_for_a_while_costs_nothing(fed: FeedRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_for_a_while_costs_nothing(fed: WatchedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     fed.give(rows_of(0), rows_of(1))
     publish, left = LocalStore.publish, [2]
 
@@ -133,11 +133,11 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(fed: FeedRecord, monkeypa
         time.sleep(0.05)
     stream.start().awaitTermination()
     assert [epoch for epoch, _ in fed.outs] == [1, 2]
-    fed.check_calls()
+    fed.check()
 
 
 @pytest.mark.drawn(2, of="faults on Spark")
-def test_a_query_that_is_started_twice_goes_on_once(fed: FeedRecord) -> None:
+def test_a_query_that_is_started_twice_goes_on_once(fed: WatchedStream) -> None:
     """Spark stops the first one then, by default."""
     stream = fed.stream(trigger={"processingTime": "50 milliseconds"})
     first = stream.start()
@@ -152,7 +152,7 @@ def test_a_query_that_is_started_twice_goes_on_once(fed: FeedRecord) -> None:
     second.processAllAvailable()
     assert not first.isActive and [len(each.ddflow.stats()) for each in (first, second)] == [1, 2]
     second.stop()
-    fed.check_calls()
+    fed.check()
 
 
 def emptied(frame: DataFrame) -> list[DataFrame]:

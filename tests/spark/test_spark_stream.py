@@ -29,7 +29,7 @@ SQL = "id long, city string, at long"
 NOW: dict[str, Any] = {"availableNow": True}
 
 
-class FeedRecord:
+class WatchedStream:
     """Files that a stream reads one by one, and the local engine beside it.  ``outs``: what epochs gave to a function,
     by their numbers, in the order of the calls."""
 
@@ -87,12 +87,12 @@ class FeedRecord:
 
 
 @pytest.fixture
-def fed(spark: SparkSession, tmp_path: Path) -> Iterator[FeedRecord]:
+def fed(spark: SparkSession, tmp_path: Path) -> Iterator[WatchedStream]:
     flow = dd.Flow()
     orders = flow.upserts("orders", SCHEMA, dd.Upsert("id", order_by="at"))
     flow.output("rows", orders)
     flow.output("by_city", orders.count("city"))
-    yield FeedRecord(spark, tmp_path, flow)
+    yield WatchedStream(spark, tmp_path, flow)
     for query in spark.streams.active:
         query.stop()
 
@@ -106,7 +106,7 @@ SECOND = rows_of((2, "Bern", 2), (4, "Chur", 1), (3, "Bern", 1))
 THIRD = rows_of((1, "Bern", 0), (4, None, 5), (5, "Basel", 1))
 
 
-def test_a_batch_is_an_epoch_and_a_stopped_query_goes_on(fed: FeedRecord) -> None:
+def test_a_batch_is_an_epoch_and_a_stopped_query_goes_on(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     query = fed.run()
     told = query.ddflow.stats()
@@ -118,10 +118,10 @@ def test_a_batch_is_an_epoch_and_a_stopped_query_goes_on(fed: FeedRecord) -> Non
     fed.give(THIRD)
     assert fed.run().ddflow.stats()[0].epoch == 3
     assert fed.run().ddflow.stats() == []  # nothing is there to be read
-    fed.check_calls()
+    fed.check()
 
 
-def test_a_batch_that_is_given_again_is_told_again(fed: FeedRecord) -> None:
+def test_a_batch_that_is_given_again_is_told_again(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
     fed.forget_commit()
@@ -133,10 +133,10 @@ def test_a_batch_that_is_given_again_is_told_again(fed: FeedRecord) -> None:
     ]
     assert [epoch for epoch, _ in fed.outs] == [1, 2, 2, 3]
     assert counted(fed.outs[1][1]["rows"]) == counted(fed.outs[2][1]["rows"])
-    fed.check_calls()
+    fed.check()
 
 
-def test_a_batch_that_is_given_again_with_other_rows_stops_the_query(fed: FeedRecord) -> None:
+def test_a_batch_that_is_given_again_with_other_rows_stops_the_query(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
     fed.forget_commit()
@@ -145,10 +145,10 @@ def test_a_batch_that_is_given_again_with_other_rows_stops_the_query(fed: FeedRe
         fed.run()
     fed.write(1, SECOND)
     assert fed.run().ddflow.stats()[0].replayed
-    fed.check_calls()
+    fed.check()
 
 
-def test_a_checkpoint_and_a_state_belong_together(fed: FeedRecord) -> None:
+def test_a_checkpoint_and_a_state_belong_together(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
     shutil.rmtree(f"{fed.state}.checkpoint")
@@ -166,7 +166,7 @@ def test_a_checkpoint_and_a_state_belong_together(fed: FeedRecord) -> None:
     assert fed.run().ddflow.stats()[0].epoch == 5
 
 
-def test_a_checkpoint_that_is_older_or_newer_than_the_state_is_told(fed: FeedRecord) -> None:
+def test_a_checkpoint_that_is_older_or_newer_than_the_state_is_told(fed: WatchedStream) -> None:
     fed.give(FIRST)
     fed.run()
     shutil.copytree(fed.state, fed.folder / "old state")
@@ -179,7 +179,7 @@ def test_a_checkpoint_that_is_older_or_newer_than_the_state_is_told(fed: FeedRec
         fed.run()
 
 
-def test_what_a_step_refuses_ends_the_query_with_the_same_error(fed: FeedRecord) -> None:
+def test_what_a_step_refuses_ends_the_query_with_the_same_error(fed: WatchedStream) -> None:
     fed.give(FIRST, rows_of((None, "Bern", 1)))
     query = fed.stream(trigger=None).start()
     with raises(NullKey):
@@ -190,7 +190,7 @@ def test_what_a_step_refuses_ends_the_query_with_the_same_error(fed: FeedRecord)
     assert [each.epoch for each in fed.run().ddflow.stats()] == [2]
 
 
-def test_a_query_that_runs_on_is_stopped_by_hand(fed: FeedRecord) -> None:
+def test_a_query_that_runs_on_is_stopped_by_hand(fed: WatchedStream) -> None:
     fed.give(FIRST)
     query = fed.stream(trigger={"processingTime": "100 milliseconds"}, name="orders").start()
     query.processAllAvailable()
@@ -199,10 +199,10 @@ def test_a_query_that_runs_on_is_stopped_by_hand(fed: FeedRecord) -> None:
     assert query.isActive and query.name == query.lastProgress["name"] == "orders" and not query.awaitTermination(1)
     query.stop()
     assert query.awaitTermination() in (None, True) and not query.isActive
-    fed.check_calls()
+    fed.check()
 
 
-def test_outputs_appear_in_a_folder(fed: FeedRecord) -> None:
+def test_outputs_appear_in_a_folder(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run(outputs=str(fed.folder / "outputs"))
     found = fed.frame().sparkSession.read.parquet(str(fed.folder / "outputs" / folder_name("rows"))).toArrow()
@@ -211,7 +211,7 @@ def test_outputs_appear_in_a_folder(fed: FeedRecord) -> None:
     assert counted(found) == counted(pa.concat_tables(steps))
 
 
-def test_a_stream_with_a_watermark_and_state_of_sparks_own_before_it(fed: FeedRecord) -> None:
+def test_a_stream_with_a_watermark_and_state_of_sparks_own_before_it(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     marked = fed.frame().withColumn("moment", F.timestamp_seconds("at")).withWatermark("moment", "1 second")
     once = marked.dropDuplicatesWithinWatermark(["id", "city", "at"]).drop("moment")
@@ -263,7 +263,7 @@ def test_several_inputs_and_times_that_close_at_the_end(spark: SparkSession, tmp
     assert query.ddflow.stats() == told
 
 
-def test_what_cannot_be_streamed_is_said_before_it_starts(fed: FeedRecord) -> None:
+def test_what_cannot_be_streamed_is_said_before_it_starts(fed: WatchedStream) -> None:
     stream, frames = spark_bridge.stream, {"orders": fed.frame()}
     batch = fed.spark.createDataFrame([], SQL)
     with raises(WrongMode):
@@ -297,7 +297,7 @@ def test_what_cannot_be_streamed_is_said_before_it_starts(fed: FeedRecord) -> No
     assert not Path(fed.state).exists()
 
 
-def test_the_session_is_left_as_it_was(fed: FeedRecord) -> None:
+def test_the_session_is_left_as_it_was(fed: WatchedStream) -> None:
     names = [f"spark.sql.execution.arrow.max{what}PerBatch" for what in ("Records", "Bytes")]
     context = context_of(fed.spark)
     context.setJobDescription("mine")
