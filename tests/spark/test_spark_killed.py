@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from spark_faults.deaths import POINTS, Killed, dies
 from spark_faults.driving import SCHEMA, drive, flow_of
 from spark_session import counted
-from test_spark_stream import FeedRecord
+from test_spark_stream import WatchedStream
 
 import ddflow as dd
 import spark_bridge
@@ -92,7 +92,7 @@ def test_a_driver_killed_anywhere_goes_on_where_it_was(spark: SparkSession, tmp_
     killed_at(POINTS, spark, tmp_path)
 
 
-def died(fed: FeedRecord, point: str, batch: int, **more: Any) -> None:
+def died(fed: WatchedStream, point: str, batch: int, **more: Any) -> None:
     """A query that an exception ends at a point of a batch."""
     with dies(point, batch, fail), pytest.raises(PySparkException, match="dies here"):
         fed.run(**more)
@@ -107,7 +107,7 @@ def fail() -> None:
     "folder", [pytest.param(False, marks=pytest.mark.soak, id="function"), pytest.param(True, id="folder")]
 )
 def test_a_query_that_ends_anywhere_goes_on_where_it_was(spark: SparkSession, tmp_path: Path, folder: bool) -> None:
-    fed = FeedRecord(spark, tmp_path, flow_of())
+    fed = WatchedStream(spark, tmp_path, flow_of())
     outputs = tmp_path / "outputs"
     more = {"outputs": str(outputs)} if folder else {}
     for batch, point in enumerate(POINTS):
@@ -118,7 +118,7 @@ def test_a_query_that_ends_anywhere_goes_on_where_it_was(spark: SparkSession, tm
     assert told == [(5, True), (6, False)]
     if not folder:
         assert [epoch for epoch, _ in fed.outs] == [1, 2, 3, 4, 5, 5, 6]
-        fed.check_calls()
+        fed.check()
         return
     with fed.flow.open() as engine:
         for epoch, rows in enumerate(fed.given, 1):
@@ -132,7 +132,7 @@ def test_a_query_that_ends_anywhere_goes_on_where_it_was(spark: SparkSession, tm
 def test_times_that_closed_when_a_driver_died_are_told_when_it_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     flow = dd.Flow()
     flow.output("rows", flow.upserts("orders", SCHEMA, dd.Upsert("id", time="at", lateness=100)))
-    fed = FeedRecord(spark, tmp_path, flow)
+    fed = WatchedStream(spark, tmp_path, flow)
     fed.give(rows_of(0), rows_of(1))
     for point in ("before tasks", "after publish"):
         with dies(point, -1, fail), pytest.raises(Killed):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.sql import SparkSession
-from test_spark_stream import FIRST, SECOND, THIRD, FeedRecord
+from test_spark_stream import FIRST, SECOND, THIRD, WatchedStream
 
 import ddflow as dd
 import spark_bridge
@@ -37,8 +37,8 @@ def flow_of(**spec: Any) -> dd.Flow:
 
 
 @pytest.fixture
-def fed(spark: SparkSession, tmp_path: Path) -> Iterator[FeedRecord]:
-    yield FeedRecord(spark, tmp_path, flow_of(order_by="at"))
+def fed(spark: SparkSession, tmp_path: Path) -> Iterator[WatchedStream]:
+    yield WatchedStream(spark, tmp_path, flow_of(order_by="at"))
     for query in spark.streams.active:
         query.stop()
 
@@ -74,7 +74,7 @@ def descriptions(spark: SparkSession) -> list[str]:
 
 
 def test_the_figures_of_batches_are_those_of_the_local_engine_and_add_up(
-    fed: FeedRecord, caplog: pytest.LogCaptureFixture
+    fed: WatchedStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     fed.give(FIRST, SECOND, THIRD)
     with caplog.at_level(logging.INFO, logger="ddflow.spark"):
@@ -109,7 +109,7 @@ def test_the_figures_of_batches_are_those_of_the_local_engine_and_add_up(
     assert names == {f"ddflow the orders: batch {i}, epoch {i + 1}, stages 0 to 1" for i in range(3)}
 
 
-def test_a_state_tells_its_last_epochs_to_another_process(fed: FeedRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_tells_its_last_epochs_to_another_process(fed: WatchedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     fed.give(FIRST, SECOND)
     query = fed.run()
     told, read = query.ddflow.stats(), QueryStats.read(fed.state)
@@ -124,14 +124,14 @@ def test_a_state_tells_its_last_epochs_to_another_process(fed: FeedRecord, monke
     assert elsewhere.ddflow.stats() == read and monitoring.ACCOUNTS.get(query.id) is elsewhere.ddflow
 
 
-def test_a_query_gives_the_figures_of_each_epoch_to_metrics(fed: FeedRecord) -> None:
+def test_a_query_gives_the_figures_of_each_epoch_to_metrics(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     calls: list[Any] = []
     fed.run(metrics=calls.append)
     assert len(calls) == 2 and calls[0].rows == {"orders": FIRST.num_rows}
 
 
-def test_what_is_given_again_is_marked_and_counts_once(fed: FeedRecord) -> None:
+def test_what_is_given_again_is_marked_and_counts_once(fed: WatchedStream) -> None:
     fed.give(FIRST, SECOND)
     fed.run()
     fed.forget_commit()
@@ -153,7 +153,7 @@ def test_a_listener_joins_each_query_with_its_own_figures(
     feds = []
     for name, rows in {"one": [FIRST, SECOND], "two": [THIRD]}.items():
         (tmp_path / name).mkdir()
-        feds.append(FeedRecord(spark, tmp_path / name, flow_of(order_by="at")))
+        feds.append(WatchedStream(spark, tmp_path / name, flow_of(order_by="at")))
         feds[-1].give(*rows)
     queries = [fed.stream(name=f"query {i}").start() for i, fed in enumerate(feds)]
     strange = feds[0].frame().writeStream.format("noop").trigger(availableNow=True).start()
@@ -172,7 +172,7 @@ def test_a_listener_joins_each_query_with_its_own_figures(
 
 
 def test_times_that_are_closed_at_the_end_are_an_epoch_without_a_batch(spark: SparkSession, tmp_path: Path) -> None:
-    fed = FeedRecord(spark, tmp_path, flow_of(time="at", lateness=0))
+    fed = WatchedStream(spark, tmp_path, flow_of(time="at", lateness=0))
     fed.give(FIRST)
     told = fed.run(close=True).ddflow.stats()
     assert [(each.batch, each.epoch, each.pending) for each in told] == [(0, 1, 4), (None, 2, 0)]
