@@ -254,7 +254,7 @@ def lost_receipt(patch: pytest.MonkeyPatch) -> None:
 
 def unsynced(patch: pytest.MonkeyPatch) -> None:
     """The manifest is published without the names of its files being durable."""
-    patch.setattr(LocalStore, "sync", lambda store: None)
+    patch.setattr(LocalStore, "sync_names", lambda store: None)
 
 
 def late_inventory(patch: pytest.MonkeyPatch) -> None:
