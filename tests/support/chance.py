@@ -33,9 +33,9 @@ SHARE = float(os.environ.get("DDFLOW_EXAMPLES", "20" if SOAK else "0.1"))
 """How many of the examples that a property names are drawn.  A tenth finds in ten runs what all find in one."""
 
 long_test = pytest.mark.drawn(10, of="long tests")
-"""Marks a test of some ten seconds: a run draws ten of some forty, and a soak takes all."""
+"""Marks a test of some ten seconds. A run draws ten of their cases; a soak takes all."""
 long_on_spark = pytest.mark.drawn(9, of="long tests on Spark")
-"""The same for a test on Spark: nine of some thirty."""
+"""Marks such a test on Spark. A run draws nine of their cases."""
 
 
 def seeded(*names: object) -> Random:

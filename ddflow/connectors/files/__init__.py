@@ -1,11 +1,11 @@
 """Files in and out: Parquet, Arrow, CSV, TSV and JSON, by extension, streamed.
 
 Invariant: a source has one schema, of which a batch has the columns that its file has; an output is whole or not there;
-memory is bounded by batches, not by files.  The rooms: `kinds` (what names say), `places` (where bytes are), `types`
-(types as text), `reading` and its readers, of which those of text share `read_text`; `guess`, `spelling` and
-`forms` (types of text), `structure` (JSON's brackets), `wire` (types that text cannot hold), `source`; `writers`,
-`json_text`, `output`.
-Nothing of upserts is known here.
+memory is bounded by batches, not by files. Nothing of upserts is known here.
+
+In reading order: `file_path` (a path with options), `kinds` (formats, by the name of a file), `places` (where bytes
+are), `guess` and `spelling` (types of text), `reader` (any file) with `csv_reader`, `json_reader` and
+`columnar_reader`, `source` (many files as one), and `writers`.
 
 >>> import tempfile, pyarrow as pa
 >>> with tempfile.TemporaryDirectory() as folder:

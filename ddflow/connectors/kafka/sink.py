@@ -1,7 +1,7 @@
 """Kafka: a topic as a sink.
 
 Invariant: an epoch is one transaction, whose last record goes to a control topic and says which epoch it is; that is
-read, committed records only, to see what the topic has. Rows are JSON as `change_messages` writes it.
+read, committed records only, to see what the topic has. Rows are JSON as `format_json_rows` writes it.
 
 >>> KafkaSink("broker:9092", "by_city", "upsert", {"sasl.password": "secret"})
 KafkaSink(servers='broker:9092', topic='by_city', mode='upsert')

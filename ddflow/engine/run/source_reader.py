@@ -288,7 +288,7 @@ def describe_columns(columns: Mapping[str, UndeclaredColumn]) -> str:
 
 
 class SourceFeed(NamedTuple):
-    """``source``: as what it is attached.  ``kind``, ``target``, ``position``: as of `Attached`.
+    """``source``: as what it is attached.  ``kind``, ``target``, ``position``: as of `AttachedSource`.
 
     >>> print(SourceFeed("shop", "kafka", "kafka://b:1/shop", {"offsets": {"0": 17}, "cluster": "", "topic_id": ""}))
     the source 'shop': kafka kafka://b:1/shop, read up to offset 17 of partition 0
