@@ -28,7 +28,7 @@ def measured(entries: int, step: int) -> dict[str, Any]:
 
     Times are of the last half of the steps.  AssertionError where one is not found.
     """
-    from ddflow.trace.index import Write
+    from ddflow.trace.index import IndexWrite
     from ddflow.trace.ordered_index import OrderedIndex
 
     chance, index = np.random.default_rng(5), OrderedIndex(words=1)
@@ -45,7 +45,7 @@ def measured(entries: int, step: int) -> dict[str, Any]:
         start = clock()
         prior = index.seek(high, high, every, order=more)
         middle = clock()
-        index.write(Write(prior.place, index.built, every, high, high, ones, live, more, slot=number))
+        index.write(IndexWrite(prior.place, index.built, every, high, high, ones, live, more, slot=number))
         end = clock()
         if 2 * begin >= entries:
             looked, wrote, counted = looked + middle - start, wrote + end - middle, counted + step

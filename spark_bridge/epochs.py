@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.api import TableSink
-from ddflow.dataflow.result import Verdicts, no_output
+from ddflow.dataflow.result import Verdicts, raise_no_output
 from ddflow.engine.engine import Flow
 from ddflow.engine.run.options import RunOptions
 from ddflow.engine.run.sync import Synced
@@ -77,7 +77,7 @@ class Ran(Mapping[str, DataFrame]):
 
     def __getitem__(self, name: str) -> DataFrame:
         if name not in self._shapes:
-            return no_output(name, self._shapes)
+            return raise_no_output(name, self._shapes)
         output = self._done.outputs.get(name)
         files = [(blob.name, blob.length, blob.digest) for blob in output.blobs] if output is not None else []
         named: DataFrame = self._session.createDataFrame(files, _NAMES)
@@ -278,7 +278,7 @@ class _Frames(dict[str, DataFrame]):
     """A frame for each output.  Raises `NoSuchOutput`, a `KeyError`, for another name."""
 
     def __missing__(self, name: str) -> DataFrame:
-        return no_output(name, self)
+        return raise_no_output(name, self)
 
 
 def _run_lazily(

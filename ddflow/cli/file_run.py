@@ -45,7 +45,7 @@ from ddflow.columns.casts import parse_types
 from ddflow.columns.names import DIFF
 from ddflow.columns.schema import updates_schema
 from ddflow.connectors.files import FileOutput, FilePosition, FilesSource, open_files, open_output
-from ddflow.dataflow.inflow import add
+from ddflow.dataflow.inflow import add_counts
 from ddflow.dataflow.result import Verdicts
 from ddflow.engine.lineage.log_parts import MARKS
 from ddflow.engine.replace import AbsenceLimit, check_times_numbered
@@ -298,7 +298,7 @@ def run(ask: Ask) -> None:
                 for name, side in sides.items():
                     side.write(step[name])
             updates += step[OUT].num_rows
-            add(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
+            add_counts(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
             tick(0, step[OUT].num_rows)
         if ask.net:
             out.write(_net(engine))

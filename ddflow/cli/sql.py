@@ -348,8 +348,8 @@ def _repeat_rows(rows: "pa.Table", order: "Sequence[OrderColumn]") -> "pa.Table"
     """Repeat each row by its ``_diff``, in the order of the query if it has one."""
     import numpy as np
 
-    from ddflow.operators.row_order import in_order
+    from ddflow.operators.row_order import sort_places
 
     times, rows = rows.column("_diff").to_numpy(), rows.drop_columns(["_diff"])
-    places = in_order(rows, order) if order else np.arange(len(times))
+    places = sort_places(rows, order) if order else np.arange(len(times))
     return rows.take(np.repeat(places, np.maximum(times[places], 0)))

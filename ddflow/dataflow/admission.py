@@ -117,7 +117,7 @@ class Admission:
         """The columns that no message has had."""
 
     @property
-    def lacking(self) -> tuple[str, ...]:
+    def lacking_columns(self) -> tuple[str, ...]:
         """The columns that the last rows lacked and are null there; under a merge, and of messages, they are not."""
         if self.format is not None or self.bound.merging is not None:
             return ()
@@ -138,7 +138,7 @@ class Admission:
         begin, before, parts = 0, None, []
         for each in (*made.truncates, None):
             end = made.rows.num_rows if each is None else each.row
-            where = partial(self._place, given, first, made.at[begin:])
+            where = partial(self._name_message, given, first, made.at[begin:])
             parts.append(DecodedRows(made.rows.slice(begin, end - begin), before, where))
             begin, before = end, each
         return parts
@@ -175,14 +175,14 @@ class Admission:
         if self.marks:
             lacking &= np.asarray(made.rows.column(MARK).is_null())
         if lacking.any():
-            place = partial(self._place, given, first, made.at)
+            place = partial(self._name_message, given, first, made.at)
             self._raise_null_error(
                 lacking,
                 lambda row: Phrase.join_texts("; ", [place(row), *self.unseen.list_warnings(self.key)]),
                 made.rows,
             )
 
-    def _place(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
+    def _name_message(self, given: Any, first: int, at: Ints, row: int) -> str | Row:
         """Name the message of an event. ``given``: messages after ``first`` others. ``at``: each event's message."""
         assert self.format is not None
         return wrap_messages(self.format, to_table(given, self.what, self.given), self.what, first).place(int(at[row]))
@@ -235,9 +235,9 @@ class Admission:
             look(rows)
         n, first = rows.num_rows, self.arrived + before
         arrival = np.arange(first, first + n)
-        keyless = self._keyless(rows, where)
+        keyless = self._mark_keyless(rows, where)
         if time is None:
-            times, least, ascending = self._times(rows, keyless, where)
+            times, least, ascending = self._read_times(rows, keyless, where)
         else:
             times, least, ascending = np.empty(n, np.int64), time, True
             times.fill(time)
@@ -250,7 +250,7 @@ class Admission:
             codes = np.full(n, -1, np.int8) if codes is None else codes
             late = (original < frontier) & (codes < 0)
             if late.any():
-                times = self._late(late, original, frontier, codes, where)
+                times = self._stamp_late(late, original, frontier, codes, where)
         events, refused = Events(rows, times, original, arrival), None
         if codes is not None and (codes >= 0).any():
             gone = np.flatnonzero(codes >= 0)
@@ -258,7 +258,7 @@ class Admission:
             events = events.take(np.flatnonzero(codes < 0))
         return events if times is original and ascending else events.in_order(), refused
 
-    def _keyless(self, events: pa.RecordBatch, where: Where) -> Flags | None:
+    def _mark_keyless(self, events: pa.RecordBatch, where: Where) -> Flags | None:
         """Which events lack their key or are marked as bad, None when none.  Raises `NullKey` when that is an error."""
         marked = None
         if self.marks and events.column(MARK).null_count < events.num_rows:
@@ -273,7 +273,7 @@ class Admission:
                 return keyless if marked is None else keyless | marked
         return marked
 
-    def _times(self, events: pa.RecordBatch, keyless: Flags | None, where: Where) -> tuple[Ints, int, bool]:
+    def _read_times(self, events: pa.RecordBatch, keyless: Flags | None, where: Where) -> tuple[Ints, int, bool]:
         """Return the events' times as int64, the least, and whether they ascend.
 
         Raises `SchemaMismatch` for a null, or a time that no event may have.
@@ -320,7 +320,7 @@ class Admission:
             error.cells = shorten(str(shown_row(events, int(rows[0]))))
             raise error
 
-    def _late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
+    def _stamp_late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:
         """Return the stamps of the events, some of them late. Raises `LateEvent` if late events are an error."""
         rule = self.bound.spec.late
         if rule == "error":

@@ -22,7 +22,16 @@ from typing import Final
 
 import pyarrow as pa
 
-from ddflow.dataflow.pending_runs import LARGE, PendingRun, Runs, chunks, from_record, rows_of, to_record, to_spill
+from ddflow.dataflow.pending_runs import (
+    LARGE,
+    PendingRun,
+    Runs,
+    from_record,
+    rows_of,
+    split_by_time,
+    to_record,
+    to_spill,
+)
 from ddflow.errors import CorruptState, shorten
 from ddflow.operators.upsert.events import Events, join_events
 from ddflow.storage.fields import MEND, Natural, Positive, Strict
@@ -125,7 +134,7 @@ class Batcher:
             return
         written: list[PendingRun] = []
         try:
-            for events in chunks(chosen, rows_of(chosen, chunk)):
+            for events in split_by_time(chosen, rows_of(chosen, chunk)):
                 written.append(PendingRun.spill_events(batch_store, events))
                 del events  # before the next takes memory
         except BaseException:
@@ -195,7 +204,7 @@ def restore(
     batcher, runs = Batcher(), [] if held is None else held.runs.by_least
     known = {run.stored.blob: run for run in runs if run.stored and spilled == (run.file is not None)}
     for each in records:
-        if (run := known.get(each.file)) is not None and not run.wasteful:
+        if (run := known.get(each.file)) is not None and not run.is_wasteful:
             run = PendingRun(run.events, each.begin, run.bytes_resident, run.file, each.final, run.stored)
             batcher.runs.add(run)
             batcher.pending += len(run)

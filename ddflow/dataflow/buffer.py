@@ -67,7 +67,7 @@ class UpdateBuffer:
             read.append(table)
             size += table.nbytes
             if self.scratch is not None and len(read) > 1 and size > self.share:
-                return self.scratch.write_mapped(_batches(read, rest), table.schema)
+                return self.scratch.write_mapped(_drain_batches(read, rest), table.schema)
         return pa.concat_tables(read)
 
     def _merge_pieces(
@@ -90,11 +90,11 @@ class UpdateBuffer:
             end = max(int(np.searchsorted(ends, done + most, side="right")), begin + 1)
             edges = np.array([begin, end], np.int32)  # as ranks are: else all of them would be converted
             cuts = [(piece, *piece.ranks.searchsorted(edges).tolist()) for piece in pieces]
-            window = self._window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
+            window = self._merge_window([cut for cut in cuts if cut[1] < cut[2]], begin, end, schema, time_type)
             yield from together(window, most)
             begin = end
 
-    def _window(
+    def _merge_window(
         self,
         cuts: Sequence[tuple[Updates, int, int]],
         begin: int,
@@ -128,7 +128,7 @@ def _slice_updates(updates: Updates, begin: int, end: int) -> Updates:
     return Updates(rows, updates.ranks[begin:end], updates.diffs[begin:end], updates.times)
 
 
-def _batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+def _drain_batches(read: list[pa.Table], rest: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
     """Yield the batches of all tables; release each table of ``read`` after its batches."""
     while read:
         yield from read.pop(0).to_batches()

@@ -49,7 +49,7 @@ class CallGuard:
         self._calls, self._turn, self._gate = threading.Lock(), threading.RLock(), threading.RLock()
         self._runs, self._runner, self._owner = threading.Lock(), 0, 0
         self._process, self.state = os.getpid(), "open"
-        self.commit = Commit(self)
+        self.commit = CommitBlock(self)
         self.failure = self.untold = cast("BaseException | None", None)
 
     @property
@@ -57,11 +57,11 @@ class CallGuard:
         """Whether this process opened the engine; False in a forked child."""
         return os.getpid() == self._process
 
-    def alone(self, what: str) -> CallGuard:
+    def take_turn(self, what: str) -> CallGuard:
         """Take the turn in any state of the engine. Raises `ConcurrentUse`."""
-        return self._take(what, self.here)
+        return self._acquire_turn(what, self.here)
 
-    def _take(self, what: str, here: bool) -> CallGuard:
+    def _acquire_turn(self, what: str, here: bool) -> CallGuard:
         if self._runner and self._runner != threading.get_ident():
             raise ConcurrentUse(what, "a run on another thread writes to this engine", "end that first: engine.stop()")
         if not self._calls.acquire(blocking=False):
@@ -69,7 +69,7 @@ class CallGuard:
         try:
             self._enter(here)
         except BaseException:
-            self._release()
+            self._end_call()
             raise
         return self
 
@@ -83,7 +83,7 @@ class CallGuard:
             self._owner = threading.get_ident()
 
     @contextmanager
-    def own(self) -> Iterator[bool]:
+    def engine_turn(self) -> Iterator[bool]:
         """Take the turn for a thread of the engine; yield whether the engine is open. ``untold`` keeps an error."""
         try:
             with self.look("commit", closed=True):
@@ -110,7 +110,7 @@ class CallGuard:
             yield
         finally:
             if not nested:
-                self._leave()
+                self._give_turn_back()
 
     @contextmanager
     def claim_run(self) -> Iterator[None]:
@@ -146,10 +146,10 @@ class CallGuard:
         """Take the turn of an open engine. Raises `ConcurrentUse`, and `EngineClosed`, also in a forked child."""
         if os.getpid() != self._process:
             self._check_here(what)
-        self._take(what, True)
+        self._acquire_turn(what, True)
         if self.state != "open":
             self.untold = None
-            self._release()
+            self._end_call()
             self._check_open(what)
         return self
 
@@ -166,11 +166,11 @@ class CallGuard:
             committed = "; durable state holds every epoch up to engine.epoch" * (self.state == "interrupted")
             raise EngineClosed(what, WHY[self.state], f"open a new engine{committed}") from self.failure
 
-    def _release(self) -> None:
-        self._leave()
+    def _end_call(self) -> None:
+        self._give_turn_back()
         self._calls.release()
 
-    def _leave(self) -> None:
+    def _give_turn_back(self) -> None:
         if self._owner == threading.get_ident():
             self._owner = 0
         with FOREIGN:
@@ -181,7 +181,7 @@ class CallGuard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Give the turn back, and replace an error for lack of memory by `OutOfMemory`."""
-        self._leave()
+        self._give_turn_back()
         self._calls.release()
         if isinstance(error, MemoryError) and not isinstance(error, DdflowError):
             raise self.out_of_memory(error) from error
@@ -195,7 +195,7 @@ class CallGuard:
         )
 
 
-class Commit:
+class CommitBlock:
     """A block that writes to a store: if it fails, the store's content is unknown until it is opened again."""
 
     def __init__(self, turns: CallGuard) -> None:

@@ -36,11 +36,11 @@ from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.call_guard import CallGuard
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
-from ddflow.dataflow.holds import Holds, RecentSteps
-from ddflow.dataflow.inflow import Inflow, add, deletes, lateness_frontier, portions
+from ddflow.dataflow.holds import HistoryHolds, RecentSteps
+from ddflow.dataflow.inflow import Inflow, add_counts, lateness_frontier, make_deletes, split_rows
 from ddflow.dataflow.result import NAMES, Step, Verdicts, count_resolved
 from ddflow.dataflow.side_outputs import SideOutputs, bad_rows, resolved_rows
-from ddflow.dataflow.spill import Release, make_room
+from ddflow.dataflow.spill import EventRelease, make_room
 from ddflow.dataflow.step import Computation
 from ddflow.errors import (
     DdflowError,
@@ -87,7 +87,7 @@ class Dataflow:
         self.flow, self.graph, self.budget, self.threads, self.computation = flow, graph, budget, threads, step
         self.secret, self.lists, self.retain = graph.secret, lists, retain
         self.holds_back, self.time_type = flow.holds_back, flow.time_type
-        self.guard, self.holds, self.recent = CallGuard(), Holds(), RecentSteps()
+        self.guard, self.holds, self.recent = CallGuard(), HistoryHolds(), RecentSteps()
         self.taken = "open"
         """The guard's state after a step: where calls are recorded, it is open again when the step was."""
         self.admissions = {name: Admission(input.bound) for name, input in flow.inputs.items()}
@@ -143,11 +143,11 @@ class Dataflow:
         inflow = Inflow(admission, batcher, MessagesRead(admission.table), self.frontier, time, budget)
         inflow.listed = [] if self.lists else None
         try:
-            for portion in portions(rows, admission, budget.piece // 2) if budget.spills else (rows,):
+            for portion in split_rows(rows, admission, budget.piece // 2) if budget.spills else (rows,):
                 for part in admission.decode(portion, inflow.read):
                     if part.truncate is not None:
                         upsert = self.graph.inputs[name].keyed_for(f"messages for {name!r}")
-                        for deleted in list(deletes(upsert, inflow, part.truncate)):
+                        for deleted in list(make_deletes(upsert, inflow, part.truncate)):
                             inflow.admit(deleted)
                     inflow.admit(part.rows, looks, part.where)
         except DdflowError as error:
@@ -163,7 +163,7 @@ class Dataflow:
             released = {name: ReleasedEvents.of(*inflow.chunks) for name, inflow in inflows.items()}
             return self.take(inflows, self.compute(released, time), time + 1, time)
         batchers = {name: inflow.batcher for name, inflow in inflows.items() if inflow.batcher is not None}
-        with Release(CLOSED, batchers, self.graph.inputs, self.budget) as released:
+        with EventRelease(CLOSED, batchers, self.graph.inputs, self.budget) as released:
             return self.take(inflows, self.compute(released, time), time + 1, time)
 
     def push(self, inflows: Mapping[str, Inflow], to: int | None = None) -> Step:
@@ -182,7 +182,7 @@ class Dataflow:
         """Close the times before ``to``. Raises `TimeWentBack` if it is below the frontier."""
         advance(self.frontier, to, self.time_type)
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
-        with Release(to, batchers, self.graph.inputs, self.budget) as released:
+        with EventRelease(to, batchers, self.graph.inputs, self.budget) as released:
             last = to - 1
             if to == CLOSED:
                 last = max([self.last, *(int(r.times[-1]) for r in released.values() if r.total)])
@@ -192,10 +192,10 @@ class Dataflow:
                 if not any(each.total for each in released.values()):
                     raise
                 times = np.unique(np.concatenate([each.times for each in released.values()]))
-                raise self._earliest(batchers, times, error) from None
+                raise self._find_earliest_error(batchers, times, error) from None
             return self.take(inflows, computed, to, last)
 
-    def _earliest(
+    def _find_earliest_error(
         self, batchers: Mapping[str, Batcher], times: Ints, error: ExpressionError | NotSingle
     ) -> ExpressionError | NotSingle:
         """Find the earliest time at which an expression fails, and return its error.
@@ -206,7 +206,7 @@ class Dataflow:
         while low < high:
             middle = (low + high) // 2
             try:
-                with Release(int(times[middle]) + 1, batchers, self.graph.inputs, self.budget) as released:
+                with EventRelease(int(times[middle]) + 1, batchers, self.graph.inputs, self.budget) as released:
                     self.compute(released, int(times[middle]))
                 low = middle + 1
             except (ExpressionError, NotSingle) as earlier:
@@ -224,7 +224,7 @@ class Dataflow:
         self.recent.end_steps()
 
     @contextmanager
-    def at_rest(self, what: str) -> Iterator[Dataflow]:
+    def read_at_rest(self, what: str) -> Iterator[Dataflow]:
         """Yield a copy of the state after the last closed step, to read on any thread while this one continues.
 
         Waits for a running step, and then for no other. O(runs). Raises `EngineClosed`.
@@ -234,7 +234,7 @@ class Dataflow:
                 out, graph, held = copy(self), self.graph, self.graph.freeze_state()
                 out.sources = dict(self.sources)
                 out.batchers = {name: each.copy() for name, each in self.batchers.items()}
-            with graph.beside(held) as out.graph:
+            with graph.reading_graph(held) as out.graph:
                 yield out
         except MemoryError as error:
             raise error if isinstance(error, DdflowError) else self.guard.out_of_memory(error) from error
@@ -262,7 +262,7 @@ class Dataflow:
                 listed.setdefault(resolved.bound.name, []).append(resolved_rows(resolved))
 
         if self.graph.forgets:
-            released = self.graph.expiring(released, last, budget.rows(64) if budget.spills else None)
+            released = self.graph.add_expired(released, last, budget.rows(64) if budget.spills else None)
         buffer = UpdateBuffer(budget.scratch, budget.buffered, budget.home)
         looks = observe if self.lists or self.sides else None
         computation = self.computation(self.graph, released, since, buffer, looks)
@@ -292,7 +292,7 @@ class Dataflow:
         self.guard.state = "interrupted"
         for name, inflow in inflows.items():
             if inflow.counts:
-                add(counts, inflow.counts)
+                add_counts(counts, inflow.counts)
             if self.holds_back and inflow.batcher is not None:
                 self.batchers[name] = inflow.batcher
             admission = self.admissions[name]
@@ -304,7 +304,7 @@ class Dataflow:
             self.graph.apply(computed, frontier)
             self.before = CLOSED if self.owed else self.last
             self.frontier, self.last, self.since = frontier, last, computed.since
-        add(self.totals, counts)
+        add_counts(self.totals, counts)
         pending = self.pending if self.holds_back else 0
         arrived = sum([admission.arrived for admission in self.admissions.values()])
         assert arrived == count_resolved(self.totals) + pending, "events in are not resolved + pending"
@@ -315,7 +315,7 @@ class Dataflow:
         tables = {**self.nothing, **(computed.outputs if computed else {})}
         for name, inflow in inflows.items():
             if inflow.bad:
-                tables[f"{name}.bad"] = bad_rows(inflow.bad, self._stamp(frontier, last), self.time_type)
+                tables[f"{name}.bad"] = bad_rows(inflow.bad, self._default_time(frontier, last), self.time_type)
         for name, owed in self.owed.items():
             tables[name] = pa.concat_tables([owed, tables[name]])
         listed = self._list_verdicts(inflows, computed) if self.lists else None
@@ -323,7 +323,7 @@ class Dataflow:
         self.guard.state = self.taken
         return out
 
-    def _stamp(self, frontier: int, last: int) -> int:
+    def _default_time(self, frontier: int, last: int) -> int:
         """Return the time for messages without one: the last closed time, in hold-back mode the next."""
         if not self.holds_back:
             return last

@@ -30,8 +30,8 @@ from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import empty
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import Command, Option, Phrase, PlanChanged
-from ddflow.operators.base import Context, Readable, Running, once_each
-from ddflow.operators.inputs import opened_input
+from ddflow.operators.base import Context, Readable, Running, as_updates
+from ddflow.operators.inputs import open_input
 from ddflow.operators.updates import Updates, compute_netted, consolidate, few, ints
 from ddflow.operators.upsert.events import Events, ExpiryChange, join_events
 from ddflow.plan.collection import Collection, walk_inputs
@@ -103,7 +103,7 @@ class Graph:
 
     def __init__(self, plan: Plan, secret: Secret, winners: bool = True, threads: Threads = ALONE) -> None:
         self.plan, self.secret, self.winners = plan, secret, winners or bool(plan.side_outputs())
-        self.inputs = {name: opened_input(each.bound, secret, threads) for name, each in plan.inputs.items()}
+        self.inputs = {name: open_input(each.bound, secret, threads) for name, each in plan.inputs.items()}
         self.forgets = any(each.expiring is not None for each in self.inputs.values())
         """Whether keys of an input expire."""
         self.needed, self.time_type = find_read_columns(plan), plan.time_type
@@ -120,7 +120,7 @@ class Graph:
         """The operators that hold a state."""
         self.nodes = [node for node in plan.nodes if node in self.needed]
         """The collections that a step computes, each after its inputs."""
-        self.exchange = {node for node in self.nodes if _meets(node)}
+        self.exchange = {node for node in self.nodes if _needs_exchange(node)}
         """The operators that must see all pieces of a step together."""
         self.whole = {each for node in self.exchange for each in node.inputs} | set(plan.outputs.values())
         """The collections whose pieces are kept until they are all there."""
@@ -153,7 +153,7 @@ class Graph:
         """Bytes in memory of all that."""
         return sum(each.nbytes for each in self.opened.values())
 
-    def expiring(
+    def add_expired(
         self, released: Mapping[str, ReleasedEvents], time: int, most: int | None
     ) -> dict[str, ReleasedEvents]:
         """Add to the events released at ``time`` an event for each key that expires then and is deleted.
@@ -162,13 +162,13 @@ class Graph:
         """
         out = dict(released)
         for name, input in self.inputs.items():
-            due = input.expiring.due() if input.expiring is not None else (NONE, NONE)
+            due = input.expiring.find_due_keys() if input.expiring is not None else (NONE, NONE)
             if input.expiring is None or not due[0].size:
                 continue
             given = out.get(name, ReleasedEvents.of())
             total = given.total + due[0].size
             many = not isinstance(given.pieces, list | tuple) or (most is not None and total > most)
-            pieces = input.expiring.woven(given.pieces, due, time, (most or total) if many else None)
+            pieces = input.expiring.weave_deletions(given.pieces, due, time, (most or total) if many else None)
             out[name] = ReleasedEvents(total, np.union1d(given.times, [time]), pieces if many else list(pieces))
         return out
 
@@ -187,28 +187,28 @@ class Graph:
 
         ``last``: the last closed time. Raises the errors of operators if a new part of the plan cannot be computed.
         """
-        if lost := [name for name in self.unkept(*node.inputs) if not self.inputs[name].unfed]:
+        if lost := [name for name in self.list_unkept(*node.inputs) if not self.inputs[name].unfed]:
             raise self.no_state_error(f"{node.verb}({', '.join(node.schema.names)})", lost)
         # A state that is filled has had events.
         some = Updates(pa.table({}), few(0), ints(1), ints(last))
         inputs = [some if node.of_events else self.accumulate(of)._replace(times=ints(last)) for of in node.inputs]
         running = self.running[node]
-        change = compute_netted(partial(running.filling, since=since), inputs, self.secret)
+        change = compute_netted(partial(running.compute_filling, since=since), inputs, self.secret)
         running.apply([] if change is None else [change], upper, since)
 
-    def unkept(self, *nodes: Collection) -> list[str]:
+    def list_unkept(self, *nodes: Collection) -> list[str]:
         """List the inputs without kept rows that reading some collections would need. O(nodes)."""
-        seen = self._read_for(nodes)
+        seen = self._list_read_nodes(nodes)
         return [name for name, each in self.inputs.items() if not each.bound.is_kept and self.plan.inputs[name] in seen]
 
-    def owed(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
+    def read_new_outputs(self, names: Sequence[str], time: int) -> dict[str, pa.Table]:
         """All that new outputs hold, by name, as their tables, stamped ``time``.  O(rows).  Raises `PlanChanged`."""
         for name in names:
-            if lost := [each for each in self.unkept(self.plan.outputs[name]) if not self.inputs[each].unfed]:
+            if lost := [each for each in self.list_unkept(self.plan.outputs[name]) if not self.inputs[each].unfed]:
                 raise self.no_state_error(f"output {name!r}", lost)
         return {name: self.output(self.plan.outputs[name], time) for name in names}
 
-    def _read_for(self, nodes: Iterable[Collection]) -> list[Collection]:
+    def _list_read_nodes(self, nodes: Iterable[Collection]) -> list[Collection]:
         """Return what is read to read some collections, each behind its inputs."""
         found = walk_inputs(nodes, lambda node: () if self.opened[node].arrangements else node.inputs)
         return [node for node in self.plan.nodes if node in found]
@@ -226,11 +226,11 @@ class Graph:
         )
 
     def freeze_state(self) -> Held:
-        """Return what is held now, by collection, for `beside`.  O(runs).  No step may be at work."""
+        """Return what is held now, by collection, for `reading_graph`.  O(runs).  No step may be at work."""
         return {node: tuple(a.freeze() for a in each.arrangements) for node, each in self.opened.items()}
 
     @contextmanager
-    def beside(self, held: Held) -> Iterator[Graph]:
+    def reading_graph(self, held: Held) -> Iterator[Graph]:
         """Yield a graph that reads the current rows on any thread, while this one takes steps."""
         try:
             graph = self._readers.pop()
@@ -252,11 +252,11 @@ class Graph:
         """
         key = node, frozenset(given)
         if key not in self._ways:
-            self._ways[key] = self._way(node, given)
+            self._ways[key] = self._find_lookups(node, given)
         if (way := self._ways[key]) is None:
             return None
         done, exact = dict[Collection, Updates](), True
-        with self.beside({each: self.opened[each].arrangements for each in way}) as graph:
+        with self.reading_graph({each: self.opened[each].arrangements for each in way}) as graph:
             for each, told in way.items():
                 own = graph.opened[each]
                 if own.arrangements:
@@ -265,16 +265,18 @@ class Graph:
                     values = _cast_columns({name: given[here] for name, here in asked.items()}, each.schema)
                     # An identity of one word has no room for a null.
                     lost = values is None or (not own.keys.wide and values[0].null_count)
-                    done[each] = _whole(() if lost or values is None else own.find_group(values, as_of), each.schema)
+                    done[each] = _concat_pieces(
+                        () if lost or values is None else own.find_group(values, as_of), each.schema
+                    )
                 else:
                     done[each] = graph._compute_rows(each, done, as_of)
         if exact:
             return done[node]
         return pick_alike(done[node], pa.table(dict(given)), {name: name for name in given}, Alike(self.secret))
 
-    def _way(self, node: Collection, names: Iterable[str]) -> Names | None:
+    def _find_lookups(self, node: Collection, names: Iterable[str]) -> Names | None:
         """Find the collections to look up for some columns, with the names in each; None if that is not enough."""
-        nodes = self._read_for([node])
+        nodes = self._list_read_nodes([node])
         kept = [each for each in nodes if self.opened[each].arrangements]
         told = trace_names(nodes, {name: name for name in names}, kept)
         found = all({*self.opened[each].keys.names} <= told[each].keys() for each in reversed(kept))
@@ -310,9 +312,9 @@ class Graph:
         """
         done: dict[Collection, Updates] = {}
         keeps = keep or (lambda _, rows: rows)
-        for each in self._read_for(nodes):
+        for each in self._list_read_nodes(nodes):
             if (own := self.opened[each]).arrangements:
-                done[each] = _whole((keeps(each, piece) for piece in own.pieces(as_of)), each.schema)
+                done[each] = _concat_pieces((keeps(each, piece) for piece in own.pieces(as_of)), each.schema)
             else:
                 done[each] = keeps(each, self._compute_rows(each, done, as_of))
         return done
@@ -322,13 +324,13 @@ class Graph:
             arrangement._check()
 
 
-def _whole(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
+def _concat_pieces(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     """Combine pieces into one, with the columns of ``schema``. O(rows)."""
-    every = list(pieces) or [once_each(empty(schema))]
+    every = list(pieces) or [as_updates(empty(schema))]
     if len(every) == 1 and every[0].rows.schema.names == schema.names:
         return every[0]
     rows = pa.concat_tables([piece.rows.select(schema.names) for piece in every])
-    return once_each(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
+    return as_updates(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 
 
 def pick_alike(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: Alike) -> Updates:
@@ -375,6 +377,6 @@ def find_read_columns(plan: Plan) -> dict[Collection, pa.Schema]:
     return {node: pa.schema([f for f in node.schema if f.name in names]) for node, names in read.items()}
 
 
-def _meets(node: Collection) -> bool:
+def _needs_exchange(node: Collection) -> bool:
     """Whether equal rows of all pieces of a step meet there, or it has several inputs."""
     return len(node.inputs) > 1 or any(by is not None for by in node.exchange())

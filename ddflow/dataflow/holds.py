@@ -1,12 +1,12 @@
 """Holds: the times that readers still want to read at, so history is kept from there on; and their steps.
 
-Invariant: `Holds.least` is the least time of all claims that were not given up. A claim is given up without a lock,
-because a finalizer may do it in the middle of anything. `RecentSteps` has the last steps without a gap, as far as
+Invariant: `HistoryHolds.least` is the least time of all claims that were not given up. A claim is given up without a
+lock, because a finalizer may do it in the middle of anything. `RecentSteps` has the last steps without a gap, as far as
 readers have not passed them and `MOST` bytes reach; older changes are in history.
 
->>> holds = Holds()
+>>> holds = HistoryHolds()
 >>> first, second = holds.add(3), holds.add(5)
->>> holds.let_go(first)
+>>> holds.release_hold(first)
 >>> holds.least()
 5
 """
@@ -29,8 +29,8 @@ MOST: Final = 1 << 26
 """Bytes of updates of steps that wait for readers; beyond it a reader that is behind gets them of history."""
 
 
-class Hold:
-    """One claim on history: ``time`` and all later ones must stay readable.  Made and changed by `Holds` alone."""
+class HistoryHold:
+    """One claim on history: ``time`` and all later ones must stay readable.  `HistoryHolds` makes and changes it."""
 
     __slots__ = ("number", "time")
 
@@ -43,7 +43,7 @@ class Hold:
         return self.time, self.number
 
 
-class Holds:
+class HistoryHolds:
     """The registry of an engine's readers: which times they hold.  ``len`` is how many there are.
 
     Safe to use from any thread.
@@ -51,31 +51,31 @@ class Holds:
 
     def __init__(self) -> None:
         self._held: SortedList = SortedList()
-        self._left: deque[Hold] = deque()
+        self._left: deque[HistoryHold] = deque()
         self._lock, self._numbers = threading.Lock(), itertools.count()
 
-    def add(self, time: int) -> Hold:
+    def add(self, time: int) -> HistoryHold:
         """Hold ``time`` back.  O(log n) expected."""
-        hold = Hold(time, next(self._numbers))
+        hold = HistoryHold(time, next(self._numbers))
         with self._lock:
             self._held.add(hold.place)
         return hold
 
-    def advance(self, hold: Hold, to: int) -> None:
+    def advance(self, hold: HistoryHold, to: int) -> None:
         """Release the times before ``to``; does nothing for a hold that has ended.
 
         O(log n) expected. Raises `TimeWentBack` for a time before the one it holds.
         """
         with self._lock:
             if to < hold.time:
-                raise went_back(to, hold.time)
-            self._sweep()
+                raise went_back_error(to, hold.time)
+            self._drop_ended()
             if hold.place in self._held:
                 self._held.remove(hold.place)
                 hold.time = to
                 self._held.add(hold.place)
 
-    def let_go(self, hold: Hold) -> None:
+    def release_hold(self, hold: HistoryHold) -> None:
         """Give a claim up; twice is harmless.  O(1).
 
         It takes no lock, so that a finalizer may call it in the middle of anything.
@@ -89,15 +89,15 @@ class Holds:
         """
         with self._lock:
             if self._left:
-                self._sweep()
+                self._drop_ended()
             return int(self._held[0][0]) if self._held else CLOSED
 
     def __len__(self) -> int:
         with self._lock:
-            self._sweep()
+            self._drop_ended()
             return len(self._held)
 
-    def _sweep(self) -> None:
+    def _drop_ended(self) -> None:
         """Remove the holds that have ended; the caller has the lock."""
         while self._left:
             self._held.discard(self._left.popleft().place)
@@ -105,7 +105,7 @@ class Holds:
     def _check(self) -> None:
         """Assert the invariant."""
         with self._lock:
-            self._sweep()
+            self._drop_ended()
             # Ascending, so that the first is the least; and no claim stands twice.
             assert list(self._held) == sorted(self._held)
             assert len({number for _, number in self._held}) == len(self._held)
@@ -155,7 +155,7 @@ class RecentSteps:
             self._wake()
 
     @contextmanager
-    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+    def wake_on_steps(self, wake: Callable[[], object]) -> Iterator[None]:
         """Have something called, by the writer's thread, at each step until the block ends."""
         with self._lock:
             self._wakers.add(wake)
@@ -180,7 +180,7 @@ class RecentSteps:
             return next((before for before, _, _, _ in self._steps if before > time), None)
 
 
-def went_back(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
+def went_back_error(to: int, at: int, kind: pa.DataType = INT64) -> TimeWentBack:
     """Make the error for a reader that is asked to go back in time. ``kind``: the type of times."""
     return TimeWentBack(
         f"advance a reader to {format_time(to, kind)}",

@@ -7,7 +7,7 @@ spilled on the way.
 
 >>> import pyarrow as pa, ddflow as dd
 >>> admission = Admission(dd.Flow().upserts("v", {"v": pa.int64()}, dd.Upsert(key="v")).bound)
->>> parts = list(portions(pa.table({"v": range(10)}), admission, 32))
+>>> parts = list(split_rows(pa.table({"v": range(10)}), admission, 32))
 >>> [part.num_rows for part in parts]
 [4, 4, 2]
 """
@@ -32,7 +32,7 @@ from ddflow.dataflow.side_outputs import refused_rows
 from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
 from ddflow.operators.updates import ints
 from ddflow.operators.upsert.events import Events
-from ddflow.operators.upsert.state import living
+from ddflow.operators.upsert.state import walk_live_keys
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.time import CLOSED, NEVER
 
@@ -76,7 +76,7 @@ class Inflow:
         self.enqueue(events)
         if refused is not None:
             self.rows += refused.codes.size
-            add(self.counts, refused.counts)
+            add_counts(self.counts, refused.counts)
             if self.admission.marks:
                 self.bad.append(refused.events.rows.column(MARK).drop_null())
         if self.listed is not None:
@@ -99,7 +99,7 @@ class Inflow:
         return self.chunks if self.batcher is None else self.batcher.release_until(CLOSED)[1]
 
 
-def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
+def make_deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa.RecordBatch]:
     """Make the events of a truncate. ``inflow``: the earlier rows of the call. O(keys held + events before).
 
     Raises `WrongMode` in hold-back mode, `BadMessage` if it lacks an order that events have.
@@ -127,7 +127,7 @@ def deletes(upsert: RunningUpsert, inflow: Inflow, cut: Truncate) -> Iterator[pa
         found = f"{cut.place}: it is a truncate, and says nothing of the order by {lost}"
         raise BadMessage(asked, found, Phrase("leave ", Option("order_by"), " to the format; nothing was taken in"))
     keys = bound.key_schema
-    for high, _, references in living(upsert.arranged):
+    for high, _, references in walk_live_keys(upsert.arranged):
         for begin in range(0, high.size, PIECE):
             rows = gather_arrays(upsert.arranged.pool(), references[begin : begin + PIECE], keys)
             yield _make_deletes(upsert, rows, cut)
@@ -141,17 +141,19 @@ def _make_deletes(upsert: RunningUpsert, keys: list[pa.Array], cut: Truncate) ->
     schema = upsert.bound.schema
     n = len(keys[0])
     columns = dict(zip(upsert.bound.key_schema.names, keys, strict=True))
-    columns |= {name: pa.array([value], schema.field(name).type).take(_first(n)) for name, value in cut.order.items()}
+    columns |= {
+        name: pa.array([value], schema.field(name).type).take(_zero_places(n)) for name, value in cut.order.items()
+    }
     columns[DELETED] = pa.array(np.ones(n, np.bool_))
     every = [columns[f.name].cast(f.type) if f.name in columns else pa.nulls(n, f.type) for f in schema]
     return pa.RecordBatch.from_arrays(every, schema=schema)
 
 
-def _first(n: int) -> pa.Array:
+def _zero_places(n: int) -> pa.Array:
     return pa.array(np.zeros(n, np.int64))
 
 
-def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+def split_by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
     """Map a call's rows to inputs: ``inputs``, or only rows if there is one input. O(inputs and their columns).
 
     A mapping is rows, a dict of lists, if it has a column of the only input and is not the name of that input alone.
@@ -163,7 +165,7 @@ def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
         only = next(iter(known.values()))
         columns = () if len(known) > 1 else only.bound.schema.names if only.bound.format is None else MESSAGES
         if not any(name in columns for name in inputs):
-            raise no_input(next(name for name in inputs if name not in known), known)
+            raise unknown_input_error(next(name for name in inputs if name not in known), known)
     elif len(known) != 1:
         raise NotArrow(
             f"inputs from {type(inputs).__name__}",
@@ -173,13 +175,13 @@ def by_input(inputs: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
     return {next(iter(known)): inputs}
 
 
-def full_by_input(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
+def split_contents(call: str, name: Any, rows: Any, known: Mapping[str, Admission]) -> Mapping[str, Any]:
     """Map a full-contents call's rows to inputs: ``rows`` is None if they are in the position of the name.
 
     Raises `NotArrow` or `SchemaMismatch` if either is missing.
     """
     if rows is None and not (isinstance(name, str) and name in known):
-        if not (named := by_input(name, known)):
+        if not (named := split_by_input(name, known)):
             raise NotArrow(call, "there are rows for no input", f"write {call}({{name: rows}}, ...)")
         return named
     if rows is None or not isinstance(name, str):
@@ -190,11 +192,11 @@ def full_by_input(call: str, name: Any, rows: Any, known: Mapping[str, Admission
             Phrase(f"write {call}(name, rows, ...), or {call}(rows, ", Option("time"), "...) for the only input"),
         )
     if name not in known:
-        raise no_input(name, known)
+        raise unknown_input_error(name, known)
     return {name: rows}
 
 
-def no_input(name: Any, known: Iterable[str]) -> SchemaMismatch:
+def unknown_input_error(name: Any, known: Iterable[str]) -> SchemaMismatch:
     """Make the error for an unknown input."""
     return SchemaMismatch(f"rows for {name!r}", "there is no such input", did_you_mean(name, known), input=name)
 
@@ -210,7 +212,7 @@ def lateness_frontier(admissions: Mapping[str, Admission], inflows: Mapping[str,
     return to
 
 
-def portions(given: Any, admission: Admission, most: int) -> Iterator[pa.Table]:
+def split_rows(given: Any, admission: Admission, most: int) -> Iterator[pa.Table]:
     """Split an input's rows into tables of at most ``most`` bytes; at least one, so that its columns are checked.
 
     A reader is read lazily. Raises the errors of `to_arrow_rows`, and `BudgetExceeded` for a row that is larger.
@@ -247,7 +249,7 @@ def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
         yield from _split_table(table.slice(begin, rows), what, most)
 
 
-def add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+def add_counts(counts: dict[str, int], more: Mapping[str, int]) -> None:
     """Add some counts to others."""
     for name, n in more.items():
         counts[name] = counts.get(name, 0) + n

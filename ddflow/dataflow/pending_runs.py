@@ -2,8 +2,9 @@
 
 Invariant: a run never changes. Taking its first events makes another run over the same columns. The columns of a
 spilled run are those of a mapped file, which is unlinked when no run refers to it. A slice of the caller's batch keeps
-all of it alive, so a run that keeps more than twice its own bytes alive (`PendingRun.wasteful`) is copied. `chunks`
-cuts runs by time without joining them as a whole, and `Runs` keeps few of them, however many pushes there were.
+all of it alive, so a run that keeps more than twice its own bytes alive (`PendingRun.is_wasteful`) is copied.
+`split_by_time` cuts runs by time without joining them as a whole, and `Runs` keeps few of them, however many pushes
+there were.
 
 >>> import numpy as np, pyarrow as pa
 >>> times = np.array([3, 5, 5])
@@ -65,7 +66,7 @@ class PendingRun:
     def own(cls, events: Events, final: bool = False) -> PendingRun:
         """Hold events in separate memory: copy them if they are a slice of a larger table. O(1), or O(n)."""
         run = cls.resident(events, final)
-        return cls.resident(events.copy(), final) if run.wasteful else run
+        return cls.resident(events.copy(), final) if run.is_wasteful else run
 
     @classmethod
     def spill_events(cls, batch_store: BatchStore, events: Events) -> PendingRun:
@@ -104,7 +105,7 @@ class PendingRun:
         return self.bytes_resident * len(self) // self.events.times.size
 
     @property
-    def wasteful(self) -> bool:
+    def is_wasteful(self) -> bool:
         """Whether it keeps more than twice its bytes of memory alive, not counting a few.  O(columns)."""
         if self.file is not None:
             return False
@@ -145,14 +146,14 @@ def rows_of(runs: Sequence[PendingRun], size: int) -> int:
     return max(size * sum(run.events.times.size for run in runs) // max(taken, 1), 1)
 
 
-def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
+def split_by_time(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
     """Split the events of ``runs`` into chunks of about ``rows``, 3 x ``rows`` at most. A chunk of one run is a slice.
 
     Chunks follow each other in time, except several chunks of one time. Takes memory for one chunk, twice, and for two
     times a run and chunk. O(n log n).
     """
     begins = [run.begin for run in runs]
-    for cut in [*_cuts(runs, rows), None]:
+    for cut in [*_find_cuts(runs, rows), None]:
         ends = [run.events.times.size if cut is None else max(run.place(cut), run.begin) for run in runs]
         parts = [run.events.slice_events(b, e) for run, b, e in zip(runs, begins, ends, strict=True) if b < e]
         if sum(part.times.size for part in parts) <= 3 * rows:
@@ -165,7 +166,7 @@ def chunks(runs: Sequence[PendingRun], rows: int) -> Iterator[Events]:
         begins = ends
 
 
-def _cuts(runs: Sequence[PendingRun], rows: int) -> list[int]:
+def _find_cuts(runs: Sequence[PendingRun], rows: int) -> list[int]:
     """Ascending times with about ``rows`` events between each two, unless they have one time."""
     # Every time taken stands for `step` events; the last few of a run are not counted, at most half of `rows` in all.
     step = max(rows // (2 * len(runs)), 1)
@@ -214,14 +215,14 @@ class Runs:
     def push(self, run: PendingRun) -> None:
         """Add a new run in the caller's memory; copy the events of the run before if it wastes memory or is large."""
         fresh, self.fresh = self.fresh, run
-        if fresh is not None and (fresh.wasteful or fresh.bytes_resident >= LARGE):
+        if fresh is not None and (fresh.is_wasteful or fresh.bytes_resident >= LARGE):
             self.swap([fresh], copy_events(fresh))
         self.add(run)
 
     def add(self, run: PendingRun) -> None:
         """Put a run in, and merge its class when that is due.  O(log runs), and O(log n) amortised for each event."""
         insort(self.by_least, run, key=LEAST)
-        self._count(run, 1)
+        self._count_run(run, 1)
         number, bytes_resident = self.classes.get(of := class_of(run), (0, 0))
         if number >= FAN or (number > 1 and bytes_resident >= LARGE):
             self.swap(due := self.of_class(of), merge_runs(due))
@@ -235,10 +236,10 @@ class Runs:
         gone = self.below(upper)
         del self.by_least[: len(gone)]
         for run in gone:
-            self._count(run, -1)
+            self._count_run(run, -1)
         for run in gone:
             rest = run.after(run.place(upper))
-            copied = rest is not None and not rest.final and rest.wasteful
+            copied = rest is not None and not rest.final and rest.is_wasteful
             if run is self.fresh:
                 self.fresh = None if copied else rest
             if rest is not None:
@@ -250,7 +251,7 @@ class Runs:
         old = set(map(id, gone))
         for run in self.by_least:
             if id(run) in old:
-                self._count(run, -1)
+                self._count_run(run, -1)
         self.by_least = [run for run in self.by_least if id(run) not in old]
         if id(self.fresh) in old:
             self.fresh = None
@@ -261,7 +262,7 @@ class Runs:
         """List the runs of a size class."""
         return [run for run in self.by_least if class_of(run) == number]
 
-    def _count(self, run: PendingRun, sign: int) -> None:
+    def _count_run(self, run: PendingRun, sign: int) -> None:
         """Count a run in, or out."""
         self.bytes_resident += sign * run.bytes_resident
         self.mapped += sign * (run.file.nbytes if run.file is not None else 0)
@@ -309,7 +310,7 @@ def merge_runs(runs: Sequence[PendingRun]) -> list[PendingRun]:
     """Merge some runs into one run, or into final chunks if they are ``LARGE``. O(n log n)."""
     if sum(run.size for run in runs) < LARGE:
         return [PendingRun.own(join_events([run.waiting for run in runs]))]
-    return [PendingRun.own(chunk, final=True) for chunk in chunks(runs, rows_of(runs, CHUNK))]
+    return [PendingRun.own(chunk, final=True) for chunk in split_by_time(runs, rows_of(runs, CHUNK))]
 
 
 def copy_events(run: PendingRun) -> list[PendingRun]:

@@ -231,7 +231,7 @@ class Step(Mapping[str, pa.Table]):
         return wait(epoch, timeout)
 
     def __getitem__(self, name: str) -> pa.Table:
-        return self._tables[name] if name in self._tables else no_output(name, self._tables)
+        return self._tables[name] if name in self._tables else raise_no_output(name, self._tables)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tables)
@@ -248,7 +248,7 @@ class Step(Mapping[str, pa.Table]):
         return f"Step({sizes}; {self.verdicts})"
 
 
-def no_output(name: object, known: Iterable[str]) -> NoReturn:
+def raise_no_output(name: object, known: Iterable[str]) -> NoReturn:
     """Raise `NoSuchOutput`, a `KeyError` as mappings raise it.  O(names)."""
     raise NoSuchOutput("take an output", f"there is no output {name!r:.200}", did_you_mean(str(name), known))
 
@@ -256,14 +256,14 @@ def no_output(name: object, known: Iterable[str]) -> NoReturn:
 def rows_html(name: str, table: pa.Table) -> str:
     """Render the first rows of a table for a notebook, under its name. O(rows and columns shown)."""
     names = [*table.column_names[: COLUMNS - 2], *table.column_names[COLUMNS - 2 :][-2:]]
-    rows = zip(*(texts(table.column(each)) for each in names), strict=True)
+    rows = zip(*(format_values(table.column(each)) for each in names), strict=True)
     rest = [f"... and {table.num_rows - SHOWN:,} more"] if table.num_rows > SHOWN else []
     if len(names) < table.num_columns:
         rest.append(f"{table.num_columns - len(names):,} columns are left out")
     return html_table(f"{name}: {count_of(table.num_rows, 'update')}", [names, *map(list, rows)], rest)
 
 
-def texts(column: pa.ChunkedArray, most: int = SHOWN) -> Iterator[str]:
+def format_values(column: pa.ChunkedArray, most: int = SHOWN) -> Iterator[str]:
     """Format the first values of a column and shorten long ones. O(those)."""
     for value in column.slice(0, most):
         try:

@@ -63,7 +63,7 @@ def refused_rows(bound: Binding, refused: RefusedRows) -> pa.Table:
 
 def resolved_rows(resolved: Resolved | ResolvedDifferences) -> pa.Table:
     """Make the verdict rows of resolved events. O(events)."""
-    bound, events, given = resolved.bound, resolved.events, resolved.given
+    bound, events, given = resolved.bound, resolved.events, resolved.given_events
     rows = events.rows if given.size == events.times.size else events.rows.take(pa.array(given))
     times = time_column(events.times[given], bound.time_type)
     return _verdict_rows(
@@ -112,12 +112,12 @@ class SideOutputs:
         """Add the side outputs of resolved events. O(events) of inputs with side outputs."""
         for name, (input, schema) in self.wanted.items():
             if input.name == resolved.bound.name and not is_bad(name):
-                self.made[name].append(self._table(input, schema, resolved))
+                self.made[name].append(self._build_table(input, schema, resolved))
 
-    def _table(self, input: Input, schema: pa.Schema, resolved: Resolved | ResolvedDifferences) -> pa.Table:
+    def _build_table(self, input: Input, schema: pa.Schema, resolved: Resolved | ResolvedDifferences) -> pa.Table:
         stale = resolved.verdict == STALE
         if input.spec.stale == "mark":
-            rows = resolved.given
+            rows = resolved.given_events
             further = [pa.array(stale[rows])]
         else:
             rows = np.flatnonzero(stale)

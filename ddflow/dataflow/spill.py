@@ -28,7 +28,7 @@ from ddflow.operators.upsert.events import Events, join_events
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch
 
 
-class Ranges:
+class EventRanges:
     """``keys``: hashes the key columns.  ``count``: how many ranges, a power of two.
 
     >>> import tempfile, numpy as np
@@ -38,7 +38,7 @@ class Ranges:
     >>> times = np.zeros(100, np.int64)
     >>> from ddflow.storage.folder.scratch import ScratchStore
     >>> with tempfile.TemporaryDirectory() as place, BatchStore(ScratchStore(place)) as scratch:
-    ...     ranges = Ranges(RowHashes(events.schema, Secret(1, 2)), scratch, 4)
+    ...     ranges = EventRanges(RowHashes(events.schema, Secret(1, 2)), scratch, 4)
     ...     ranges.add(Events(events, times, times, np.arange(100)))
     ...     sizes = [part.times.size for part in ranges]
     >>> len(sizes), sum(sizes)
@@ -68,7 +68,7 @@ class Ranges:
     def __iter__(self) -> Iterator[Events]:
         for number in range(1 << self.bits):
             parts = [
-                _part(piece.batch, int(ends[number]), int(ends[number + 1]))
+                _slice_events(piece.batch, int(ends[number]), int(ends[number + 1]))
                 for piece, ends in self.pieces
                 if ends[number] < ends[number + 1]
             ]
@@ -82,7 +82,7 @@ class Ranges:
         self.pieces.clear()
 
 
-def _part(batch: pa.RecordBatch, begin: int, end: int) -> Events:
+def _slice_events(batch: pa.RecordBatch, begin: int, end: int) -> Events:
     part = batch.slice(begin, end - begin)
     width = batch.num_columns - 3
     events = pa.RecordBatch.from_arrays(part.columns[:width], schema=pa.schema(list(batch.schema)[:width]))
@@ -107,7 +107,7 @@ def make_room(budget: Budget, graph: Graph, batchers: Mapping[str, Batcher], sha
             batcher.spill(budget.home, budget.pending // 2, budget.chunk)
 
 
-class Release:
+class EventRelease:
     """The events that ``batchers`` release before ``to``; in ranges on disk during the block, if they are many.
 
     ``inputs``: by name. O(events released). Raises `SpillFull`, `SpillFailed`. It is no generator, because a generator
@@ -118,7 +118,7 @@ class Release:
         self, to: int, batchers: Mapping[str, Batcher], inputs: Mapping[str, RunningInput], budget: Budget
     ) -> None:
         self.to, self.batchers, self.inputs, self.budget = to, batchers, inputs, budget
-        self.made: list[Ranges] = []
+        self.made: list[EventRanges] = []
 
     def __enter__(self) -> dict[str, ReleasedEvents]:
         """Return the released events, by input."""
@@ -139,7 +139,7 @@ class Release:
         count, parts = batcher.release_until(to)
         if count <= most:
             return ReleasedEvents.of(batcher.peek(to))
-        ranges = Ranges(self.inputs[name].keys, scratch, 1 << min((count // most).bit_length(), 14))
+        ranges = EventRanges(self.inputs[name].keys, scratch, 1 << min((count // most).bit_length(), 14))
         self.made.append(ranges)
         times = []
         for part in parts:

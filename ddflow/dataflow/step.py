@@ -90,8 +90,8 @@ class Computation:
             if name not in self.out.changes:
                 self._resolve(name, self.graph.plan.inputs[name])
         for name, node in self.outputs():
-            pieces = self._pieces(node) if node.consolidated else self._consolidate_output(node)
-            self.out.outputs[name] = self._table(node, pieces)
+            pieces = self._list_pieces(node) if node.consolidated else self._consolidate_output(node)
+            self.out.outputs[name] = self._build_output(node, pieces)
             self._charge_time(node)
         return self.out
 
@@ -108,7 +108,7 @@ class Computation:
     def receive_updates(self, node: Collection, by: Sequence[str] | None) -> list[Updates]:
         """Return the updates of a node that a keyed operator, or an output, reads by some columns (None: all)."""
         del by
-        return self._pieces(node)
+        return self._list_pieces(node)
 
     def _resolve(self, name: str, node: Collection) -> None:
         input, counts = self.graph.inputs[name], np.zeros(8, np.int64)
@@ -135,7 +135,7 @@ class Computation:
             return change
         return arranged.write_change(change, self.buffer.home)
 
-    def _table(self, node: Collection, pieces: Sequence[Updates]) -> pa.Table:
+    def _build_output(self, node: Collection, pieces: Sequence[Updates]) -> pa.Table:
         """Combine the pieces of an output into one table."""
         shown, time_type = self.graph.shown[node], self.graph.time_type
         if shown.names[-1] == DIFF:
@@ -152,7 +152,7 @@ class Computation:
                 updates, change = self._compute_netted(node, inputs)
             self._propagate(node, updates)
             if change is not None:
-                changes.append(running.outlives(change, self._store_change) if self.many else change)
+                changes.append(running.keep_change(change, self._store_change) if self.many else change)
 
     def _compute_netted(self, node: Collection, inputs: Sequence[Updates]) -> tuple[Updates, Any]:
         """Compute an operator of net updates, after an expression failed.  Raises what fails then."""
@@ -163,7 +163,7 @@ class Computation:
         """Compute deferred operators once all pieces of their inputs have come."""
         for node in self.nodes:
             if node in self.deferred:
-                for (each,) in self._together([self.deferred.pop(node)], [None]):
+                for (each,) in self._group_equal_rows([self.deferred.pop(node)], [None]):
                     self._propagate(node, self._compute_netted(node, [each])[0])
 
     def _group_inputs(self, node: Collection) -> Iterable[Sequence[Updates]]:
@@ -172,8 +172,8 @@ class Computation:
             return [[self.events(each) for each in node.inputs]]
         by = self.graph.exchanged[node]
         if by[0] is not None:
-            return self._together(list(map(self.receive_updates, node.inputs, by)), by)
-        every = [self._pieces(each) for each in node.inputs]
+            return self._group_equal_rows(list(map(self.receive_updates, node.inputs, by)), by)
+        every = [self._list_pieces(each) for each in node.inputs]
         if all(len(pieces) == 1 for pieces in every):
             return [[pieces[0] for pieces in every]]
         none = [pieces[0].between(0, 0) for pieces in every]
@@ -204,7 +204,7 @@ class Computation:
             if each in self.kept:
                 self.done.setdefault(each, []).append(self.buffer.keep(made) if self.many else made)
 
-    def _pieces(self, node: Collection) -> list[Updates]:
+    def _list_pieces(self, node: Collection) -> list[Updates]:
         """Return all pieces of a node's updates; an empty one if there are none."""
         found = self.done.get(node)
         if found:
@@ -213,12 +213,12 @@ class Computation:
 
     def _consolidate_output(self, node: Collection) -> list[Updates]:
         pieces, out = self.receive_updates(node, None), []
-        for (each,) in self._together([pieces], [None]):
+        for (each,) in self._group_equal_rows([pieces], [None]):
             made = consolidate(each, self.graph.secret)
             out.append(self.buffer.keep(made) if self.many else made)
         return out
 
-    def _together(
+    def _group_equal_rows(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterable[Sequence[Updates]]:
         """Regroup the pieces of some inputs so that equal rows are in one piece.
@@ -232,7 +232,7 @@ class Computation:
     def _regroup_pieces(
         self, inputs: Sequence[Sequence[Updates]], by: Sequence[Sequence[str] | None]
     ) -> Iterator[Sequence[Updates]]:
-        """Regroup several pieces or inputs, like `_together`."""
+        """Regroup several pieces or inputs, like `_group_equal_rows`."""
         if all(len(pieces) == 1 for pieces in inputs):
             yield [pieces[0] for pieces in inputs]
             return

@@ -78,7 +78,7 @@ class CommitTimer:
             self._changed.notify_all()
 
     def _commit_on_timer(self, commit: Callable[[], int]) -> None:
-        with self._guard.own() as is_open:
+        with self._guard.engine_turn() as is_open:
             if self._timer is threading.current_thread():
                 if is_open:
                     commit()
@@ -167,7 +167,7 @@ class EngineCalls:
             admission = self.dataflow.admissions[name]
             if len(admission.columns) < len(admission.bound.schema) and not self.quiet:
                 # Where events may delete, those that do need only their key.
-                lacking = admission.lacking if admission.bound.spec.delete is None else ()
+                lacking = admission.lacking_columns if admission.bound.spec.delete is None else ()
                 self.warn_of_missing_columns(name, lacking, f"rows for {name!r}: they lack", "in all of them")
             if admission.unseen.is_searching:
                 warn_of_unseen_columns(name, admission)

@@ -30,7 +30,7 @@ from ddflow.columns.widening import fill_columns
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher, PendingRecord
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import add
+from ddflow.dataflow.inflow import add_counts
 from ddflow.dataflow.result import GONE, NAMES, count_resolved
 from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.operators.base import Hashes
@@ -178,7 +178,7 @@ def fill_dataflow(
             if partitions > 1 and (odd := find_misplaced(each, number, partitions)) is not None:
                 raise CorruptState(places[number], f"partition {number} of {partitions} has a key of {odd}", MEND)
         if upsert.expiring is not None:
-            upsert.expiring.look_again()
+            upsert.expiring.reset_survey()
         home = batch_store if sieved and not indexed else None
         waiting, schema = dataflow.batchers[name], upsert.bound.event_schema
         dataflow.batchers[name] = _restore_pending(found, schema, batch_store, not indexed, home, waiting)
@@ -291,7 +291,7 @@ class Inventories:
         """Events by verdict, and `GONE`, of all partitions.  O(inventories)."""
         out: dict[str, int] = {}
         for each in self.stored:
-            add(out, {name: n for name, n in each.of.totals.items() if name in (*NAMES, GONE)})
+            add_counts(out, {name: n for name, n in each.of.totals.items() if name in (*NAMES, GONE)})
         return out
 
 
@@ -310,11 +310,11 @@ def _restore_arrangement(
     Several inventories become one joined arrangement in its place. ``identified``: the columns that identify its
     versions, if their set may have grown.
     """
-    every = [empty, *(empty.like() for _ in given[1:])]
+    every = [empty, *(empty.make_empty() for _ in given[1:])]
     home = batch_store if sieved and not indexed else None
     for each, (what, record) in zip(every, given, strict=True):
         if empty.lapse is not None and each is not empty:
-            each.lapses(empty.lapse.of)
+            each.expire_tombstones(empty.lapse.of)
         if identified is not None and any(not set(identified.names) <= set(names) for names in record.shapes):
             _restore_regrown(each, record, what, batch_store, indexed, made, identified, dataflow.secret, home)
             continue
@@ -342,7 +342,7 @@ def _restore_regrown(
     """
     there = {name for names in record.shapes for name in names}
     schema = pa.schema([field for field in empty.schema if field.name in there])
-    old = empty.like(schema, next((batch.layout.words for batch in record.batches), None))
+    old = empty.make_empty(schema, next((batch.layout.words for batch in record.batches), None))
     keys = RowHashes(pa.schema([field for field in identified if field.name in there]), secret)
 
     def hash_regrown(rows: pa.Table | pa.RecordBatch) -> Hashes:

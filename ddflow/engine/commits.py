@@ -29,7 +29,7 @@ from ddflow.columns.hashing import RowHashes, Secret
 from ddflow.columns.widening import narrow_columns
 from ddflow.dataflow.admission import Admission, MessagesRead
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import portions
+from ddflow.dataflow.inflow import split_rows
 from ddflow.dataflow.result import Step
 from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import StoredInventory
@@ -100,7 +100,7 @@ def compute_digest(
         admission = admissions[name]
         schema = admission.bound.schema
         read = MessagesRead(admission.table)
-        for portion in portions(given, admission, MOST):
+        for portion in split_rows(given, admission, MOST):
             for part in admission.decode(portion, read):
                 digests[name].update(admission.events(narrow_columns(part.rows, schema)))
     return combine_digests(kind, time, digests)
@@ -199,7 +199,7 @@ class Commits:
         for node, each in graph.keeping.items():
             if not each.arrangements:
                 graph.refill(node, manifest.last, dataflow.frontier, dataflow.since)
-        return graph.owed(self.log.change.outputs, dataflow.last)
+        return graph.read_new_outputs(self.log.change.outputs, dataflow.last)
 
     def find_replay(
         self, asked: CallRequest, epoch: int | None, inputs: Mapping[str, Any], dataflow: Dataflow

@@ -25,7 +25,7 @@ from ddflow.connectors.api import Source, TableSink
 from ddflow.dataflow.budget import Budget, parse_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
-from ddflow.dataflow.inflow import by_input
+from ddflow.dataflow.inflow import split_by_input
 from ddflow.dataflow.result import Step
 from ddflow.dataflow.side_outputs import check_listed
 from ddflow.engine.calls import EngineCalls
@@ -112,7 +112,7 @@ class Engine(Reading, Closing):
         Calls that wait for ``commit_every="50ms"`` are committed first; under None, uncommitted calls are lost. A `run`
         on another thread is stopped like by `stop`, and this call waits for it.
         """
-        with self.dataflow.guard.idle("close", self.stop), self.dataflow.guard.alone("close"):
+        with self.dataflow.guard.idle("close", self.stop), self.dataflow.guard.take_turn("close"):
             self.calls.close()
 
     @property
@@ -158,7 +158,7 @@ class Engine(Reading, Closing):
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.use("step"):
             calls.check_mode("step", holds_back=False)
-            inputs = by_input(inputs, dataflow.admissions)
+            inputs = split_by_input(inputs, dataflow.admissions)
             at = choose_step_time(calls, "step", time, epoch)
             asked = CallRequest("step", at, time_type=dataflow.time_type)
             return calls.perform(asked, epoch, inputs, partial(dataflow.step, time=at))
@@ -190,7 +190,7 @@ class Engine(Reading, Closing):
         dataflow, calls = self.dataflow, self.calls
         with dataflow.guard.use("push"):
             calls.check_mode("push", holds_back=True)
-            inputs = by_input(inputs, dataflow.admissions)
+            inputs = split_by_input(inputs, dataflow.admissions)
             return calls.perform(CallRequest("push", 0), epoch, inputs, dataflow.push)
 
     def advance_to(self, frontier: Time, *, epoch: int | None = None) -> Step:

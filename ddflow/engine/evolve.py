@@ -38,7 +38,7 @@ from ddflow.plan.evolve import Nodes, evolve_to_types, refuse_misspelled_columns
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import describe_plan
 from ddflow.time import NEVER
-from ddflow.trace.cast import regrown, rekey, rekeys
+from ddflow.trace.cast import changes_identities, grow_arrangement, rekey
 
 ASKED = "engine.evolve"
 
@@ -77,8 +77,8 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
         was, added = old.inputs[name], change.columns.get(name, ())
         if name in change.columns or name in change.types:
             hashed = bool(set(added) & set(upsert.tracked or ()))
-            if not rekeys(was.identified, upsert.identified):
-                regrown(was.arranged, upsert.arranged.schema, upsert.hash_rows, hashed)
+            if not changes_identities(was.identified, upsert.identified):
+                grow_arrangement(was.arranged, upsert.arranged.schema, upsert.hash_rows, hashed)
             _convert_pending(dataflow, name, upsert.bound.event_schema)
         _move_arrangements(was, upsert, dataflow)
         upsert.unfed = not dataflow.admissions[name].arrived
@@ -108,13 +108,13 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
 def _move_arrangements(was: Readable, running: Readable, dataflow: Dataflow) -> None:
     """Give an operator the arrangements of the one before, in its columns."""
     for arranged, new in zip(was.arrangements, running.arrangements, strict=True):
-        if rekeys(was.identified, running.identified):
+        if changes_identities(was.identified, running.identified):
             below, home = bool(arranged.lower), dataflow.budget.home
             new.slots.lasting = arranged.slots.lasting
             rekey(arranged, new, running.hash_rows, not below, home if below else None)
         elif arranged.schema != new.schema:
-            regrown(arranged, new.schema, running.hash_rows, False)
-    if not rekeys(was.identified, running.identified):
+            grow_arrangement(arranged, new.schema, running.hash_rows, False)
+    if not changes_identities(was.identified, running.identified):
         running.arrangements = was.arrangements
 
 

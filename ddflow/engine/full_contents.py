@@ -33,7 +33,7 @@ from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, 
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.orders import value_of
-from ddflow.operators.upsert.state import living
+from ddflow.operators.upsert.state import walk_live_keys
 from ddflow.operators.upsert.upsert import RunningUpsert
 from ddflow.plan.inputs.differences import Differences
 from ddflow.plan.inputs.spec import Upsert as Spec
@@ -138,12 +138,12 @@ class FullContents:
         tombstone's, others are null. O(keys held, and rows of absent keys). Raises `SpecError` if there is no order.
         """
         arranged, schema = self.upsert.arranged, self.bound.row_schema
-        for high, low, references in living(arranged):
+        for high, low, references in walk_live_keys(arranged):
             missing = ~mark_members(by, high, low)
             self.named += missing.size - int(np.count_nonzero(missing))
             if self.upsert.expiring is not None:
                 # What is forgotten is not held, and leaves no tombstone.
-                missing &= ~self.upsert.expiring.among(high, low)
+                missing &= ~self.upsert.expiring.mark_expired(high, low)
             gone = references[missing]
             for begin in range(0, gone.size, PIECE):
                 rows = gather_arrays(arranged.pool(), gone[begin : begin + PIECE], schema)

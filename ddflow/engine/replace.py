@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import value_hashes
 from ddflow.connectors.error_location import add_file_to_error, is_path
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.inflow import Inflow, full_by_input
+from ddflow.dataflow.inflow import Inflow, split_contents
 from ddflow.dataflow.result import Step
 from ddflow.engine.calls import EngineCalls, warn_of_unseen_columns
 from ddflow.engine.commits import CallRequest
@@ -180,7 +180,7 @@ def replace_rows(
                 ),
             )
         at = choose_step_time(calls, kind, time, epoch)
-        inputs = full_by_input(kind, name, rows, dataflow.admissions)
+        inputs = split_contents(kind, name, rows, dataflow.admissions)
         if len(inputs) > 1 and (scope is not None or order is not None):
             found = f"there are rows for {len(inputs)} inputs: {list(inputs)}"
             raise SpecError(
@@ -198,7 +198,7 @@ def replace_rows(
         total = 0
         try:
             for each, contents in every.items():
-                lacking = dataflow.admissions[each].lacking
+                lacking = dataflow.admissions[each].lacking_columns
                 calls.warn_of_missing_columns(each, lacking, f"{contents.asked}: it lacks", "in all its rows")
                 warn_of_unseen_columns(each, dataflow.admissions[each])
                 full = dataflow.admissions[each].arrived + inflows[each].rows

@@ -126,7 +126,7 @@ class Snapshot(Reading, Closing):
 
     def close(self) -> None:
         """Free its memory and files.  A second call does nothing."""
-        with self.dataflow.guard.alone("close"):
+        with self.dataflow.guard.take_turn("close"):
             self.dataflow.close()
 
 

@@ -35,9 +35,9 @@ from ddflow.errors import AggregateOverflow
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, Prior
 from ddflow.kernels.sort import order_by_rank
-from ddflow.operators.aggregates.parts import BYTES, Beyond, Folding, StatePart, Tally
-from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, OwnAggregate, aggregate_of
-from ddflow.operators.base import Context, GroupOperator, Hashes, Running, once_each, register_operator
+from ddflow.operators.aggregates.parts import BYTES, CountPart, StatePart, UpdatesByGroup, ValueOverflow
+from ddflow.operators.aggregates.results import ROWS, FoldedAggregate, Key, UserAggregate, aggregate_of
+from ddflow.operators.base import Context, GroupOperator, Hashes, Running, as_updates, register_operator
 from ddflow.operators.ordered_rows import number_identities
 from ddflow.operators.updates import Updates
 from ddflow.plan.aggregates import AppliedAggregate
@@ -59,7 +59,7 @@ class Agg(GroupOperator):
 
     def __init__(self, of: Collection, by: Sequence[str], texts: Mapping[str, Any]) -> None:
         self.by = check_groups(of, by, texts)
-        self.aggregates = [_aggregate(name, given, of.schema) for name, given in texts.items()]
+        self.aggregates = [_bind_aggregate(name, given, of.schema) for name, given in texts.items()]
         self.groups = pa.schema([of.schema.field(c) for c in self.by])
         super().__init__(of.flow, result_schema(self.groups, self.aggregates), [of], True)
         self.grows = False
@@ -107,10 +107,10 @@ class Agg(GroupOperator):
         return RunningAggregate(self.groups, self.aggregates, context.secret)
 
 
-def _aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
+def _bind_aggregate(name: str, given: Any, schema: pa.Schema) -> FoldedAggregate:
     """Bind an aggregate of a plan, written as text or defined by the user."""
     own = isinstance(given, AppliedAggregate)
-    return OwnAggregate(name, given, schema) if own else aggregate_of(name, given, schema)
+    return UserAggregate(name, given, schema) if own else aggregate_of(name, given, schema)
 
 
 def _render_aggregate(record: JsonRecord) -> str:
@@ -129,7 +129,7 @@ class GroupedStep(NamedTuple):
     updates: Updates
     by: Sorted
     prior: Prior
-    folding: Folding
+    folding: UpdatesByGroup
     ranks: Any
     """int32[c]: of the cells' times."""
     before: Ints
@@ -141,7 +141,7 @@ class RunningAggregate(Running):
 
     def __init__(self, groups: pa.Schema, aggregates: Sequence[FoldedAggregate], secret: Secret) -> None:
         self.groups, self.aggregates, self.secret = groups, aggregates, secret
-        self.parts: dict[Key, StatePart] = {ROWS: Tally()}
+        self.parts: dict[Key, StatePart] = {ROWS: CountPart()}
         self.arguments: dict[str, Any] = {}
         for each in aggregates:
             self.parts |= each.parts
@@ -164,8 +164,8 @@ class RunningAggregate(Running):
         step = self._group_updates(inputs[0])
         held = gather(self.arranged.pool(), step.prior.reference[step.folding.lived], self.state)
         states = self._fold_parts(step, arrays(held))
-        out = self._updates(step, states)
-        return out, self._change(step, states, since)
+        out = self._build_updates(step, states)
+        return out, self._build_change(step, states, since)
 
     def _group_updates(self, updates: Updates) -> GroupedStep:
         """Group the updates of a step by identity, and cut each group into cells."""
@@ -190,7 +190,9 @@ class RunningAggregate(Running):
         before[firsts[:-1]] = -1
         before[firsts[lived]] = np.arange(lived.size)
         of = np.repeat(np.arange(m), np.diff(firsts))
-        return GroupedStep(updates, by, prior, Folding(cells, updates.diffs, lived, m, of, None), ranks[:c], before)
+        return GroupedStep(
+            updates, by, prior, UpdatesByGroup(cells, updates.diffs, lived, m, of, None), ranks[:c], before
+        )
 
     def _fold_parts(self, step: GroupedStep, held: Sequence[pa.Array]) -> list[pa.Array]:
         """Fold each part, and return its states as a column: the prior ones of groups, then one after each cell."""
@@ -205,8 +207,8 @@ class RunningAggregate(Running):
             folding = step.folding._replace(shared=out[0] if out else None)
             try:
                 after = part.fold(folding, before, values.get(text))
-            except Beyond as beyond:
-                raise self._overflow(step, beyond.place, text or "count(*)") from None
+            except ValueOverflow as beyond:
+                raise self._overflow_error(step, beyond.place, text or "count(*)") from None
             out.append(pa.concat_arrays([before, after]))
         return out
 
@@ -217,16 +219,16 @@ class RunningAggregate(Running):
         for each in self.aggregates:
             try:
                 out.append(each.results([kept[key] for key in each.parts], there))
-            except Beyond as beyond:
+            except ValueOverflow as beyond:
                 return there, [], (beyond.place, f"{each.call.name} = {each.call.text}")
         return there, out, None
 
-    def _updates(self, step: GroupedStep, states: Sequence[pa.Array]) -> Updates:
+    def _build_updates(self, step: GroupedStep, states: Sequence[pa.Array]) -> Updates:
         """Compute the updates of the output, in the order of times."""
         there, results, refused = self._compute_results(states)
         lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
-            raise self._overflow(step, refused[0] - lived, refused[1])
+            raise self._overflow_error(step, refused[0] - lived, refused[1])
         hashes, empty = self.results.values(results, there.size), self.arena.room(2 * c)
         at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
         ends = np.empty(step.updates.times.size + 1, np.int64)
@@ -234,17 +236,17 @@ class RunningAggregate(Running):
         made = kernels.list_differences(*given, at, places, ranks, diffs)
         cells, taken = step.folding.cells, pa.array(places[:made])
         columns = [
-            *self._groups(cells.rows.take(cells.starts.take(at[:made]))),
+            *self._gather_groups(cells.rows.take(cells.starts.take(at[:made]))),
             *(each.take(taken) for each in results),
         ]
         rows = pa.Table.from_arrays(to_arrays(columns), schema=self.shown)
         return Updates(rows, ranks[:made].copy(), diffs[:made].copy(), step.updates.times)
 
-    def _groups(self, rows: Ints) -> list[Column]:
+    def _gather_groups(self, rows: Ints) -> list[Column]:
         """Gather the group columns of some updates."""
         return lay_out(self.given, rows, self.fields)
 
-    def _change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
+    def _build_change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
         """Build the versions to store, in the order of identities and times.
 
         A cell makes a version if its state differs from the one before.
@@ -256,9 +258,9 @@ class RunningAggregate(Running):
         following = np.append(early[1:] & (step.folding.of[1:] == step.folding.of[:-1]), False)
         at = np.flatnonzero(~(early & following))
         groups, kept = step.folding.of[at], [each.take(pa.array(at + lived)) for each in states]
-        hashes, live = self._hashes(kept), np.zeros(at.size, bool)
+        hashes, live = self._hash_states(kept), np.zeros(at.size, bool)
         for part, each in zip(self.parts.values(), kept, strict=True):
-            live |= part.something(each)
+            live |= part.mark_nonempty(each)
         was, had, first = np.roll(hashes, 1), np.roll(live, 1), groups != np.roll(groups, 1)
         first[:1] = True
         had[first] = prior.reference[groups[first]] & LIVE != 0
@@ -270,7 +272,7 @@ class RunningAggregate(Running):
             kept = [each.take(pa.array(differs)) for each in kept]
         last = np.full(step.folding.groups, -1)
         last[groups] = np.arange(at.size)
-        payload = [*self._groups(cells.rows.take(cells.starts.take(at))), *kept]
+        payload = [*self._gather_groups(cells.rows.take(cells.starts.take(at))), *kept]
         batch = Batch(
             by.high.take(groups),
             by.low.take(groups) if by.low.size else by.low,
@@ -283,12 +285,12 @@ class RunningAggregate(Running):
         self.given.put(0, None)
         return Change(batch, hashes, last, prior.place, self.arranged.index.built, added, 0)
 
-    def _hashes(self, states: Sequence[pa.Array]) -> Words:
+    def _hash_states(self, states: Sequence[pa.Array]) -> Words:
         return self.values.values(states, len(states[0]))
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.hash_rows`.  The hash is that of the states."""
-        return *self.keys.of(rows), self._hashes(arrays(rows, self.state.names))
+        return *self.keys.of(rows), self._hash_states(arrays(rows, self.state.names))
 
     def recast(self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
         """See `Running.recast`: sums are those of before, in other units, and results those of before, cast."""
@@ -311,9 +313,9 @@ class RunningAggregate(Running):
         """See `Readable.output_rows`: the results of groups that have rows."""
         there, results, _ = self._compute_results(arrays(arranged, self.state.names))
         columns = [*arrays(arranged, self.groups.names), *results]
-        return once_each(pa.Table.from_arrays(columns, schema=self.shown)).pick(np.flatnonzero(there))
+        return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).pick(np.flatnonzero(there))
 
-    def _overflow(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
+    def _overflow_error(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
         """Build the error for a group's value that leaves its type after a cell."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
         table = pa.Table.from_arrays(arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))

@@ -18,7 +18,7 @@ from ddflow.columns.names import TIMES, check_known, check_names, column_names
 from ddflow.columns.rows import shown_row
 from ddflow.errors import NegativeMultiplicity
 from ddflow.operators.base import Context, Running, SameRows, register_operator
-from ddflow.operators.ordered_rows import Folded, OrderedRows
+from ddflow.operators.ordered_rows import OrderedRows, RowChanges
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import JsonRecord
@@ -90,7 +90,7 @@ class RunningArrange(OrderedRows):
         return inputs[0], folded.change
 
 
-def refuse_negative(folded: Folded, updates: Updates, asked: str) -> None:
+def refuse_negative(folded: RowChanges, updates: Updates, asked: str) -> None:
     """Raise `NegativeMultiplicity`, naming the row, where one is there less than zero times after some time."""
     below = np.flatnonzero(folded.counts < 0)
     if below.size:

@@ -90,7 +90,7 @@ class Readable:
 
     def output_rows(self, arranged: pa.Table) -> Updates:
         """Convert rows of its arrangement to rows of its output; more columns may come along.  O(rows)."""
-        return once_each(arranged)
+        return as_updates(arranged)
 
     def look(self, high: Words, low: Words, most: int = ALL) -> RowsByGroup:
         """Look up the rows of groups by the words of their identities, ascending.
@@ -119,12 +119,12 @@ class Readable:
         one.arrangements = (arranged.narrow(high, low, found, as_of), *self.arrangements[1:])
         return one.pieces(as_of)
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         """Hold nothing any more: as it was opened."""
-        fresh = [each.like() for each in self.arrangements]
+        fresh = [each.make_empty() for each in self.arrangements]
         for each, old in zip(fresh, self.arrangements, strict=True):
             if old.lapse is not None:
-                each.lapses(old.lapse.of)
+                each.expire_tombstones(old.lapse.of)
         self.arrangements = tuple(fresh)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
@@ -155,7 +155,7 @@ class Running(Readable):
         for each in self.arrangements:
             each.apply(changes, upper, since)
 
-    def outlives(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
+    def keep_change(self, change: Any, keep: Callable[[Arrangement, Any], Any]) -> Any:
         """Return a change that outlives its piece of a step.  ``keep``: moves an arrangement's change to files."""
         return keep(self.arrangements[0], change)
 
@@ -166,7 +166,7 @@ class Running(Readable):
         """
         return fill_columns(rows, schema)
 
-    def filling(self, inputs: Sequence[Updates], since: int) -> Any:
+    def compute_filling(self, inputs: Sequence[Updates], since: int) -> Any:
         """Compute the change that fills state without files from the ``inputs`` at the last time.  O(rows)."""
         return self.compute(inputs, since)[1]
 
@@ -220,7 +220,7 @@ class SteppedRows(Running):
     given: RowPool
     fields: list[pa.Field]
 
-    def _change(
+    def _build_change(
         self, updates: Updates, by: Sorted, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
     ) -> Change:
         """Build the versions, in the order of identities, then times, and mark the last one of each.
@@ -242,12 +242,12 @@ class SteppedRows(Running):
             (values != 0).astype(np.uint8),
             NONE,
             np.empty((at.size, 0), np.int64) if order is None else order.take(at, 0),
-            Rows.of(self._columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size),
+            Rows.of(self._lay_out_columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size),
             ordered=order is not None,
         )
         return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 
-    def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
+    def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """Gather some rows of the step, and append their numbers."""
         column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
         return [*lay_out(self.given, rows, self.fields), column]
@@ -268,7 +268,7 @@ class Linear(Running):
         return self.step(*inputs)
 
 
-def once_each(table: pa.Table) -> Updates:
+def as_updates(table: pa.Table) -> Updates:
     """Rows that are held once each, as updates of one time, whichever."""
     n = table.num_rows
     return Updates(table, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))

@@ -123,11 +123,11 @@ class RunningCount(SteppedRows):
         if refused >= 0:
             raise overflow(pa.RecordBatch.from_arrays(groups, schema=self.groups), refused)
         ranks, rows, values, diffs = [column[:changed] for column in up]
-        made = pa.Table.from_arrays(to_arrays(self._columns(rows, values)), schema=self.schema)
+        made = pa.Table.from_arrays(to_arrays(self._lay_out_columns(rows, values)), schema=self.schema)
         out = Updates(made, ranks, diffs.copy(), updates.times)
         place = empty(m, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)
-        change = self._change(updates, by, None, prior, place, [column[:versions] for column in down])
+        change = self._build_change(updates, by, None, prior, place, [column[:versions] for column in down])
         self.given.put(0, None)
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 

@@ -11,9 +11,9 @@ shows, or may be there, is decided in ``upserting``.
 >>> table = pa.table({"k": [1, 1], "v": ["a", "b"]})
 >>> held, by = HeldRows(table.schema, wide=True), sort(*identities(table.select(["k"]), Secret(1, 2)))
 >>> keys = held.seek(by)
->>> found = held.candidates(keys, by, np.array([7, 8]))
->>> held.keep(held.change(found._replace(counts=np.array([1, 1])), held.pool.beside(Rows(table)), by, keys))
->>> held.rows, held.candidates(held.seek(by), by, np.array([8, 9])).counts.tolist()
+>>> found = held.list_candidates(keys, by, np.array([7, 8]))
+>>> held.keep(held.compute_change(found._replace(counts=np.array([1, 1])), held.pool.beside(Rows(table)), by, keys))
+>>> held.rows, held.list_candidates(held.seek(by), by, np.array([8, 9])).counts.tolist()
 (2, [1, 1, 0])
 """
 
@@ -30,7 +30,7 @@ from ddflow.columns.sorting import Sorted
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE
-from ddflow.trace.index import Index, Write
+from ddflow.trace.index import Index, IndexWrite
 
 STEP, NULLS, FIRST = 0, 1, 2
 """Numbers of `RowPool`: the rows of the step, one row of nulls, and the first batch of rows that are held."""
@@ -42,7 +42,7 @@ CELL = 4 * 8 + 40
 """Bytes that a row held takes beside its own: its cell, and its key's entry in an index that is not full."""
 
 
-class Keys(NamedTuple):
+class StepKeys(NamedTuple):
     """The keys of a step: the first cell of each, -1 for none, and where it stands in the index numbered ``built``."""
 
     heads: Ints
@@ -50,7 +50,7 @@ class Keys(NamedTuple):
     built: int
 
 
-class Candidates(NamedTuple):
+class CandidateRows(NamedTuple):
     """The rows of a step's keys, held or touched, as ``kernels.upserts`` has them; ``of`` each update, by place."""
 
     first: Ints
@@ -61,7 +61,7 @@ class Candidates(NamedTuple):
     of: Narrow
 
 
-class HeldChange(NamedTuple):
+class HeldRowsChange(NamedTuple):
     """What a step changes, computed and not kept yet: m candidates of g keys, and the ``rows`` that come in."""
 
     first: Ints
@@ -71,11 +71,11 @@ class HeldChange(NamedTuple):
     new: Ints
     """Which candidates the rows are of."""
     rows: pa.Table
-    keys: Keys
+    keys: StepKeys
     high: Words
     low: Words
 
-    def own(self) -> Self:
+    def copy_out(self) -> Self:
         """Copy the change out of the arena, which the next step reuses.  O(candidates)."""
         first, cell, counts, hashed = (each.copy() for each in self[:4])
         keys = self.keys._replace(heads=self.keys.heads.copy(), place=self.keys.place.copy())
@@ -87,7 +87,7 @@ class HeldChange(NamedTuple):
         return int(self.rows.nbytes) + self.new.size * CELL
 
 
-Ranked = Callable[[Candidates, RowPool], Candidates]
+Ranked = Callable[[CandidateRows, RowPool], CandidateRows]
 """Brings the candidates of each key into an order."""
 
 
@@ -100,15 +100,15 @@ class HeldRows:
         self.index = Index(wide, 0, keeps=False)
         self.cells: Ints = np.zeros((1024, 4), np.int64)
         self.free, self.used, self.rows, self.keys, self.stored = -1, 0, 0, 0, 0
-        self.pool = self._pool(pa.schema([field.with_nullable(True) for field in row]))
+        self.pool = self._empty_pool(pa.schema([field.with_nullable(True) for field in row]))
 
-    def seek(self, by: Sorted, arena: Arena | None = None) -> Keys:
+    def seek(self, by: Sorted, arena: Arena | None = None) -> StepKeys:
         """Find the cells of the keys of sorted rows.  O(keys) expected."""
         held = self.index.seek(by.high, by.low, by.starts[:-1], arena)
         heads = np.where(held.reference & LIVE != 0, held.value.view(np.int64), -1)
-        return Keys(heads, held.place, self.index.built)
+        return StepKeys(heads, held.place, self.index.built)
 
-    def candidates(self, keys: Keys, by: Sorted, hashes: Ints, arena: Arena | None = None) -> Candidates:
+    def list_candidates(self, keys: StepKeys, by: Sorted, hashes: Ints, arena: Arena | None = None) -> CandidateRows:
         """All rows of the keys, those held and those of a step; ``hashes``: int64[n], of the step's values.
 
         O(rows of the step, and rows that its keys hold) expected.
@@ -122,14 +122,14 @@ class HeldRows:
             by.permutation, by.starts, hashes, self.cells, keys.heads, first, cell, row, count, hashed, of
         )
         m = int(first[-1])
-        return Candidates(first, cell[:m], row[:m], count[:m], hashed[:m], of)
+        return CandidateRows(first, cell[:m], row[:m], count[:m], hashed[:m], of)
 
-    def references(self, found: Candidates, which: Ints) -> Ints:
+    def find_references(self, found: CandidateRows, which: Ints) -> Ints:
         """int64[which]: where the rows of some candidates are.  O(which)."""
         cell = found.cell.take(which)
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
-    def change(self, found: Candidates, pool: RowPool, by: Sorted, keys: Keys) -> HeldChange:
+    def compute_change(self, found: CandidateRows, pool: RowPool, by: Sorted, keys: StepKeys) -> HeldRowsChange:
         """Compute the change that makes `keep` hold the candidates' counts.  Nothing changes.
 
         ``pool``: these with the step's rows beside.  O(candidates).
@@ -137,23 +137,26 @@ class HeldRows:
         new, starts = np.flatnonzero((found.cell < 0) & (found.counts > 0)), by.starts[:-1]
         rows = gather(pool, found.row[new], self.pool.schema)
         low = by.low[starts] if by.low.size else by.low
-        return HeldChange(found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low)
+        return HeldRowsChange(
+            found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low
+        )
 
-    def hold(self, rows: pa.Table, by: Sorted, hashes: Ints, counts: Ints, ranked: Ranked) -> None:
+    def insert_rows(self, rows: pa.Table, by: Sorted, hashes: Ints, counts: Ints, ranked: Ranked) -> None:
         """Hold rows, all different, as often as said, of keys that hold none.  O(rows).
 
-        ``by``, ``hashes``: int64[n], of these rows, as in `candidates`.  ``ranked``: brings those of a key in order."""
+        ``by``, ``hashes``: int64[n], of these rows, as in `list_candidates`.  ``ranked``: orders those of a key.
+        """
         keys, pool = self.seek(by), self.pool.beside(Rows(rows))
-        found = ranked(self.candidates(keys, by, hashes), pool)
-        self.keep(self.change(found._replace(counts=counts.take(found.row)), pool, by, keys))
+        found = ranked(self.list_candidates(keys, by, hashes), pool)
+        self.keep(self.compute_change(found._replace(counts=counts.take(found.row)), pool, by, keys))
 
-    def keep(self, *changes: HeldChange) -> None:
+    def keep(self, *changes: HeldRowsChange) -> None:
         """Hold what the changes of a step say, which are of other keys each.  Amortised O(candidates)."""
         self.index.room(sum(change.keys.heads.size for change in changes))
         for change in changes:
-            self._keep(change)
+            self._apply_change(change)
 
-    def _keep(self, change: HeldChange) -> None:
+    def _apply_change(self, change: HeldRowsChange) -> None:
         refs, keys, more = np.empty(change.cell.size, np.int64), change.keys, change.new.size
         if more:
             number = len(self.pool.rows)
@@ -171,9 +174,9 @@ class HeldRows:
         self.rows, self.keys = self.rows + added, self.keys + int(live.sum()) - int(lived.sum())
         last = np.where(lived | live, np.arange(heads.size), -1)
         columns = heads.view(np.uint64), live.astype(np.uint8), np.empty((heads.size, 0), np.int64)
-        self.index.write(Write(keys.place, keys.built, last, change.high, change.low, *columns, slot=FIRST))
+        self.index.write(IndexWrite(keys.place, keys.built, last, change.high, change.low, *columns, slot=FIRST))
         if len(self.pool.rows) > BATCHES or self.stored > 2 * self.rows + SLACK:
-            self._gather()
+            self._compact_rows()
 
     @property
     def nbytes(self) -> int:
@@ -181,16 +184,16 @@ class HeldRows:
         rows = sum(each.nbytes for each in self.pool.rows if each is not None)
         return self.index.nbytes + int(self.cells.nbytes) + rows
 
-    def _gather(self) -> None:
+    def _compact_rows(self) -> None:
         """Make the rows that are held one batch, without those that went.  O(rows held)."""
         live = np.flatnonzero(self.cells[: self.used, kernels.COUNT] > 0)
         rows = Rows(gather(self.pool, self.cells[live, kernels.REF], self.pool.schema))
-        self.pool = self._pool(self.pool.schema)
+        self.pool = self._empty_pool(self.pool.schema)
         self.pool.put(FIRST, rows)
         self.cells[live, kernels.REF] = np.arange(live.size) + (FIRST << SLOT)
         self.stored = live.size
 
-    def _pool(self, schema: pa.Schema) -> RowPool:
+    def _empty_pool(self, schema: pa.Schema) -> RowPool:
         """Without batches, but for the row of nulls."""
         out = RowPool(schema)
         out.put(NULLS, Rows(pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)))

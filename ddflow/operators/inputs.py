@@ -7,7 +7,7 @@ up; with ``keep=True`` its rows are arranged with their multiplicities.
 >>> import pyarrow as pa
 >>> from ddflow.plan.inputs.bind import bind_upserts
 >>> from ddflow.plan.inputs.spec import Upsert
->>> type(opened_input(bind_upserts("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))).__name__
+>>> type(open_input(bind_upserts("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))).__name__
 'RunningUpsert'
 """
 
@@ -39,7 +39,7 @@ class ResolvedDifferences:
 
     bound: BoundDifferences
     events: Events
-    given: Ints
+    given_events: Ints
     """The events, by place."""
     counts: Ints
     """int64[8]: events by verdict."""
@@ -55,7 +55,7 @@ class ResolvedDifferences:
     @property
     def verdict(self) -> Flags:
         """uint8[n]: the verdict of each event."""
-        return np.full(self.given.size, APPLIED, np.uint8)
+        return np.full(self.given_events.size, APPLIED, np.uint8)
 
     def winner_orders(self, rows: Ints) -> list[pa.Array]:
         """No columns: there is no order."""
@@ -114,7 +114,7 @@ RunningInput = RunningUpsert | RunningDifferences
 KINDS: Final[dict[type, Any]] = {BoundUpserts: RunningUpsert, BoundDifferences: RunningDifferences}
 
 
-def opened_input(bound: BoundUpserts | BoundDifferences, secret: Secret, threads: Threads = ALONE) -> RunningInput:
+def open_input(bound: BoundUpserts | BoundDifferences, secret: Secret, threads: Threads = ALONE) -> RunningInput:
     """Open an input with empty state."""
     made: RunningInput = KINDS[type(bound)](bound, secret, threads)
     return made

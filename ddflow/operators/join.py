@@ -64,7 +64,7 @@ class Join(Operator):
         nulls: bool = False,
     ) -> None:
         self.on, self.nulls, self.whole = [(str(one), str(other)) for one, other in on], nulls, list(whole)
-        self.columns, sides = chosen(columns), (left, right)
+        self.columns, sides = encode_columns(columns), (left, right)
         fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
         shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
         check_apart([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
@@ -162,7 +162,7 @@ class Join(Operator):
         return RunningJoin(self, context)
 
 
-def chosen(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
+def encode_columns(columns: Sequence[Sequence[Any]]) -> list[Chosen]:
     """Columns as they stand in JSON."""
     return [(str(name), int(side), str(of)) for name, side, of in columns]
 
@@ -191,11 +191,11 @@ def read_columns(written: Sequence[Any], inputs: Sequence[Collection]) -> list[C
             side, without = int(each["side"]), set(each["without"])
             out += [(name, side, name) for name in inputs[side].schema.names if name not in without]
         else:
-            out += chosen([each])
+            out += encode_columns([each])
     return out
 
 
-class MetUpdates(NamedTuple):
+class SideUpdates(NamedTuple):
     """Updates of one side, by group: those whose key is not null, their numbers, and their places by group."""
 
     updates: Updates
@@ -205,7 +205,7 @@ class MetUpdates(NamedTuple):
     places: Ints
 
 
-class Pairs(NamedTuple):
+class JoinedPairs(NamedTuple):
     """Some pairs: ranks, references into the left and the right, products, numbers of groups."""
 
     ranks: Narrow
@@ -214,16 +214,16 @@ class Pairs(NamedTuple):
     diffs: Ints
     groups: Narrow
 
-    def at(self, places: Ints) -> "Pairs":
+    def take_pairs(self, places: Ints) -> "JoinedPairs":
         """Those at some places."""
         columns: Any = [each.take(places) for each in self]
-        return Pairs(*columns)
+        return JoinedPairs(*columns)
 
     @staticmethod
-    def together(every: "Sequence[Pairs]") -> "Pairs":
+    def concat_pairs(every: "Sequence[JoinedPairs]") -> "JoinedPairs":
         """All of them."""
         columns: Any = [np.concatenate(each) for each in zip(*every, strict=True)]
-        return Pairs(*columns)
+        return JoinedPairs(*columns)
 
 
 class RunningJoin(Running):
@@ -247,26 +247,26 @@ class RunningJoin(Running):
         (left, right), high, low = self._group_updates(inputs)
         held = [self._look_up_groups(self.sides[side], other, high, low) for side, other in ((0, right), (1, left))]
         every = [
-            self._pairs(left, held[1].begins, held[1].references, held[1].values, few()),
-            self._swap_sides(self._pairs(right, held[0].begins, held[0].references, held[0].values, few())),
-            self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
+            self._pair_updates(left, held[1].begins, held[1].references, held[1].values, few()),
+            self._swap_sides(self._pair_updates(right, held[0].begins, held[0].references, held[0].values, few())),
+            self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks),
         ]
         # Pairs cancel each other only where both sides of a group change.
         both = (np.diff(left.begins) > 0) & (np.diff(right.begins) > 0) if self.node.consolidated else None
-        return self._updates(every, pools, inputs[0].times, self.wanted, both), None
+        return self._build_updates(every, pools, inputs[0].times, self.wanted, both), None
 
     def read(self, inputs: Sequence[Updates], as_of: int | None, columns: Sequence[Chosen] | None = None) -> Updates:
         """See `Running.read`.  ``columns``: by default all."""
         pools = [RowPool(each.rows.schema, [Rows(each.rows.select(each.rows.schema.names))]) for each in inputs]
         (left, right), _, _ = self._group_updates(inputs)
-        made = self._pairs(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
-        return self._updates([made], pools, inputs[0].times, self.node.columns if columns is None else columns)
+        made = self._pair_updates(left, right.begins, right.places, right.updates.diffs, right.updates.ranks)
+        return self._build_updates([made], pools, inputs[0].times, self.node.columns if columns is None else columns)
 
     def from_nothing(self, inputs: Sequence[Updates]) -> Updates:
         """See `Running.from_nothing`."""
         return self.read(inputs, None, self.wanted)
 
-    def _group_updates(self, inputs: Sequence[Updates]) -> tuple[list[MetUpdates], Words, Words]:
+    def _group_updates(self, inputs: Sequence[Updates]) -> tuple[list[SideUpdates], Words, Words]:
         """Group the updates of both sides, and return the words of the groups, ascending."""
         words, some = [], []
         for keys, each in zip(self.key_hashes, inputs, strict=True):
@@ -291,10 +291,10 @@ class RunningJoin(Running):
             # Of each group, in the order of updates.
             ranks, diffs = each.ranks.take(rows).take(places), each.diffs.take(rows).take(places)
             updates = Updates(each.rows, ranks, diffs, each.times)
-            made.append(MetUpdates(updates, own.take(places), begins, rows.take(places)))
+            made.append(SideUpdates(updates, own.take(places), begins, rows.take(places)))
         return made, by.high.copy(), by.low.copy()
 
-    def _look_up_groups(self, side: Readable, other: MetUpdates, high: Words, low: Words) -> RowsByGroup:
+    def _look_up_groups(self, side: Readable, other: SideUpdates, high: Words, low: Words) -> RowsByGroup:
         """Look up the rows that a side held before the step, of the groups that the other side updates."""
         which = np.flatnonzero(np.diff(other.begins))
         found = side.look(high.take(which), low.take(which))
@@ -302,7 +302,9 @@ class RunningJoin(Running):
         sizes[which + 1] = np.diff(found.begins)
         return found._replace(begins=np.cumsum(sizes))
 
-    def _pairs(self, mine: MetUpdates, begins: Ints, references: Ints, times: Ints, theirs: Narrow) -> Pairs:
+    def _pair_updates(
+        self, mine: SideUpdates, begins: Ints, references: Ints, times: Ints, theirs: Narrow
+    ) -> JoinedPairs:
         """Pair the updates of a side with the rows of their groups on the other."""
         n = int(np.diff(begins).take(mine.number).sum())
         out = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
@@ -313,16 +315,16 @@ class RunningJoin(Running):
             found = f"the multiplicity of {row}, times that of its partner, leaves int64"
             remedy = "look for an input that multiplies diffs; nothing of this step was kept"
             raise CountOverflow("a join", found, remedy)
-        return Pairs(out[0], mine.places.take(out[1]), out[2], out[3], mine.number.take(out[1]))
+        return JoinedPairs(out[0], mine.places.take(out[1]), out[2], out[3], mine.number.take(out[1]))
 
     @staticmethod
-    def _swap_sides(pairs: Pairs) -> Pairs:
+    def _swap_sides(pairs: JoinedPairs) -> JoinedPairs:
         """Swap the left and the right of pairs."""
         return pairs._replace(left=pairs.right, right=pairs.left)
 
-    def _updates(
+    def _build_updates(
         self,
-        every: Sequence[Pairs],
+        every: Sequence[JoinedPairs],
         pools: Sequence[RowPool],
         times: Ints,
         columns: Sequence[Chosen],
@@ -332,17 +334,19 @@ class RunningJoin(Running):
 
         ``both``: bool[groups], in which ones pairs may cancel each other, so that these are consolidated.
         """
-        pairs = Pairs.together(every)
-        pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
+        pairs = JoinedPairs.concat_pairs(every)
+        pairs = pairs.take_pairs(retracting_first(pairs.ranks, pairs.diffs, times.size))
         if both is not None and (shared := both[pairs.groups]).any():
-            some = pairs.at(np.flatnonzero(shared))
+            some = pairs.take_pairs(np.flatnonzero(shared))
             ranks, kept, diffs = net_updates(self._view_pairs(some, pools, times, columns), self.secret)
-            left = pairs.at(np.flatnonzero(~shared)), some.at(kept)._replace(ranks=ranks, diffs=diffs)
-            pairs = Pairs.together(left)
-            pairs = pairs.at(retracting_first(pairs.ranks, pairs.diffs, times.size))
+            left = pairs.take_pairs(np.flatnonzero(~shared)), some.take_pairs(kept)._replace(ranks=ranks, diffs=diffs)
+            pairs = JoinedPairs.concat_pairs(left)
+            pairs = pairs.take_pairs(retracting_first(pairs.ranks, pairs.diffs, times.size))
         return self._view_pairs(pairs, pools, times, columns)
 
-    def _view_pairs(self, pairs: Pairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]) -> Updates:
+    def _view_pairs(
+        self, pairs: JoinedPairs, pools: Sequence[RowPool], times: Ints, columns: Sequence[Chosen]
+    ) -> Updates:
         """Pairs as updates: nothing is gathered."""
         sides = [
             View(pool, references, of.schema)

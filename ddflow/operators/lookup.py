@@ -34,8 +34,8 @@ from ddflow.errors import NotUnique
 from ddflow.kernels.join import find_single
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, once_each, register_operator
-from ddflow.operators.ordered_rows import Folded, OrderedRows, number_identities, stepped_pool
+from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
+from ddflow.operators.ordered_rows import OrderedRows, RowChanges, number_identities, stepped_pool
 from ddflow.operators.updates import Updates, few, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
 from ddflow.plan.text.formulas import JsonRecord
@@ -123,7 +123,7 @@ class LookUp(Operator):
         return RunningLookup(self, context)
 
 
-class GivenRows(NamedTuple):
+class LookedUpRows(NamedTuple):
     """What c changes of rows are given: each row's together and ascending in time."""
 
     order: Ints
@@ -163,7 +163,7 @@ class RunningLookup(OrderedRows):
         folded = self.fold(left, since)
         refuse_negative(folded, left, self.node.verb)
         given = self._find_given_rows(folded, left, right)
-        change = self._with_found(folded, left, given)
+        change = self._add_values(folded, left, given)
         ranks, rows, diffs = folded.ranks[given.order], folded.rows[given.order], given.diffs
         shown = np.arange(diffs.size)
         if self.node.how == "inner":
@@ -179,12 +179,12 @@ class RunningLookup(OrderedRows):
         made = pa.Table.from_arrays(columns, schema=pa.schema(self.wanted))
         return Updates(made, ranks[shown], diffs[shown], left.times), change
 
-    def filling(self, inputs: Sequence[Updates], since: int) -> Any:
-        """See `Running.filling`: as of now, which is how the right is held, if not elsewhere."""
+    def compute_filling(self, inputs: Sequence[Updates], since: int) -> Any:
+        """See `Running.compute_filling`: as of now, which is how the right is held, if not elsewhere."""
         left, right = inputs
         if self.sides[1].arranged.keys:
             right = Updates(empty(right.rows.schema), few(), ints(), left.times)
-        return super().filling([left, right], since)
+        return super().compute_filling([left, right], since)
 
     def output_rows(self, arranged: pa.Table) -> Updates:
         """See `Readable.output_rows`: each row with what it found."""
@@ -193,14 +193,14 @@ class RunningLookup(OrderedRows):
         (times,) = arrays(arranged, [TIMES])
         columns = arrays(arranged, self.node.schema.names)
         rows = pa.Table.from_arrays(columns, schema=self.node.schema)
-        return once_each(rows)._replace(diffs=times.to_numpy())
+        return as_updates(rows)._replace(diffs=times.to_numpy())
 
-    def _columns(self, rows: Ints, counts: Ints) -> list[Column]:
-        """See `SteppedRows._columns`; what is found is put in later."""
-        *mine, times = super()._columns(rows, counts)
+    def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
+        """See `SteppedRows._lay_out_columns`; what is found is put in later."""
+        *mine, times = super()._lay_out_columns(rows, counts)
         return [*mine, *(pa.nulls(counts.size, field.type) for field in self.kept), times]
 
-    def _find_given_rows(self, folded: Folded, left: Updates, right: Updates) -> GivenRows:
+    def _find_given_rows(self, folded: RowChanges, left: Updates, right: Updates) -> LookedUpRows:
         """Return the values for each change: stored ones, or values looked up if the change adds a new row."""
         c = folded.numbers.size
         order = np.empty(c, np.int64)
@@ -230,7 +230,7 @@ class RunningLookup(OrderedRows):
         place = place[latest]
         place[kept] = np.arange(table.num_rows)
         every = pa.concat_tables([table, found, nothing]).combine_chunks()
-        return GivenRows(order, counts - before, every.take(pa.array(place)))
+        return LookedUpRows(order, counts - before, every.take(pa.array(place)))
 
     def _find_on_right(
         self, high: Words, low: Words, ranks: Narrow, right: Updates, left: Updates, rows: Ints
@@ -279,7 +279,7 @@ class RunningLookup(OrderedRows):
             out[some] = some[first[number]]
         return out
 
-    def _with_found(self, folded: Folded, left: Updates, given: GivenRows) -> Change:
+    def _add_values(self, folded: RowChanges, left: Updates, given: LookedUpRows) -> Change:
         """Add to each version of the change the values that its row was given."""
         change, batch = folded.change, folded.change.batch
         there = np.flatnonzero(change.last >= 0)

@@ -35,8 +35,8 @@ from ddflow.kernels.accumulate import list_differences
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import list_heads
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, GroupOperator, Running, once_each, register_operator
-from ddflow.operators.ordered_rows import Folded, OrderedGroups
+from ddflow.operators.base import Context, GroupOperator, Running, as_updates, register_operator
+from ddflow.operators.ordered_rows import OrderedGroups, RowChanges
 from ddflow.operators.row_order import FirstRows, RowOrder, find_reordered, first_rows, order_texts, ordered_by
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, refuse_forgetting
@@ -148,11 +148,11 @@ class RunningOrderedAgg(OrderedGroups):
         finally:
             pool.put(0, None)
 
-    def _compute_updates(self, folded: Folded, updates: Updates, pool: RowPool) -> Updates:
+    def _compute_updates(self, folded: RowChanges, updates: Updates, pool: RowPool) -> Updates:
         """Compute the updates of the output."""
         by = folded.by
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
-        ends = {way: self._end(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
+        ends = {way: self._find_read_rows(way, folded, first, pool) for way in {way for _, way, _ in self.results}}
         # Rows behind those that were read change nothing.
         near = np.logical_or.reduce([end.place >= 0 for end in ends.values()])
         order = np.flatnonzero(near[folded.numbers])
@@ -166,7 +166,7 @@ class RunningOrderedAgg(OrderedGroups):
         heads = np.flatnonzero(begun)
         cells = np.searchsorted(group[heads], np.arange(first.size))
         changes = GroupCells(cells, np.append(heads, order.size), folded.numbers[order], folded.counts[order])
-        there, results = self._results(ends, changes, pool)
+        there, results = self._compute_results(ends, changes, pool)
         before = np.arange(heads.size) + first.size - 2
         some = cells[:-1] < cells[1:]
         before[cells[:-1][some]] = np.flatnonzero(some)
@@ -180,12 +180,14 @@ class RunningOrderedAgg(OrderedGroups):
         table = pa.Table.from_arrays([*columns, *(each.take(taken) for each in results)], schema=self.made)
         return Updates(table, out_ranks[:n], diffs[:n], updates.times)
 
-    def _end(self, way: str, folded: Folded, first: Ints, pool: RowPool) -> FirstRows:
+    def _find_read_rows(self, way: str, folded: RowChanges, first: Ints, pool: RowPool) -> FirstRows:
         """Find the rows of groups that a result may read."""
         few = 2 if self.skips else 1
         return first_rows(self, self.ways, folded, first, pool, few if way != "all" else ALL >> 1, way == "last")
 
-    def _results(self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool) -> tuple[Flags, list[pa.Array]]:
+    def _compute_results(
+        self, ends: dict[str, FirstRows], changes: GroupCells, pool: RowPool
+    ) -> tuple[Flags, list[pa.Array]]:
         """Which states of groups are there, and the results of all, those before the step first."""
         order, made = changes.order, dict[str, tuple[Ints, Ints]]()
         there, stops = np.empty(order.size, np.uint8), np.empty(order.size + 1, np.int64)
@@ -234,6 +236,6 @@ class RunningOrderedAgg(OrderedGroups):
         turned = np.repeat(begins[:-1] + begins[1:] - 1, np.diff(begins)) - np.arange(references.size)
         ends["last"] = FirstRows(references[turned], times[turned], begins, none)
         wanted = {way for _, way, _ in self.results}
-        _, results = self._results({way: end for way, end in ends.items() if way in wanted}, changes, pool)
+        _, results = self._compute_results({way: end for way, end in ends.items() if way in wanted}, changes, pool)
         shown = gather(pool, references[begins[:-1]], pa.schema([self.row.field(name) for name in self.by]))
-        return once_each(pa.Table.from_arrays([*shown.columns, *results], schema=self.made))
+        return as_updates(pa.Table.from_arrays([*shown.columns, *results], schema=self.made))

@@ -12,7 +12,7 @@ and extremes read them from the front.
 >>> table = pa.table({"city": ["Bern", "Bern"], "id": [7, 3]}, schema=schema)
 >>> folded = rows.fold(Updates(table, few(0, 0), ints(1, 2), ints(5)), since=5)
 >>> rows.apply([folded.change], upper=6, since=5)
->>> found = rows.look(*rows.groups([pa.array(["Bern"])], 1))
+>>> found = rows.look(*rows.hash_groups([pa.array(["Bern"])], 1))
 >>> rows.gather_rows(found.references).to_pylist(), found.values.tolist()
 ([{'city': 'Bern', 'id': 3}, {'city': 'Bern', 'id': 7}], [2, 1])
 """
@@ -35,7 +35,7 @@ from ddflow.columns.sorting import Sorted, in_order
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.kernels.sort import number_groups
-from ddflow.operators.base import Hashes, SteppedRows, once_each
+from ddflow.operators.base import Hashes, SteppedRows, as_updates
 from ddflow.operators.updates import Updates, overflow
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Change
@@ -46,7 +46,7 @@ KINDS: Any = (np.int32, np.int64, np.int64, np.int64)
 """Of the columns that the fold writes: ranks, rows, multiplicities, numbers."""
 
 
-class Folded(NamedTuple):
+class RowChanges(NamedTuple):
     """What a step does to rows: m distinct rows, in the order of identities, and how their multiplicities change."""
 
     change: Change
@@ -89,7 +89,7 @@ class OrderedRows(SteppedRows):
         self.arrangements, self.arena = (Arrangement(self.schema, wide=True, words=words, ordered=True),), Arena()
         self.given, self.fields, self.identified = RowPool(row), list(loose), row
 
-    def groups(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
+    def hash_groups(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         """uint64[n], twice: the first words of identities, of the columns of groups.  O(n)."""
         return self.keys.identities(columns, n)
 
@@ -109,7 +109,7 @@ class OrderedRows(SteppedRows):
         """Gather the rows at some references.  O(n)."""
         return gather(self.arranged.slots.pool, references, self.row)
 
-    def fold(self, updates: Updates, since: int) -> Folded:
+    def fold(self, updates: Updates, since: int) -> RowChanges:
         """Fold the updates of a step over what is held.  O(n log n).  Raises `CountOverflow`; nothing changes."""
         n, arena, arranged = updates.diffs.size, self.arena, self.arranged
         columns = arrays(updates.rows, self.row.names)
@@ -134,7 +134,7 @@ class OrderedRows(SteppedRows):
             raise overflow(table, refused)
         place = np.empty(m, np.int64)
         place[by.permutation] = np.arange(m)
-        change = self._change(updates, by, order, prior, place, [column[:versions] for column in down])
+        change = self._build_change(updates, by, order, prior, place, [column[:versions] for column in down])
         change = change._replace(live_added=int(np.count_nonzero(counts)) - int(np.count_nonzero(before)))
         ranks, rows, times, diffs = (column[:changed] for column in up)
         # A retraction that an assertion follows is one change of the multiplicity; else it has become none.
@@ -145,7 +145,7 @@ class OrderedRows(SteppedRows):
         numbers = place[number.take(rows[kept])]
         self.given.put(0, None)
         held = prior.reference & (LIVE - 1) & ~OCCUPIED
-        return Folded(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
+        return RowChanges(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Readable.hash_rows`: the words of groups, multiplicities, and, of whole rows, all other words."""
@@ -153,14 +153,14 @@ class OrderedRows(SteppedRows):
         times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
         if not set(self.row.names) <= set(rows.schema.names):
             return high, low, times  # of a file that was written before there were more columns
-        return high, low, times, self._words(rows, *self.whole.of(rows))
+        return high, low, times, self._identity_words(rows, *self.whole.of(rows))
 
     def output_rows(self, arranged: pa.Table) -> Updates:
         """See `Readable.output_rows`: each row as often as it is there."""
         (times,) = arrays(arranged, [TIMES])
-        return once_each(arranged)._replace(diffs=times.to_numpy())
+        return as_updates(arranged)._replace(diffs=times.to_numpy())
 
-    def _words(self, rows: Any, high: Words, low: Words) -> Ints:
+    def _identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
         """int64[n, w]: the other words of rows whose own two are these."""
         ordered = self.ordered
         words = order_words(rows.select(ordered.names).cast(ordered), self.order) if self.order else None
@@ -171,7 +171,7 @@ class OrderedRows(SteppedRows):
 
     def _sort_distinct(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
         """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
-        words = self._words(table, high, low)
+        words = self._identity_words(table, high, low)
         # By one word this is three times as fast as by several, within groups.
         before = np.argsort(words[:, 0].view(np.uint64).take(first))
         rows = first.take(before)

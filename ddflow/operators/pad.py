@@ -17,7 +17,7 @@ from ddflow.columns.row_match import Alike
 from ddflow.columns.rows import Chosen
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Linear, Operator, Running, register_operator
-from ddflow.operators.join import chosen, read_columns, written_columns
+from ddflow.operators.join import encode_columns, read_columns, written_columns
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns
 from ddflow.plan.text.formulas import JsonRecord
@@ -40,8 +40,8 @@ class Pad(Operator):
         keys: Sequence[str] = (),
         whole: Sequence[int] = (),
     ) -> None:
-        self.side, self.columns, self.keys, self.whole = side, chosen(columns), list(keys), list(whole)
-        sides, own = (left, right), self._own()
+        self.side, self.columns, self.keys, self.whole = side, encode_columns(columns), list(keys), list(whole)
+        sides, own = (left, right), self._map_columns()
         fields = [sides[at].schema.field(of).with_name(name) for name, at, of in self.columns]
         fields = [field.with_nullable(field.nullable or field.name not in own) for field in fields]
         super().__init__(left.flow, pa.schema(fields), sides, False)
@@ -49,7 +49,7 @@ class Pad(Operator):
         self.unique = mine.unique and set(mine.schema.names) <= set(own.values())
         self.positive, self.grows = mine.positive, any(self.inputs[at].grows for at in self.whole)
 
-    def _own(self) -> dict[str, str]:
+    def _map_columns(self) -> dict[str, str]:
         """Map the columns that are not null to their names in the rows."""
         mine = {name: of for name, at, of in self.columns if at == self.side}
         return mine | {name: name for name in self.keys}
@@ -81,18 +81,18 @@ class Pad(Operator):
 
     def needs(self, wanted: set[str]) -> list[set[str]]:
         """Of the rows, what is wanted; of the other, nothing."""
-        mine = {of for name, of in self._own().items() if name in wanted}
+        mine = {of for name, of in self._map_columns().items() if name in wanted}
         return [mine if at == self.side else set() for at in (0, 1)]
 
     def carried(self, by: Columns | None) -> Columns | None:
         """See `Collection.carried`: columns of the rows."""
-        names = {of: name for name, of in reversed(self._own().items())}
+        names = {of: name for name, of in reversed(self._map_columns().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows of the side, and none of the other, because there is no partner."""
         return [
-            alike.rows(each, wanted, {of: name for name, of in self._own().items()})
+            alike.rows(each, wanted, {of: name for name, of in self._map_columns().items()})
             if at == self.side
             else each.slice(0, 0)
             for at, each in enumerate(given)
@@ -100,15 +100,15 @@ class Pad(Operator):
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Padding(self, [field for field in self.schema if field.name in context.wanted])
+        return RunningPad(self, [field for field in self.schema if field.name in context.wanted])
 
 
-class Padding(Linear):
+class RunningPad(Linear):
     """``wanted``: the columns that are read in a step; a read makes all."""
 
     def __init__(self, node: Pad, wanted: Sequence[pa.Field]) -> None:
         super().__init__(lambda *inputs: self._pad_rows(inputs[node.side], wanted))
-        self.node, self.own = node, node._own()
+        self.node, self.own = node, node._map_columns()
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """See `Running.read`."""

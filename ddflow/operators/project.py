@@ -19,7 +19,7 @@ from ddflow.columns.row_match import Alike
 from ddflow.columns.schema import one_batch
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import Expression, compile as compile_expression, refuse_foreign
-from ddflow.operators.base import Context, Linear, Operator, Running, once_each, register_operator
+from ddflow.operators.base import Context, Linear, Operator, Running, as_updates, register_operator
 from ddflow.operators.updates import Updates
 from ddflow.plan.collection import Collection, Columns, rename_equal_columns
 from ddflow.plan.text.formulas import JsonRecord, find_formula_objections, write_formula
@@ -135,16 +135,16 @@ class Project(Operator):
 
     def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
         """See `Collection.behind`: the rows that are mapped to these."""
-        columns = [each if isinstance(each, str) else partial(_attempt, each) for each in self.columns]
-        made = map_rows(once_each(given[0].drop_columns([DIFF])), self.schema, columns)
+        columns = [each if isinstance(each, str) else partial(_compute_or_null, each) for each in self.columns]
+        made = map_rows(as_updates(given[0].drop_columns([DIFF])), self.schema, columns)
         return [given[0].take(pa.array(np.flatnonzero(alike.which(made.rows, wanted, self.schema.names))))]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
-        return Projecting(self, context.wanted)
+        return RunningProject(self, context.wanted)
 
 
-class Projecting(Linear):
+class RunningProject(Linear):
     """A projection: a step computes the columns that are wanted; a read computes all, and null for one that fails."""
 
     def __init__(self, node: Project, wanted: frozenset[str]) -> None:
@@ -156,13 +156,13 @@ class Projecting(Linear):
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """See `Running.read`."""
         columns = [
-            each if isinstance(each, str) or field.name in self.wanted else partial(_attempt, each)
+            each if isinstance(each, str) or field.name in self.wanted else partial(_compute_or_null, each)
             for each, field in zip(self.node.columns, self.node.schema, strict=True)
         ]
         return map_rows(inputs[0], self.node.schema, columns)
 
 
-def _attempt(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
+def _compute_or_null(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
     """Compute an expression that no step needs; nulls if it fails."""
     try:
         return expression(batch)

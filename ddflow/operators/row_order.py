@@ -29,7 +29,7 @@ from ddflow.columns.schema import is_flat, normal_type, one_chunk, plain
 from ddflow.columns.wider import differing, keeps_order, widening
 from ddflow.errors import Option, Phrase, SpecError, shorten
 from ddflow.kernels.top import merge_top
-from ddflow.operators.ordered_rows import Folded, OrderedRows, ordered_type
+from ddflow.operators.ordered_rows import OrderedRows, RowChanges, ordered_type
 from ddflow.trace.ordered_index import RowsByGroup
 
 MOST: Final = 8
@@ -141,11 +141,11 @@ class RowOrder:
         return out
 
 
-def in_order(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
+def sort_places(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
     """Where the rows of a table stand in an order, those that tie by their other columns.  O(n log n).
 
     >>> rows = pa.table({"id": [1, 2, 3], "n": [7.5, None, float("nan")]})
-    >>> in_order(rows, ordered_by("n desc nulls first", rows.schema, "ORDER BY")).tolist()
+    >>> sort_places(rows, ordered_by("n desc nulls first", rows.schema, "ORDER BY")).tolist()
     [1, 2, 0]
     """
     if not rows.num_rows:
@@ -186,7 +186,7 @@ class FirstRows(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """The m rows of a step, by group; see `Folded`."""
+    """The m rows of a step, by group; see `RowChanges`."""
 
     first: Ints
     order: Ints
@@ -197,7 +197,7 @@ class StepRows(NamedTuple):
 def first_rows(
     rows: OrderedRows,
     ways: RowOrder,
-    folded: Folded,
+    folded: RowChanges,
     first: Ints,
     pool: RowPool,
     most: int | np.int64,

@@ -87,7 +87,7 @@ class Distinct(Threshold):
     verb = "distinct"
 
     def __init__(self, of: Collection) -> None:
-        super().__init__(of, _once)
+        super().__init__(of, _mark_positive)
         self.unique = self.positive = True
 
     def unique_by(self) -> list[Columns]:
@@ -113,7 +113,7 @@ class Distinct(Threshold):
         return ""
 
 
-def _once(batch: pa.RecordBatch) -> Ints:
+def _mark_positive(batch: pa.RecordBatch) -> Ints:
     """1 for what is positive."""
     once: Ints = np.clip(batch.column("n").to_numpy(), 0, 1)
     return once
@@ -143,7 +143,7 @@ class RunningThreshold(RunningCount):
     def compute(self, inputs: Sequence[Updates], since: int) -> tuple[Updates, Change]:
         """See `Running.compute`.  O(updates).  Raises `CountOverflow`, and what the function raises."""
         counted, change = super().compute(inputs, since)
-        times = self._times(counted.rows)
+        times = self._apply_function(counted.rows)
         if (beyond := np.flatnonzero(times == LEAST)).size:  # which has no opposite
             raise overflow(counted.rows, int(beyond[0]))
         there = counted._replace(diffs=counted.diffs * times).pick(np.flatnonzero(times))
@@ -151,10 +151,10 @@ class RunningThreshold(RunningCount):
 
     def output_rows(self, arranged: pa.Table) -> Updates:
         """See `Readable.output_rows`: each row as often as the function says."""
-        times = self._times(arranged)
+        times = self._apply_function(arranged)
         return super().output_rows(arranged)._replace(diffs=times).pick(np.flatnonzero(times))
 
-    def _times(self, rows: pa.Table) -> Ints:
+    def _apply_function(self, rows: pa.Table) -> Ints:
         """Apply the function to multiplicities."""
         (times,) = arrays(rows, [TIMES])
         made = self.formula(pa.RecordBatch.from_arrays([times], schema=GIVEN))

@@ -29,7 +29,7 @@ from ddflow.columns.schema import arrays, conform, updates_schema
 from ddflow.columns.sorting import sort
 from ddflow.columns.wider import differing, keeps_order
 from ddflow.errors import SpecError
-from ddflow.operators.base import Context, Operator, Running, once_each, register_operator
+from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
 from ddflow.operators.held_rows import HeldRows
 from ddflow.operators.ordered_rows import OrderedRows
 from ddflow.operators.updates import Updates
@@ -127,32 +127,32 @@ class RunningToUpserts(OrderedRows):
 
         O(updates, and the rows that their keys hold) expected.  Raises `NotUnique`, `NotHeld`, `CountOverflow`.
         """
-        updates, told = self._rows(inputs[0]), copy(self.told)
+        updates, told = self._conform_rows(inputs[0]), copy(self.told)
         n = updates.diffs.size
         if not n:
             return self.told.resolve(updates)[0], None
-        high, low = self.groups(arrays(updates.rows, self.by), n)
+        high, low = self.hash_groups(arrays(updates.rows, self.by), n)
         by = sort(high, low)
         found = self.look(by.high[by.starts[:-1]], by.low[by.starts[:-1]])
-        rows, told.held_rows = self.gather_rows(found.references), self._none()
+        rows, told.held_rows = self.gather_rows(found.references), self._empty_rows()
         if rows.num_rows:
             keys = sort(*identities(rows.select(self.by), self.secret))
             hashes = value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
-            told.held_rows.hold(rows, keys, hashes, found.values, told._rank_candidates)
+            told.held_rows.insert_rows(rows, keys, hashes, found.values, told._rank_candidates)
         return told.resolve(updates)[0], self.fold(updates, since).change
 
     def read(self, inputs: Sequence[Updates], as_of: int | None) -> Updates:
         """Compute the rows that keys show if the input holds these; store nothing.  O(rows).  Raises as `compute`."""
         told = copy(self.told)
-        told.held_rows = self._none()
-        return told.resolve(self._rows(inputs[0]))[0]
+        told.held_rows = self._empty_rows()
+        return told.resolve(self._conform_rows(inputs[0]))[0]
 
     def pieces(self, as_of: int | None) -> Iterator[Updates]:
         """See `Readable.pieces`: what all keys show.  O(rows), in memory."""
         every = [self.output_rows(table) for table in self.arranged.pieces(as_of)]
         if every:
             rows = pa.concat_tables([each.rows for each in every])
-            whole = once_each(rows)._replace(diffs=np.concatenate([each.diffs for each in every]))
+            whole = as_updates(rows)._replace(diffs=np.concatenate([each.diffs for each in every]))
             yield self.read([whole], as_of)
 
     def output(self, made: Updates, secret: Secret, schema: pa.Schema, time_type: pa.DataType) -> pa.Table:
@@ -162,10 +162,10 @@ class RunningToUpserts(OrderedRows):
         table = pa.Table.from_arrays([*shown, there], schema=self.told.schema.shown)
         return self.told.told(made._replace(rows=table))
 
-    def _none(self) -> HeldRows:
+    def _empty_rows(self) -> HeldRows:
         return HeldRows(self.row, is_wide(pa.schema([self.row.field(name) for name in self.by])))
 
-    def _rows(self, updates: Updates) -> Updates:
+    def _conform_rows(self, updates: Updates) -> Updates:
         """Conform the columns to the declared ones: nullability, and perhaps the encoding, differ between pieces."""
         columns = arrays(updates.rows, self.row.names)
         if all(column.type == field.type for column, field in zip(columns, self.row, strict=True)):

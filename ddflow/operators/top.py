@@ -40,8 +40,8 @@ from ddflow.errors import Option, SpecError
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import move_windows
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, once_each, register_operator
-from ddflow.operators.ordered_rows import Folded, OrderedGroups
+from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
+from ddflow.operators.ordered_rows import OrderedGroups, RowChanges
 from ddflow.operators.row_order import RowOrder, find_reordered, first_rows, order_texts, ordered_by
 from ddflow.operators.updates import Updates, ints, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
@@ -73,8 +73,8 @@ class Top(Operator):
     ) -> None:
         asked = self.verb
         self.k, self.offset, self.rank_name = (
-            _whole(k, "k", 1, MOST),
-            _whole(offset, "offset", 0, FARTHEST - 1),
+            _check_places(k, "k", 1, MOST),
+            _check_places(offset, "offset", 0, FARTHEST - 1),
             rank_name,
         )
         self.by, self.partition_by = ordered_by(by, of.schema, asked), column_names(partition_by, asked, "partition_by")
@@ -159,7 +159,7 @@ class Top(Operator):
         return RunningTop(self, context)
 
 
-def _whole(value: Any, name: str, least: int, most: int) -> int:
+def _check_places(value: Any, name: str, least: int, most: int) -> int:
     """Check a number of places.  Raises `SpecError`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise SpecError("top", Option(name) + f" is {value!r:.99}", f"give a whole number from {least:,} to {most:,}")
@@ -191,7 +191,7 @@ class RunningTop(OrderedGroups):
         finally:
             pool.put(0, None)
 
-    def _compute_updates(self, folded: Folded, times: Ints, pool: RowPool) -> Updates:
+    def _compute_updates(self, folded: RowChanges, times: Ints, pool: RowPool) -> Updates:
         """Compute the updates of the output."""
         by, changes = folded.by, folded.numbers.size
         first = np.flatnonzero(np.append(starts(by.high, by.low), True)) if by.high.size else np.zeros(1, np.int64)
@@ -234,10 +234,10 @@ class RunningTop(OrderedGroups):
         shown = np.maximum(np.minimum(before + held, self.limit) - begin, 0)
         if self.rank_name is None:
             some = np.flatnonzero(shown)
-            return once_each(self._gather_output(pool, references[some], self.row, some))._replace(diffs=shown[some])
+            return as_updates(self._gather_output(pool, references[some], self.row, some))._replace(diffs=shown[some])
         rows = np.repeat(np.arange(shown.size), shown)
         places = begin[rows] + np.arange(rows.size) - (np.cumsum(shown) - shown)[rows]
-        return once_each(self._gather_output(pool, references[rows], self.row, places))
+        return as_updates(self._gather_output(pool, references[rows], self.row, places))
 
     def _gather_output(self, pool: RowPool, references: Ints, row: pa.Schema, places: Ints) -> pa.Table:
         """Rows of the output.  ``row``: the columns wanted.  ``places``: counted from 0."""

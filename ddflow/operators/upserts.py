@@ -24,7 +24,7 @@ from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SchemaMisma
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.upserts import list_all
-from ddflow.operators.held_rows import NULLS, STEP, Candidates, HeldChange, HeldRows
+from ddflow.operators.held_rows import NULLS, STEP, CandidateRows, HeldRows, HeldRowsChange
 from ddflow.operators.updates import Updates, few, ints, overflow
 from ddflow.time import format_time
 
@@ -99,7 +99,7 @@ class UpsertsSchema:
         if self.on_conflict == "all":
             sizes, references, counted = shown
             gone = sizes == 0
-            columns[ROWS] = self._lists(sizes, references, counted, pool)
+            columns[ROWS] = self._build_list_column(sizes, references, counted, pool)
         else:
             gone = shown < 0
             at = np.where(gone, NULLS << SLOT, shown)
@@ -107,7 +107,7 @@ class UpsertsSchema:
         columns[DELETED] = pa.array(gone)
         return pa.Table.from_arrays([columns[name] for name in self.shown.names], schema=self.shown)
 
-    def _lists(self, sizes: Ints, references: Ints, counted: Ints, pool: RowPool) -> pa.Array:
+    def _build_list_column(self, sizes: Ints, references: Ints, counted: Ints, pool: RowPool) -> pa.Array:
         """Build the column of all rows of each key; null if a key has none."""
         kind = self.out.field(ROWS).type
         columns = [gather_column(pool, references, self.row.field(name)) for name in self.beside.names]
@@ -249,7 +249,7 @@ class ToUpserts:
         updates = Updates.from_table(conform(table, declared, UPDATES, declared.names))
         self._check_times(updates, declared.field(TIME).type)
         if not self.opened:
-            self._open(declared)
+            self._open_columns(declared)
         upserts, change = self.resolve(updates)
         if change is None:
             return empty(self.schema.out)
@@ -259,15 +259,15 @@ class ToUpserts:
 
     def declare(self, given: pa.Schema) -> None:
         """Say what the updates of every step look like, before the first.  Raises as `step`: `SchemaMismatch` etc."""
-        self._open(step_schema(given, self.key, self.on_conflict))
+        self._open_columns(step_schema(given, self.key, self.on_conflict))
 
-    def resolve(self, updates: Updates) -> tuple[Updates, HeldChange | None]:
+    def resolve(self, updates: Updates) -> tuple[Updates, HeldRowsChange | None]:
         """Compute the upserts of some updates, and the change for `keep`; nothing changes.  Raises as `step`.
 
         ``updates``: with the declared columns, ranks ascending within a key; of each time, all updates of some keys at
         least. Returns rows of the shown columns and ``_deleted``, each with diff 1, by ascending ranks; the change is
-        None if there are no updates. The change is good until the next is resolved, its `HeldChange.own` until it is
-        kept.
+        None if there are no updates. The change is good until the next is resolved, its `HeldRowsChange.copy_out`
+        until it is kept.
         """
         if not updates.diffs.size:
             return Updates(empty(self.schema.shown), few(), ints(), updates.times), None
@@ -276,13 +276,13 @@ class ToUpserts:
         by = sort(*identities(rows.table.select(self.key), self.secret), self.arena)
         hashes = value_hashes(rows.table.select(self.schema.beside.names), self.secret).view(np.int64)
         keys = self.held_rows.seek(by, self.arena)
-        found, pool = self.held_rows.candidates(keys, by, hashes, self.arena), self.held_rows.pool.beside(rows)
+        found, pool = self.held_rows.list_candidates(keys, by, hashes, self.arena), self.held_rows.pool.beside(rows)
         found, upserts, shown = self._settle_keys(found, pool, by, ranks, diffs, times)
         rows_shown = self.schema.rows(upserts, shown, pool)
         made = Updates(rows_shown, ranks[upserts], np.ones(upserts.size, np.int64), times)
-        return made, self.held_rows.change(found, pool, by, keys)
+        return made, self.held_rows.compute_change(found, pool, by, keys)
 
-    def keep(self, *changes: HeldChange) -> None:
+    def keep(self, *changes: HeldRowsChange) -> None:
         """Take in what was resolved of a step.  Amortised O(updates, and the rows that their keys held)."""
         self.held_rows.keep(*changes)
 
@@ -290,7 +290,7 @@ class ToUpserts:
         """Build a table of resolved upserts: the shown columns, ``_time``, ``_deleted``.  O(upserts)."""
         return upserts.to_table(self.schema.shown, self.schema.time_type).select(self.schema.out.names)
 
-    def _open(self, declared: pa.Schema) -> None:
+    def _open_columns(self, declared: pa.Schema) -> None:
         """Take the columns of the first step."""
         self.schema, self.opened = UpsertsSchema(declared, self.key, self.on_conflict), True
         self.held_rows = HeldRows(
@@ -306,13 +306,13 @@ class ToUpserts:
                 "give all updates of a time in one step, and steps in order",
             )
 
-    def _rank_candidates(self, found: Candidates, pool: RowPool) -> Candidates:
+    def _rank_candidates(self, found: CandidateRows, pool: RowPool) -> CandidateRows:
         """Sort each key's candidates by their rows, ascending.
 
         Columns without an order decide last, by a hash that is the same in every process.
         """
         n = found.cell.size
-        rows = gather(pool, self.held_rows.references(found, np.arange(n)), self.schema.beside)
+        rows = gather(pool, self.held_rows.find_references(found, np.arange(n)), self.schema.beside)
         flat = rows.select([field.name for field in self.schema.beside if is_flat(field.type)])
         ranks = dense_ranks(flat, value_hashes(flat, self.secret)) if flat.num_columns else np.zeros(n, np.int64)
         ties = value_hashes(rows, NO_SECRET) if flat.num_columns < rows.num_columns else np.zeros(n, np.uint64)
@@ -320,13 +320,13 @@ class ToUpserts:
         order = np.lexsort((ties, ranks, groups))
         place = np.empty(order.size, np.int32)
         place[order] = np.arange(order.size, dtype=np.int32)
-        return Candidates(
+        return CandidateRows(
             found.first, found.cell[order], found.row[order], found.counts[order], found.hashed[order], place[found.of]
         )
 
     def _settle_keys(
-        self, found: Candidates, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
-    ) -> tuple[Candidates, Ints, Any]:
+        self, found: CandidateRows, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+    ) -> tuple[CandidateRows, Ints, Any]:
         """Compute the candidates with their new counts, the first update of each upsert, and the row that it shows.
 
         The row is a reference, or -1 for none; under "all" it is the lists: sizes, references and multiplicities.
@@ -352,17 +352,17 @@ class ToUpserts:
             written, why, where, place = settle(False)
         found = found._replace(counts=count)
         if why:
-            raise self._refusal(why, where, int(by.permutation[place]), found, pool, times, ranks)
-        order = self._in_order(row[:written], n)
+            raise self._refusal_error(why, where, int(by.permutation[place]), found, pool, times, ranks)
+        order = self._sort_upserts(row[:written], n)
         row, shown = row.take(order), shown.take(order)
         live = np.flatnonzero(shown >= 0)
         at = np.full(shown.size, -1)
-        at[live] = self.held_rows.references(found, shown.take(live))
+        at[live] = self.held_rows.find_references(found, shown.take(live))
         return found, row, at
 
     def _list_all_rows(
-        self, found: Candidates, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
-    ) -> tuple[Candidates, Ints, tuple[Ints, Ints, Ints]]:
+        self, found: CandidateRows, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+    ) -> tuple[CandidateRows, Ints, tuple[Ints, Ints, Ints]]:
         n, m, room = diffs.size, found.cell.size, 0
         while True:
             count, row, size = found.counts.copy(), np.empty(n, np.int64), np.empty(n, np.int64)
@@ -388,23 +388,23 @@ class ToUpserts:
             room = needed
         found = found._replace(counts=count)
         if why:
-            raise self._refusal(why, where, int(by.permutation[place]), found, pool, times, ranks)
+            raise self._refusal_error(why, where, int(by.permutation[place]), found, pool, times, ranks)
         row, size = row[:written], size[:written]
-        order = self._in_order(row, n)
+        order = self._sort_upserts(row, n)
         begins = np.cumsum(size) - size
         # Where in the lists as they were made each value of the lists as they will stand is.
         sizes = size[order]
         at = np.arange(needed) + np.repeat(begins[order] - (np.cumsum(sizes) - sizes), sizes)
-        return found, row[order], (sizes, self.held_rows.references(found, listed[at]), counted[at])
+        return found, row[order], (sizes, self.held_rows.find_references(found, listed[at]), counted[at])
 
-    def _in_order(self, row: Ints, n: int) -> Ints:
+    def _sort_upserts(self, row: Ints, n: int) -> Ints:
         """Sort upserts by the first update of each: by time, then in the order of keys.  O(n)."""
         place = np.full(n, -1)
         place[row] = np.arange(row.size)
         return place[place >= 0]
 
-    def _refusal(
-        self, why: int, group: int, row: int, found: Candidates, pool: RowPool, times: Ints, ranks: Narrow
+    def _refusal_error(
+        self, why: int, group: int, row: int, found: CandidateRows, pool: RowPool, times: Ints, ranks: Narrow
     ) -> DdflowError:
         """Build the error for the first update that is refused."""
         updates = pool.rows[STEP]
@@ -422,7 +422,7 @@ class ToUpserts:
             )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
-        rows = gather(pool, self.held_rows.references(found, live[:3]), self.held_rows.pool.schema)
+        rows = gather(pool, self.held_rows.find_references(found, live[:3]), self.held_rows.pool.schema)
         shown = ", ".join(f"{shown_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
         more = f" and {live.size - 3} more" if live.size > 3 else ""
         return NotUnique(

@@ -39,8 +39,8 @@ from ddflow.expressions import compile as compile_expression
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.versions import NONE, move_versions, show_versions
 from ddflow.operators.arranged import refuse_negative
-from ddflow.operators.base import Context, Operator, Running, once_each, register_operator
-from ddflow.operators.ordered_rows import Folded, OrderedGroups, ordered_type, stepped_pool
+from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
+from ddflow.operators.ordered_rows import OrderedGroups, RowChanges, ordered_type, stepped_pool
 from ddflow.operators.row_order import RowOrder, find_reordered
 from ddflow.operators.updates import Updates, retracting_first
 from ddflow.plan.collection import Collection, Columns, refuse_forgetting
@@ -102,7 +102,7 @@ class AsVersions(Operator):
                 raise SpecError(asked, found, "give text and binary as the last column, or alone")
         self.placed = _check_history(of, self, ends=delete is not None)
         refuse_forgetting(asked, "they would stay for ever", of)
-        given = delete if self.tombstone is None else _condition(self.tombstone, row)
+        given = delete if self.tombstone is None else _format_condition(self.tombstone, row)
         self.delete = None if given is None else compile_expression(given, row, boolean=True, what="delete of versions")
         self.names = column_name(valid_from, asked, "valid_from"), column_name(valid_to, asked, "valid_to")
         shown = [field for field in row if field.name != hidden]
@@ -146,7 +146,7 @@ class AsVersions(Operator):
         if "tombstone" in record:
             delete = Tombstone(record.text("tombstone"), record.given.get("value"))
         names = record.text("valid_from"), record.text("valid_to")
-        return inputs[0].versions(record.texts("key"), _order(record), delete, record.texts("ignore"), *names)
+        return inputs[0].versions(record.texts("key"), _decode_order(record), delete, record.texts("ignore"), *names)
 
     def again(self, inputs: Sequence[Collection]) -> Collection:
         """See `Collection.again`."""
@@ -165,7 +165,7 @@ class AsVersions(Operator):
     @classmethod
     def text(cls, record: JsonRecord, inputs: Sequence[str]) -> str:
         """Render the options that differ from their defaults as text."""
-        told = [str(record.texts("key")), repr(_order(record))]
+        told = [str(record.texts("key")), repr(_decode_order(record))]
         told += [f"delete={write_formula(record.record('delete'))}"] if "delete" in record else []
         if "tombstone" in record:
             told += [f"delete={Tombstone(record.text('tombstone'), record.given.get('value'))!r}"]
@@ -189,7 +189,7 @@ class AsVersions(Operator):
         return RunningVersions(self, context)
 
 
-def _order(record: JsonRecord) -> str | list[str]:
+def _decode_order(record: JsonRecord) -> str | list[str]:
     """Read the order columns: one as text, several as a list."""
     return record.texts("order_by") if isinstance(record.given.get("order_by"), list) else record.text("order_by")
 
@@ -225,7 +225,7 @@ def _check_history(of: Collection, made: AsVersions, *, ends: bool) -> str | Non
     return name if not node.unique and order[0] in own else None
 
 
-def _condition(tombstone: Tombstone, row: pa.Schema) -> str:
+def _format_condition(tombstone: Tombstone, row: pa.Schema) -> str:
     """Write the condition of a tombstone as SQL.  Raises `SpecError`."""
     column, value = "`" + tombstone.column.replace("`", "``") + "`", tombstone.value
     if tombstone_value("versions", row, tombstone) is not None:
@@ -286,30 +286,30 @@ class RunningVersions(OrderedGroups):
         """See `OrderedGroups._show_groups`.  Only rows that are shown, or tie with others, are gathered."""
         high, low, order = gather_identities(arranged, references)
         held = np.ones(references.size, np.int64)
-        rows, _ = self._in_order(arranged.slots.pool, references, held, high, low, order)
+        rows, _ = self._sort_rows(arranged.slots.pool, references, held, high, low, order)
         until = np.empty(references.size, np.int64)
         show_versions(rows.ends, rows.held, rows.event, rows.content, until)
         at = np.flatnonzero(until != NONE)
-        return once_each(self._table(arranged.slots.pool, rows, at, until[at], None))
+        return as_updates(self._build_table(arranged.slots.pool, rows, at, until[at], None))
 
-    def _words(self, rows: Any, high: Words, low: Words) -> Ints:
-        """See `OrderedRows._words`: the content stands before the row's own two."""
+    def _identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
+        """See `OrderedRows._identity_words`: the content stands before the row's own two."""
         names = self.counting.names
         content = self.counting.values(arrays(rows, names), rows.num_rows) | np.uint64(1)
         if self.delete is not None:
             read = self.row.names if self.delete.columns is None else list(self.delete.columns) or self.row.names[:1]
             shown = pa.schema([self.row.field(name).with_nullable(True) for name in read])
             content[flags(self.delete(pa.RecordBatch.from_arrays(arrays(rows, read), schema=shown))) != 0] = 0
-        words = super()._words(rows, high, low)
+        words = super()._identity_words(rows, high, low)
         return np.ascontiguousarray(np.insert(words, words.shape[1] - 2, content.view(np.int64), axis=1))
 
-    def _compute_updates(self, folded: Folded, updates: Updates) -> Updates:
+    def _compute_updates(self, folded: RowChanges, updates: Updates) -> Updates:
         """Compute the updates of the output."""
         touched, first, number = np.unique(folded.numbers, return_index=True, return_inverse=True)
         mine, by = folded.rows[first], folded.by
         pool = stepped_pool(self.arranged.slots.pool, updates)
         high, low, order = by.high[touched], by.low[touched], folded.order[touched]
-        rows, place = self._with_held(pool, mine, folded.prior[touched], high, low, order)
+        rows, place = self._merge_held_rows(pool, mine, folded.prior[touched], high, low, order)
         key = (np.searchsorted(rows.ends, place[number], side="right") - 1).astype(np.int32)
         sorting = np.empty(key.size, np.int64)
         order_by_rank(key, np.empty(0, np.int64), np.int64(rows.ends.size), sorting)
@@ -322,10 +322,10 @@ class RunningVersions(OrderedGroups):
         n = move_versions(rows.ends, rows.held, rows.event, rows.content, until, *told, fresh, *out)
         ranks, at, ended, diffs = (each[:n] for each in out)
         sorting = retracting_first(ranks, diffs, updates.times.size)
-        shown = self._table(pool, rows, at[sorting], ended[sorting], self.wanted)
+        shown = self._build_table(pool, rows, at[sorting], ended[sorting], self.wanted)
         return Updates(shown, ranks[sorting], diffs[sorting], updates.times)
 
-    def _with_held(
+    def _merge_held_rows(
         self, pool: RowPool, mine: Ints, prior: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
         """Rows of a step, in the order of identities, among what their keys hold around them; and where these stand."""
@@ -340,14 +340,14 @@ class RunningVersions(OrderedGroups):
         chosen = np.minimum.reduceat(both.permutation, both.starts[:-1]) if mine.size else both.permutation
         places = both.starts[:-1]
         references, held = np.concatenate([mine, found.references]), np.concatenate([prior, found.values])
-        rows, at = self._in_order(
+        rows, at = self._sort_rows(
             pool, references[chosen], held[chosen], both.high[places], both.low[places], words[chosen]
         )
         place = np.empty(references.size, np.int64)
         place[chosen[at]] = np.arange(at.size)
         return rows, place[: mine.size]
 
-    def _in_order(
+    def _sort_rows(
         self, pool: RowPool, references: Ints, held: Ints, high: Words, low: Words, order: Ints
     ) -> tuple[KeyRows, Ints]:
         """Rows in the order of identities, all of some keys, or around places of them, in that of events; and the order
@@ -374,7 +374,7 @@ class RunningVersions(OrderedGroups):
         ends = np.append(np.flatnonzero(starts(high, low)), references.size)
         return KeyRows(references[at], held[at], ends, number, content[at]), at
 
-    def _table(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
+    def _build_table(self, pool: RowPool, rows: KeyRows, at: Ints, until: Ints, wanted: Any) -> pa.Table:
         """Versions as rows of the output.  ``wanted``: its columns, None for all."""
         fields = [field for field in self.whole_row if wanted is None or field.name in wanted]
         columns = gather_arrays(pool, rows.references[at], fields)

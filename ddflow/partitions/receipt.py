@@ -42,7 +42,7 @@ from msgspec import Meta
 from msgspec.json import Decoder
 
 from ddflow.connectors.parquet.sink import Fragment, OutputFolder
-from ddflow.dataflow.inflow import add
+from ddflow.dataflow.inflow import add_counts
 from ddflow.engine.checkpoint import Inventory
 from ddflow.errors import CorruptState, MissingReceipts, ReceiptsDisagree, SpecError, StateRefused
 from ddflow.partitions.chunks import add_digests
@@ -338,7 +338,7 @@ def _task(receipt: Receipt) -> str:
 def _sums(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     out: dict[str, int] = {}
     for numbers in each:
-        add(out, numbers)
+        add_counts(out, numbers)
     return out
 
 

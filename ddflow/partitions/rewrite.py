@@ -35,7 +35,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.dataflow.budget import LEAST, Budget, parse_size, shown_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
-from ddflow.dataflow.inflow import add
+from ddflow.dataflow.inflow import add_counts
 from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory, make_inventory
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.metrics import Look
@@ -276,7 +276,7 @@ def join_shares(shares: Sequence[Inventory]) -> Inventory:
     totals: dict[str, int] = {}
     inputs, operators = defaultdict[str, list[InputRecord]](list), defaultdict[str, list[OperatorRecord]](list)
     for each in shares:
-        add(totals, each.totals)
+        add_counts(totals, each.totals)
         for name, input in each.inputs.items():
             inputs[name].append(input)
         for name, operator in each.operators.items():
@@ -393,10 +393,10 @@ class GrowthPlan:
     def _check_kept(self, graph: Graph, fed: set[str]) -> None:
         """Raise `PlanChanged` if a new part of the plan needs rows that are not kept.  ``fed``: inputs with events."""
         for name in self.new.outputs:
-            if lost := fed.intersection(graph.unkept(graph.plan.outputs[name])):
+            if lost := fed.intersection(graph.list_unkept(graph.plan.outputs[name])):
                 raise graph.no_state_error(f"output {name!r}", sorted(lost))
         for node, name in node_ids(graph.plan).items():
-            if name in self.new.operators and (lost := fed.intersection(graph.unkept(*node.inputs))):
+            if name in self.new.operators and (lost := fed.intersection(graph.list_unkept(*node.inputs))):
                 raise graph.no_state_error(f"{node.verb}({', '.join(node.schema.names)})", sorted(lost))
 
     def write_inventories(self, trust: Trust, memory: int | None) -> tuple[Blob, ...]:

@@ -36,13 +36,13 @@ from ddflow.columns.schema import one_batch
 from ddflow.columns.widening import fill_columns
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.inflow import add
+from ddflow.dataflow.inflow import add_counts
 from ddflow.dataflow.result import GONE
 from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, StoredInventory
 from ddflow.errors import CorruptState
 from ddflow.metrics import Look
 from ddflow.operators.base import Context, Running
-from ddflow.operators.inputs import opened_input
+from ddflow.operators.inputs import open_input
 from ddflow.operators.upsert.events import Events
 from ddflow.partitions.chunks import sort_by_group
 from ddflow.partitions.epoch_start import RewriteStart
@@ -56,10 +56,10 @@ from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Blob, Store
 from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, Run, ends, same
-from ddflow.trace.cast import Cast, cast_rows, recast, recast_pieces, rekeys
-from ddflow.trace.checkpoint import Written, restore
-from ddflow.trace.merge import Picked, by_sorting, useless
+from ddflow.trace.batch import Batch, Run, mark_last, repeat_value
+from ddflow.trace.cast import Cast, cast_rows, changes_identities, recast, recast_pieces
+from ddflow.trace.checkpoint import WrittenBatch, restore
+from ddflow.trace.merge import PickedVersions, mark_useless, pick_by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord, RunRecord
 from ddflow.trace.spill import Made, from_record, to_record
 
@@ -118,11 +118,11 @@ def lay_out(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory
     inputs: dict[str, InputRecord] = {**new.inputs}
     for each in old:
         inputs |= each.inputs
-        add(totals, each.totals)
+        add_counts(totals, each.totals)
     dropped = [inputs.pop(name) for name in inputs.keys() - stages.flow.inputs.keys()]
     gone = sum(each.arrived - sum(run.rows - run.begin for run in each.runs) for each in dropped)
     if gone:
-        add(totals, {GONE: gone})
+        add_counts(totals, {GONE: gone})
     return Inventory(inputs, operators, totals)
 
 
@@ -187,7 +187,7 @@ class _Task:
         horizon = self.start.horizons.get(name)
 
         def open_rows(bound: Binding) -> Opened:
-            upsert = opened_input(bound, self.secret)
+            upsert = open_input(bound, self.secret)
             if upsert.expiring is not None:
                 upsert.expiring.horizons.greatest = horizon
             return upsert.arranged, upsert.hash_rows, upsert.identified
@@ -309,7 +309,7 @@ class _Task:
         upper = max((each.upper for each in times), default=NEVER)
         since = max([min(old.since, upper - 1), *(each.since for each in times)])
         shares = {to: _ShareWriter(self, new.schema, old.since) for to in self.targets}
-        moves = rekeys(was, identified)
+        moves = changes_identities(was, identified)
         source = self._rekey_versions(old, fresh()[0], made, cast) if moves else old
         recasts = before is not None and not moves
         most = WAITING if self.start.memory is None else self.start.memory // 4
@@ -336,7 +336,7 @@ class _Task:
                 record, layout = to_record(batch)
                 kept = self.home.write(record)
                 part = out.slots.put(from_record(kept.batch, layout))
-                out.slots.files[part.slot] = Written(kept, layout, batch.rows.table.schema.names)
+                out.slots.files[part.slot] = WrittenBatch(kept, layout, batch.rows.table.schema.names)
             out.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [part]))
         return out
 
@@ -347,18 +347,18 @@ class _Task:
             width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
             old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
 
-    def _ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[Picked, Narrow]]:
+    def _ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[PickedVersions, Narrow]]:
         """Yield the versions that stay, merged, some identities at a time, and the partition of each."""
         self._limit_piece(old)
         for parts in old.ranges():
-            picked = by_sorting(old.slots, parts, old.since, not old.keeps)
+            picked = pick_by_sorting(old.slots, parts, old.since, not old.keeps)
             if old.lapse is not None and old.keeps:
-                picked = picked.without(useless(picked, old.since, old.lapse))
+                picked = picked.without(mark_useless(picked, old.since, old.lapse))
             if picked.high.size:
                 words = picked.high if keys is None else self._hash_keys(picked, old, keys)
                 yield picked, partition_of(words, self.start.partitions)
 
-    def _hash_keys(self, picked: Picked, old: Arrangement, keys: pa.Schema) -> Any:
+    def _hash_keys(self, picked: PickedVersions, old: Arrangement, keys: pa.Schema) -> Any:
         """Hash each version by its row's ``keys``, as uint64[m].
 
         A deletion's row may be filler, so a live version of the same key decides for all."""
@@ -386,7 +386,7 @@ class _ShareWriter:
             self.write()
         self.waiting.append(batch)
         self.nbytes, self.versions = self.nbytes + batch.nbytes, self.versions + len(batch)
-        last = ends(batch.high, batch.low, batch.more)
+        last = mark_last(batch.high, batch.low, batch.more)
         live = batch.live != 0
         self.keys, self.deleted = self.keys + int((live & last).sum()), self.deleted + int((~live & last).sum())
         self.latest = max(self.latest, int(batch.time.max()))
@@ -445,9 +445,9 @@ def _join_batches(batches: list[Batch], since: int) -> Batch:
     n, latest = columns["high"].size, int(columns["time"].max())
     if latest <= since:
         # History before since is one, and one time takes no room.
-        columns["time"] = same(latest, n, np.int64)
+        columns["time"] = repeat_value(latest, n, np.int64)
     if columns["live"].all():
-        columns["live"] = same(1, n, np.uint8)
+        columns["live"] = repeat_value(1, n, np.uint8)
     rows = one_batch(pa.Table.from_batches([one_batch(batch.rows.table) for batch in batches]))
     return Batch(**columns, rows=Rows(rows))
 

@@ -389,7 +389,7 @@ class StageComputation(Computation):
         """Sum the rows that leave for an exchange: one update a row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []
-        given = self._pieces(node) if exchange.tests is None else self.suspects[self.of.plan.nodes[exchange.tests]]
+        given = self._list_pieces(node) if exchange.tests is None else self.suspects[self.of.plan.nodes[exchange.tests]]
         for piece in [self.events(node)] if exchange.events else given:
             carried = [piece.rows.column(name) for name in exchange.carried.names]
             columns = carried or [pa.repeat(True, piece.diffs.size)]

@@ -134,7 +134,7 @@ class StagePart:
                 continue
             if self.lent[stage] not in ("", *start.find_past(stage, self.number)):
                 for node in nodes:
-                    graph.opened[node].anew()
+                    graph.opened[node].reset()
             self.lent[stage] = "?"  # until all is taken up
             stored = StoredInventory.read(self.store, start.inventories[stage][self.number])
             indexed = self.dataflow.budget.memory is None
@@ -144,7 +144,7 @@ class StagePart:
 
     def close(self) -> None:
         """Close the part; twice is harmless."""
-        with self.dataflow.guard.alone("close"):
+        with self.dataflow.guard.take_turn("close"):
             self.dataflow.close()
             self.store.close()
 
@@ -372,7 +372,7 @@ class GrowthComputation(StageComputation):
                     self._propagate(node, compute_netted(running.from_nothing, given, secret))
             self._catch_up()
         for name, node in self.outputs():
-            pieces = self._pieces(node) if node.consolidated else self.receive_updates(node, None)
+            pieces = self._list_pieces(node) if node.consolidated else self.receive_updates(node, None)
             self.out.outputs[name] = self.buffer.table(self._output_tables(node, pieces))
         self._send(self.sending)
         return self.out
@@ -393,16 +393,16 @@ class GrowthComputation(StageComputation):
     def _output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
         """Yield the rows of an output as its tables."""
         graph, given = self.graph, [node.schema.names]
-        for (each,) in self._together([pieces], given):
+        for (each,) in self._group_equal_rows([pieces], given):
             yield graph.opened[node].output(each, graph.secret, node.schema, graph.time_type)
 
     def _fill_operator(self, node: Collection) -> None:
         """Build the state of an operator from the rows of its inputs."""
         running, changes = self.graph.running[node], []
         for inputs in self._group_inputs(node):
-            change = compute_netted(partial(running.filling, since=self.since), inputs, self.graph.secret)
+            change = compute_netted(partial(running.compute_filling, since=self.since), inputs, self.graph.secret)
             if change is not None:
-                changes.append(running.outlives(change, self._store_change))
+                changes.append(running.keep_change(change, self._store_change))
         running.apply(changes, self.upper, self.since)
 
     def _give(self, node: Collection) -> None:

@@ -16,7 +16,7 @@ from ddflow.columns.names import DIFF
 from ddflow.columns.schema import empty
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.snapshot import Snapshot
-from ddflow.operators.base import once_each
+from ddflow.operators.base import as_updates
 from ddflow.operators.updates import Updates, consolidate
 from ddflow.plan.collection import Collection
 from ddflow.time import format_given_time
@@ -80,4 +80,4 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
 
 def no_updates(node: Collection) -> Updates:
     """Make no updates of a collection."""
-    return once_each(empty(node.schema))
+    return as_updates(empty(node.schema))

@@ -20,7 +20,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories, StoredInventory
 from ddflow.errors import Command, DdflowError, Phrase, SpecError
 from ddflow.metrics import Look
-from ddflow.operators.inputs import opened_input
+from ddflow.operators.inputs import open_input
 from ddflow.partitions.stages import find_place_columns, place_collections
 from ddflow.plan.collection import Columns
 from ddflow.plan.compatibility import resolve_plan
@@ -361,7 +361,7 @@ class _Check:
         secret = Secret(*manifest.secret)
         if flow is None:
             given = read_bindings(manifest.plan, self.store.where)
-            return Operators({name: opened_input(bound, secret) for name, bound in given.items()}, None, {})
+            return Operators({name: open_input(bound, secret) for name, bound in given.items()}, None, {})
         graph, ids = Graph(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
         if manifest.partitions > 1:

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from ddflow.connectors.parquet.folder import folder_name
-from ddflow.dataflow.inflow import add
+from ddflow.dataflow.inflow import add_counts
 from ddflow.dataflow.result import NAMES
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.snapshot import find_version
@@ -181,14 +181,14 @@ def _add_inventory(out: dict[str, Any], inventory: Inventory, manifest: Manifest
             "pending_files": len(each.runs),
             "pending_bytes": sum(run.file.length for run in each.runs),
         }
-        add(out["inputs"].setdefault(name, {}), figures)
+        add_counts(out["inputs"].setdefault(name, {}), figures)
         keys, pending = keys + figures["keys"], pending + figures["pending"]
     for name, operator in inventory.operators.items():
         for arranged in operator.arrangements:
             figures = _describe_arrangement(arranged)
-            add(out["operators"].setdefault(show_node(manifest.plan, name, where), {}), figures)
+            add_counts(out["operators"].setdefault(show_node(manifest.plan, name, where), {}), figures)
             keys += figures["keys"]
-    add(out["verdicts"], {name: n for name, n in inventory.totals.items() if name in NAMES})
+    add_counts(out["verdicts"], {name: n for name, n in inventory.totals.items() if name in NAMES})
     return {"keys": keys, "pending": pending}
 
 

@@ -38,7 +38,7 @@ from ddflow.time import NEVER
 from ddflow.trace import checkpoint as arrangements
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch
-from ddflow.trace.merge import by_sorting
+from ddflow.trace.merge import pick_by_sorting
 from ddflow.trace.records import ArrangementRecord, BatchRecord
 from ddflow.trace.spill import WORDS, BloomFilter, Made
 
@@ -286,7 +286,7 @@ def count_keys(arranged: Arrangement, rows: Made) -> tuple[int, int]:
     """
     live = dead = 0
     for parts in arranged.ranges():
-        picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
+        picked = pick_by_sorting(arranged.slots, parts, NEVER, droppable=False)
         last = picked.last
         there = last & (picked.live != 0)
         live, dead = live + int(there.sum()), dead + int((last & (picked.live == 0)).sum())

@@ -221,7 +221,7 @@ def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: 
             tables = {
                 name: _net(name, old if same else None, engine)
                 for name, same in wanted.items()
-                if output is not None or not engine.dataflow.graph.unkept(engine.flow.outputs[name])
+                if output is not None or not engine.dataflow.graph.list_unkept(engine.flow.outputs[name])
             }
             other = [name for name, same in wanted.items() if not same]
             yield Migrated(
@@ -302,7 +302,7 @@ def _select_outputs(old: Snapshot, flow: Plan, output: str | None, whole: bool) 
     for name in flow.outputs if output is None else [output]:
         was, now = (_list_columns(each, name) for each in (old.flow, flow))
         # What is made of rows that the old state did not keep comes out whole.
-        out[name] = was == now and not old.dataflow.graph.unkept(old.flow.outputs[name])
+        out[name] = was == now and not old.dataflow.graph.list_unkept(old.flow.outputs[name])
         if was is not None and was != now and not whole:
             raise PlanChanged(
                 f"migrate the output {name!r}",

@@ -154,7 +154,12 @@ def recount(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
     """
     ids, description = node_ids(snapshot.flow), describe_plan(snapshot.flow)
     for node, kept in snapshot.dataflow.graph.keeping.items():
-        if node.forgetting or node.as_it_came or not kept.arrangements or snapshot.dataflow.graph.unkept(*node.inputs):
+        if (
+            node.forgetting
+            or node.as_it_came
+            or not kept.arrangements
+            or snapshot.dataflow.graph.list_unkept(*node.inputs)
+        ):
             continue
         fresh = _recompute_state(snapshot, node)
         secret = snapshot.dataflow.graph.secret

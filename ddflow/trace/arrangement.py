@@ -39,10 +39,10 @@ from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.time import NEVER, Description, advance, format_time
 from ddflow.trace.batch import END, Change, Part, Run, Slots
-from ddflow.trace.index import Index, Write
-from ddflow.trace.merge import Lapse, RunMerge, by_sorting
+from ddflow.trace.index import Index, IndexWrite
+from ddflow.trace.merge import RunMerge, TombstoneExpiry, pick_by_sorting
 from ddflow.trace.ordered_index import OrderedIndex
-from ddflow.trace.spill import find, spill_batch
+from ddflow.trace.spill import find_groups, spill_batch
 from ddflow.trace.spine import Spine
 
 FAN = 4
@@ -64,10 +64,10 @@ class Arrangement:
         self.spine, self.on_disk = Spine(keeps=keeps), Spine(FAN, keeps)
         self.since, self.upper, self.latest = NEVER, NEVER, NEVER
         self.keys, self.tombstones_counted, self.written, self._paid_on_disk, self.piece = 0, 0, 0, 0, PIECE
-        self.lapse: Lapse | None = None
+        self.lapse: TombstoneExpiry | None = None
         self.is_searched, self.found = True, cast("Ints | None", None)
 
-    def like(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
+    def make_empty(self, schema: pa.Schema | None = None, words: int | None = None) -> Arrangement:
         """Build an empty arrangement with the same kind of identities.  ``words``: if they are others."""
         words = self.words if words is None else words
         return Arrangement(schema or self.schema, self.index.wide, words, self.keeps, self.ordered)
@@ -109,7 +109,7 @@ class Arrangement:
                 last = int(np.searchsorted(ids, batch.high[part.end - 1], side="right"))
                 if first == last:
                     continue
-                groups, rows = find(batch, part.begin, high, low, starts, wanted[first:last], order)
+                groups, rows = find_groups(batch, part.begin, high, low, starts, wanted[first:last], order)
                 live = batch.live.take(rows).astype(np.int64)
                 prior.reference[groups] = rows | (OCCUPIED | part.slot << SLOT) | live * LIVE
                 prior.value[groups] = batch.value.take(rows)
@@ -156,7 +156,7 @@ class Arrangement:
     def _add_batches(self, changes: list[Change]) -> list[Part]:
         """Give the batches of some changes their slots, and the index what is in memory."""
         parts: list[Part] = []
-        writes: list[Write] = []
+        writes: list[IndexWrite] = []
         for batch, value, last, place, built, *_ in changes:
             if self.slots.lasting and batch.mapped is None:
                 batch = replace(batch, value=value)  # for the file that a commit will write
@@ -164,7 +164,7 @@ class Arrangement:
             parts.append(part)
             if batch.mapped is None:
                 writes.append(
-                    Write(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
+                    IndexWrite(place, built, last, batch.high, batch.low, value, batch.live, batch.order, part.slot)
                 )
         self.index.write(*writes)
         return parts
@@ -180,9 +180,9 @@ class Arrangement:
         self.index.keep_deletions()
         return change._replace(batch=spill_batch(replace(change.batch, value=change.value), batch_store))
 
-    def lapses(self, of: Callable[[Ints], Any]) -> None:
+    def expire_tombstones(self, of: Callable[[Ints], Any]) -> None:
         """Let merges drop the deletions that ``of`` tells by their orders, as soon as nothing older is held."""
-        self.lapse = self.spine.lapse = self.on_disk.lapse = Lapse(of)
+        self.lapse = self.spine.lapse = self.on_disk.lapse = TombstoneExpiry(of)
 
     def useless(self, deletions: int, more: bool = False) -> None:
         """Note how many deletions merges may drop, about; ``more``: how many more."""
@@ -223,23 +223,23 @@ class Arrangement:
         settled = self.latest <= self.since
         self._flush(None if self.nbytes > share else paid)
         # What came in while a flush was under way is another's.
-        if not self._flushing and self.nbytes * 4 > share * 3 and self.spine.items:
+        if not self._is_flushing and self.nbytes * 4 > share * 3 and self.spine.items:
             self.index.keep_deletions()
             self.spine.keeps = True
-            self.spine.items[:] = [RunMerge(self.spine.loose(), not self.on_disk.items, target)]
+            self.spine.items[:] = [RunMerge(self.spine.list_runs(), not self.on_disk.items, target)]
             self._flush(None if self.nbytes > share else paid)
         self.on_disk.plan(self._needed_versions, True, target)
         self.on_disk.work(paid, self.slots, None, self.since, settled)
         self._paid_on_disk = self.written
 
     @property
-    def _flushing(self) -> bool:
+    def _is_flushing(self) -> bool:
         item = self.spine.items[0] if self.spine.items else None
         return isinstance(item, RunMerge) and item.target is not None
 
     def _flush(self, paid: int | None) -> None:
         """Go on with a flush that is under way, None: to its end.  Its run is on disk then, and not indexed."""
-        if self._flushing:
+        if self._is_flushing:
             self.spine.work(paid, self.slots, self.index, self.since, self.latest <= self.since, files=True)
             if isinstance(run := self.spine.items[0], Run):
                 self.on_disk.append(run)
@@ -264,7 +264,9 @@ class Arrangement:
         out = copy(self)
         if found is None:
             self.check_readable(as_of, "a read")
-            found = self._live_at(self.find_group(high, low), max(self.latest, self.since) if as_of is None else as_of)
+            found = self._find_live_rows(
+                self.find_group(high, low), max(self.latest, self.since) if as_of is None else as_of
+            )
         out.found = found
         return out
 
@@ -316,7 +318,7 @@ class Arrangement:
         # A merge stamps what it settles with a time up to since, which may be after the latest version's.
         as_of = max(self.latest, self.since) if as_of is None else as_of
         for parts in self.ranges():
-            yield self._live_at(parts, as_of)
+            yield self._find_live_rows(parts, as_of)
 
     def within(self, ends: Iterable[int]) -> Iterator[pa.Table]:
         """Yield the live rows of each range.  ``ends``: the last first words of the ranges, ascending.
@@ -325,8 +327,8 @@ class Arrangement:
         """
         whole = [Run(Description(NEVER, NEVER, NEVER), [part]) for part in self.parts]
         for end in ends:
-            parts = [part for run in whole for part in run.bite(self.slots, end)]
-            yield gather(self.slots.pool, self._live_at(parts, max(self.latest, self.since)), self.schema)
+            parts = [part for run in whole for part in run.split_off(self.slots, end)]
+            yield gather(self.slots.pool, self._find_live_rows(parts, max(self.latest, self.since)), self.schema)
 
     def ranges(self) -> Iterator[list[Part]]:
         """All versions, a range of identities at a time, older ones of a key before newer ones."""
@@ -338,13 +340,13 @@ class Arrangement:
             part = largest.parts[0]
             share = max(len(largest) * self.piece // left, 1)
             last = END if left <= self.piece else int(self.slots[part.slot].high[min(part.begin + share, part.end) - 1])
-            yield [part for run in whole for part in run.bite(self.slots, last)]
+            yield [part for run in whole for part in run.split_off(self.slots, last)]
 
-    def _live_at(self, parts: list[Part], as_of: int) -> Ints:
+    def _find_live_rows(self, parts: list[Part], as_of: int) -> Ints:
         """Find the rows of a range that were live at a time; the range may have no versions."""
         if not parts:
             return np.empty(0, np.int64)
-        picked = by_sorting(self.slots, parts, NEVER, droppable=False)
+        picked = pick_by_sorting(self.slots, parts, NEVER, droppable=False)
         early = picked.time <= as_of
         last = early.copy()
         # A version is the one in force when the next of its key is not yet.

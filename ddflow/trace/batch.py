@@ -33,7 +33,7 @@ from ddflow.kernels.gather import SLOT
 from ddflow.time import Description
 
 
-def same(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
+def repeat_value(value: int, n: int, kind: Any) -> np.ndarray[Any, Any]:
     """Build a column of n times one value, in the memory of one."""
     return np.ndarray(n, kind, np.array([value], kind), 0, (0,))
 
@@ -132,7 +132,7 @@ def starts(high: Words, low: Words, more: Ints | None = None) -> Any:
     return out
 
 
-def ends(high: Words, low: Words, more: Ints | None = None) -> Any:
+def mark_last(high: Words, low: Words, more: Ints | None = None) -> Any:
     """bool[n]: which are the last of their keys, of identities in order.  O(n)."""
     return np.append(starts(high, low, more)[1:], np.ones(min(high.size, 1), np.bool_))
 
@@ -193,7 +193,7 @@ def lasts(batch: Batch, part: Part) -> Iterator[Ints]:
         end = min(begin + LASTS, part.end)
         to = min(end + 1, part.end)
         more = None if batch.more is None else batch.more[begin:to]
-        yield np.flatnonzero(ends(batch.high[begin:to], batch.low[begin:to], more)[: end - begin]) + begin
+        yield np.flatnonzero(mark_last(batch.high[begin:to], batch.low[begin:to], more)[: end - begin]) + begin
 
 
 class Slots:
@@ -238,7 +238,7 @@ class Slots:
             slot = len(self.by_slot)
             self.by_slot.append(batch)
         self.pool.put(slot, batch.rows)
-        self._weigh(batch, 1)
+        self._count_bytes(batch, 1)
         return Part(slot, 0, batch.high.size)
 
     def freeze(self) -> Slots:
@@ -259,7 +259,7 @@ class Slots:
     def drop(self, slot: int) -> None:
         """Let a batch go: its memory when nobody looks at it any more, its file at once."""
         batch = self[slot]
-        self._weigh(batch, -1)
+        self._count_bytes(batch, -1)
         self.by_slot[slot] = None
         self.pool.put(slot, None)
         self.free.append(slot)
@@ -267,25 +267,25 @@ class Slots:
         if file is not None:
             file.drop()
 
-    def wrote(self, slot: int, file: Any) -> None:
+    def note_file(self, slot: int, file: Any) -> None:
         """Note that a resident batch is in a file, too; the index holds the hashes of its values."""
         self.files[slot] = file
         self.swap(slot, replace(self[slot], value=NONE))
 
     def swap(self, slot: int, batch: Batch) -> None:
         """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
-        self._weigh(self[slot], -1)
+        self._count_bytes(self[slot], -1)
         self.by_slot[slot] = replace(batch, ordered=True) if self.ordered else batch
         self.pool.put(slot, batch.rows)
-        self._weigh(batch, 1)
+        self._count_bytes(batch, 1)
 
-    def _weigh(self, batch: Batch, sign: int) -> None:
+    def _count_bytes(self, batch: Batch, sign: int) -> None:
         if batch.mapped is None:
             self.resident += sign * batch.nbytes
         else:
             self.mapped += sign * batch.mapped.nbytes
 
-    def members(self, parts: list[Part]) -> Flags:
+    def mark_slots(self, parts: list[Part]) -> Flags:
         """uint8[slots]: 1 for those that the parts are of."""
         out = np.zeros(len(self.by_slot), np.uint8)
         out[[part.slot for part in parts]] = 1
@@ -304,7 +304,7 @@ class Run:
     >>> slots = Slots(pa.schema({"k": pa.int64()}))
     >>> batch = Batch.of([4, 7, 9], [1, 1, 2], [True] * 3, pa.table({"k": [1, 2, 3]}))
     >>> run = Run(Description(0, 3, 0), [slots.put(batch)])
-    >>> run.bite(slots, 7), len(run), run.bite(slots, 2**64 - 1), len(run)
+    >>> run.split_off(slots, 7), len(run), run.split_off(slots, 2**64 - 1), len(run)
     ([Part(slot=1, begin=0, end=2)], 1, [Part(slot=1, begin=2, end=3)], 0)
     """
 
@@ -325,7 +325,7 @@ class Run:
         self.parts.append(part)
         self.size += part.end - part.begin
 
-    def bite(self, slots: Slots, last: int) -> list[Part]:
+    def split_off(self, slots: Slots, last: int) -> list[Part]:
         """Take the rows with identities up to ``last`` (its first word) off, and their batches when nothing is left.
 
         O(parts taken + log rows).  The batches stay readable through what the caller holds of them.

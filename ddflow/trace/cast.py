@@ -36,7 +36,7 @@ from ddflow.time import NEVER, Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import Batch, Part, Run, starts
 from ddflow.trace.checkpoint import index_run
-from ddflow.trace.merge import by_sorting
+from ddflow.trace.merge import pick_by_sorting
 from ddflow.trace.spill import Made, spill_batch
 
 Cast = Callable[[pa.Table | pa.RecordBatch, pa.Schema, Flags], pa.RecordBatch]
@@ -48,7 +48,7 @@ def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -
     return fill_columns(rows, schema)
 
 
-def rekeys(old: pa.Schema, new: pa.Schema) -> bool:
+def changes_identities(old: pa.Schema, new: pa.Schema) -> bool:
     """Whether identities by some columns change with these: there are more, or hashes are others.  O(columns)."""
     pairs = [(f.type, new.field(f.name).type) for f in old if f.name in new.names]
     return old.names != new.names or any(a != b and widening(a, b) != "read" for a, b in pairs)
@@ -100,7 +100,7 @@ def recast_pieces(
 ) -> Iterable[Batch]:
     """All versions of an arrangement, a range of the old identities at a time, recast.  O(versions)."""
     for parts in old.ranges():
-        picked = by_sorting(old.slots, parts, old.since, not old.keeps)
+        picked = pick_by_sorting(old.slots, parts, old.since, not old.keeps)
         if picked.high.size:
             yield recast(picked.batch(old.slots, True), schema, made, rekeys, cast)
 
@@ -110,13 +110,13 @@ def rekey(old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_s
 
     ``indexed``: in memory, and in the index; else on disk: in files of ``batch_store``, None where it is only read.
     """
-    moved = new.like()
+    moved = new.make_empty()
     for batch in recast_pieces(old, new.schema, made, True):
         if len(batch):
             moved.on_disk.append(Run(Description(NEVER, NEVER, NEVER), [moved.slots.put(batch)]))
     new.since, new.upper, new.latest, parts = old.since, old.upper, old.latest, list[Part]()
     for some in moved.ranges():
-        picked = by_sorting(moved.slots, some, old.since, not new.keeps)
+        picked = pick_by_sorting(moved.slots, some, old.since, not new.keeps)
         if picked.high.size:
             new.keys += int((picked.last & (picked.live != 0)).sum())
             batch = picked.batch(moved.slots, True)
@@ -135,7 +135,7 @@ def rekey(old: Arrangement, new: Arrangement, made: Made, indexed: bool, batch_s
         new.spine.keeps = True
 
 
-def regrown(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) -> None:
+def grow_arrangement(arranged: Arrangement, schema: pa.Schema, made: Made, hashed: bool) -> None:
     """Give an arrangement the columns of a schema, where it is.  O(rows) a column that changes.
 
     Identities stay.  ``made``: hashes of rows of the schema, which are others where ``hashed``; then all rows are read.

@@ -44,20 +44,20 @@ from ddflow.storage.files.batch_store import BatchStore, StoredBatch, StoredBlob
 from ddflow.time import Description
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.batch import LASTS, Batch, Part, Run, Slots, lasts
-from ddflow.trace.index import Write
+from ddflow.trace.index import IndexWrite
 from ddflow.trace.merge import RunMerge
 from ddflow.trace.records import ArrangementRecord, BatchRecord, MergeRecord, RunRecord
 from ddflow.trace.spill import (
     WORDS,
     BatchFiles,
     BloomFilter,
-    Layout,
+    FileLayout,
     Made,
     add_filter,
+    fill_hashes,
     from_record,
     spill_batch,
     to_record,
-    whole,
 )
 
 ROW = (1 << SLOT) - 1
@@ -115,16 +115,16 @@ class Held:
             gone = [Part(part.slot, part.begin, min(now.get(part.slot, part.end), part.end)) for part in self.parts]
             for part in gone:
                 floor[part.slot] = part.end if part.slot in now else ROW + 1
-            self._write(floor)
+            self._write_entries(floor)
             for part in gone:
-                self._clear(part, floor)
+                self._clear_entries(part, floor)
         elif self.slots:
-            arranged.index = arranged.like().index
+            arranged.index = arranged.make_empty().index
         for slot in self.slots:
             if slot not in now:
                 slots.drop(slot)
 
-    def _write(self, floor: Ints) -> None:
+    def _write_entries(self, floor: Ints) -> None:
         """Point entries at all versions of runs that are new."""
         arranged, index, slots, here = self.arranged, self.arranged.index, self.arranged.slots, set(self.slots)
         if not here:
@@ -145,7 +145,7 @@ class Held:
             index_run(arranged, run)
         for part in (part for run in new for part in run.parts):
             if slots[part.slot].value.size:
-                slots.wrote(part.slot, slots.files[part.slot])
+                slots.note_file(part.slot, slots.files[part.slot])
 
     def _redirect(self, part: Part, floor: Ints) -> None:
         """Point entries that point at what is gone at a merge's output."""
@@ -153,7 +153,7 @@ class Held:
             places, lost = self._find_lost_entries(part.slot, last, floor)
             self.arranged.index.redirect(places[lost], last[lost] | part.slot << SLOT)
 
-    def _clear(self, part: Part, floor: Ints) -> None:
+    def _clear_entries(self, part: Part, floor: Ints) -> None:
         """Let entries that still point at what is gone point at nothing."""
         for last in lasts(self.arranged.slots[part.slot], part) if part.end > part.begin else ():
             places, lost = self._find_lost_entries(part.slot, last, floor)
@@ -175,13 +175,13 @@ def index_run(arranged: Arrangement, run: Run) -> None:
         batch = arranged.slots[part.slot]
         columns = batch.high, batch.low, batch.value, batch.live, batch.order
         for last in lasts(batch, part):
-            index.write(Write(np.full(last.size, -1), index.built, last, *columns, part.slot))
+            index.write(IndexWrite(np.full(last.size, -1), index.built, last, *columns, part.slot))
 
 
-class Written:
+class WrittenBatch:
     """The file of a resident batch.  ``names``: of its payload's columns.  ``record``: what an inventory says of it."""
 
-    def __init__(self, columns: StoredBlob, layout: Layout, names: list[str]) -> None:
+    def __init__(self, columns: StoredBlob, layout: FileLayout, names: list[str]) -> None:
         self.columns, self.layout, self.names = columns, layout, names
         self.record: Raw | None = None
 
@@ -210,7 +210,7 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
             for slot, _, _ in run.parts:
                 file = files.get(slot) or by_slot[slot].mapped  # type: ignore[union-attr]
                 record = None if file is None else file.record
-                batches.append(_batch(slots, slot, batch_store) if record is None else record)
+                batches.append(_write_batch_record(slots, slot, batch_store) if record is None else record)
             # A merge takes from the front, so no other part begins or ends within its batch.
             runs.append(RunRecord(*run.description, run.parts[0].begin if run.parts else 0, batches))
         if isinstance(item, Run):
@@ -229,14 +229,14 @@ def take(arranged: Arrangement, batch_store: BatchStore) -> ArrangementRecord:
     )
 
 
-def _batch(slots: Slots, slot: int, batch_store: BatchStore) -> Raw:
+def _write_batch_record(slots: Slots, slot: int, batch_store: BatchStore) -> Raw:
     """Encode a batch's record as JSON once; write the batch to a file if it has none."""
     batch = slots[slot]
-    file: BatchFiles | Written | None = batch.mapped or slots.files.get(slot)
+    file: BatchFiles | WrittenBatch | None = batch.mapped or slots.files.get(slot)
     if file is None:
         columns, layout = to_record(batch, batch_store.compresses)
-        file = Written(batch_store.save(columns), layout, batch.rows.table.schema.names)
-        slots.wrote(slot, file)
+        file = WrittenBatch(batch_store.save(columns), layout, batch.rows.table.schema.names)
+        slots.note_file(slot, file)
     if file.names not in slots.shapes:
         slots.shapes.append(file.names)
     bloom = file.words.blob if isinstance(file, BatchFiles) else None
@@ -267,23 +267,23 @@ def restore(
     held = Held(arranged, indexed)
     arranged.slots.lasting = True
     arranged.since, arranged.upper, arranged.latest = given.since, given.upper, given.latest
-    shapes = [_fields(names, arranged.schema, what) for names in given.shapes]
+    shapes = [_select_fields(names, arranged.schema, what) for names in given.shapes]
     held.reshape([*given.shapes])
     if (batches := sum(len(run.batches) for run in given.runs)) >= SLOTS:
-        raise _wrong(what, f"it has {batches:,} batches")
+        raise _corrupt_error(what, f"it has {batches:,} batches")
     searched, arranged.is_searched = not indexed and sieved, indexed or sieved
 
     def load(record: BatchRecord) -> tuple[Batch, Any]:
         return _load(record, shapes, batch_store, arranged, made, searched, home, what)
 
     target = None if indexed else partial(spill_batch, batch_store=batch_store)
-    items = _Items(arranged, held, load, target, batch_store if sieved else None, indexed, what)
-    made_again = [items.item(each) for each in given.items]
+    items = _InventoryItems(arranged, held, load, target, batch_store if sieved else None, indexed, what)
+    made_again = [items.build_item(each) for each in given.items]
     arranged.spine.items[:], arranged.on_disk.items[:] = (made_again, []) if indexed else ([], made_again)
     items.check()
     if max(given.keys, given.tombstones) > items.versions or given.lapsed > given.tombstones:
         found = f"{given.keys:,} keys, {given.tombstones:,} tombstones, {given.lapsed:,} of them lapsed"
-        raise _wrong(what, f"it has {items.versions:,} versions, and says {found}")
+        raise _corrupt_error(what, f"it has {items.versions:,} versions, and says {found}")
     arranged.keys, arranged.tombstones_counted = given.keys, given.tombstones
     if arranged.lapse is not None:
         arranged.lapse.gone = 0
@@ -294,7 +294,7 @@ def restore(
         arranged.spine.keeps = True
 
 
-class _Items:
+class _InventoryItems:
     """Runs and merges of an inventory, whose batches are loaded as they are named, where they are not ``held``."""
 
     def __init__(
@@ -312,15 +312,15 @@ class _Items:
         self.used: set[str] = set()
         self.versions = 0
 
-    def item(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
+    def build_item(self, record: RunRecord | MergeRecord) -> Run | RunMerge:
         """Build a run, or a merge under way."""
         if isinstance(record, RunRecord):
             return self._load_run(record)
         inputs, output = [self._load_run(each) for each in record.inputs], self._load_run(record.output)
         low, high = output.description.lower, output.description.upper
         if (inputs[0].description.lower, inputs[-1].description.upper) != (low, high):
-            raise _wrong(self.what, "a merge speaks of other times than its inputs")
-        self._meet([run.description for run in inputs])
+            raise _corrupt_error(self.what, "a merge speaks of other times than its inputs")
+        self._check_times_meet([run.description for run in inputs])
         merge = RunMerge(inputs, record.whole, self.target)
         # A piece may be larger than what was paid for, so that the credit is less than nothing.
         merge.output, merge.first, merge.credit = output, record.first, record.credit
@@ -329,27 +329,27 @@ class _Items:
     def _load_run(self, record: RunRecord) -> Run:
         parts: list[Part] = []
         if record.begin and not record.batches:
-            raise _wrong(self.what, f"a run without batches begins at row {record.begin:,}")
+            raise _corrupt_error(self.what, f"a run without batches begins at row {record.begin:,}")
         for each in record.batches:
-            part = self._part(each, 0 if parts else record.begin)
-            if parts and self._high(parts[-1], -1) >= self._high(part, 0):
-                raise _wrong(self.what, "the files of a run overlap")
+            part = self._load_part(each, 0 if parts else record.begin)
+            if parts and self._identity_at(parts[-1], -1) >= self._identity_at(part, 0):
+                raise _corrupt_error(self.what, "the files of a run overlap")
             parts.append(part)
             self.versions += part.end - part.begin
         return Run(Description(record.lower, record.upper, record.since), parts)
 
-    def _high(self, part: Part, at: int) -> int:
+    def _identity_at(self, part: Part, at: int) -> int:
         return int(self.arranged.slots[part.slot].high[part.begin if at == 0 else part.end - 1])
 
-    def _part(self, record: BatchRecord, begin: int) -> Part:
+    def _load_part(self, record: BatchRecord, begin: int) -> Part:
         if record.file.name in self.used:
-            raise _wrong(self.what, f"it names the file {record.file.name} twice")
+            raise _corrupt_error(self.what, f"it names the file {record.file.name} twice")
         self.used.add(record.file.name)
         if begin >= record.rows:
-            raise _wrong(self.what, f"a run begins at row {begin:,} of a batch of {record.rows:,}")
+            raise _corrupt_error(self.what, f"a run begins at row {begin:,} of a batch of {record.rows:,}")
         if (slot := self.held.slot(record)) is not None:
             if len(self.arranged.slots[slot]) != record.rows:
-                raise _wrong(self.what, f"it says {record.rows:,} rows of {record.file.name}, which has others")
+                raise _corrupt_error(self.what, f"it says {record.rows:,} rows of {record.file.name}, which has others")
             return Part(slot, begin, record.rows)
         batch, file = self.load(record)
         if not self.indexed and batch.mapped is None and self.batch_store is not None:
@@ -359,20 +359,20 @@ class _Items:
             self.arranged.slots.files[slot] = file
         return Part(slot, begin, len(batch))
 
-    def _meet(self, descriptions: list[Description]) -> None:
+    def _check_times_meet(self, descriptions: list[Description]) -> None:
         if not all(older.meets(newer) for older, newer in pairwise(descriptions)):
-            raise _wrong(self.what, "its runs leave out times, or overlap")
+            raise _corrupt_error(self.what, "its runs leave out times, or overlap")
 
     def check(self) -> None:
         """Raise `CorruptState` unless every time is spoken of once."""
         items = self.arranged.spine.items or self.arranged.on_disk.items
-        self._meet([(each if isinstance(each, Run) else each.output).description for each in items])
+        self._check_times_meet([(each if isinstance(each, Run) else each.output).description for each in items])
 
 
-def _fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Field]:
+def _select_fields(names: list[str], schema: pa.Schema, what: str) -> list[pa.Field]:
     """Select the columns of a payload by name."""
     if names != [name for name in schema.names if name in names]:
-        raise _wrong(what, f"its files have the columns {shorten(str(names))}, which the plan has not")
+        raise _corrupt_error(what, f"its files have the columns {shorten(str(names))}, which the plan has not")
     return [schema.field(name) for name in names]
 
 
@@ -388,7 +388,7 @@ def _load(
 ) -> tuple[Batch, Any]:
     """Load a batch from its file, and return the file if the batch does not hold it."""
     if record.shape >= len(shapes):
-        raise _wrong(what, f"it has no shape {record.shape}")
+        raise _corrupt_error(what, f"it has no shape {record.shape}")
     layout, fields, rows = record.layout, shapes[record.shape], record.rows
     wanted = layout.schema(pa.schema(fields))
     if (
@@ -396,14 +396,16 @@ def _load(
         or layout.words != arranged.index.words
         or "value" not in layout.own
     ):
-        raise _wrong(what, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not")
+        raise _corrupt_error(
+            what, f"its own columns are {layout.own} and {layout.words} of order, which the plan has not"
+        )
     kept = batch_store.open(record.file, wanted, rows, layout.compressed)
-    file = Written(kept, layout, [f.name for f in fields])
+    file = WrittenBatch(kept, layout, [f.name for f in fields])
     batch = from_record(kept.batch, layout)
     if layout.compressed:
         # What lies in the file is not what is held.
         batch, file.columns = (
-            whole(batch, made(_payload(batch, arranged.schema))[:3]),
+            fill_hashes(batch, made(_fill_payload(batch, arranged.schema))[:3]),
             StoredBlob(batch_store, kept.blob, True),
         )
         if home is not None:
@@ -415,7 +417,7 @@ def _load(
     more = np.uint64(batch.order.ctypes.data if beyond else 0)
     wrong = first_wrong(batch.high, batch.low, more, beyond, timed, batch.live if told else np.empty(0, np.uint8))
     if wrong >= 0:
-        raise _wrong(what, f"row {wrong} of {kept.blob.name} is not in order")
+        raise _corrupt_error(what, f"row {wrong} of {kept.blob.name} is not in order")
     if sieved and record.bloom is not None and len(fields) == len(arranged.schema):
         words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), rows)[2]
         bloom = batch_store.open(record.bloom, pa.schema({WORDS: pa.uint64()}), words)
@@ -427,16 +429,16 @@ def _widen_batch(batch: Batch, schema: pa.Schema, made: Made) -> Batch:
     """Add null columns that a batch was written without, and compute the hashes of its rows again."""
     if len(batch.rows.columns) == len(schema):
         return batch
-    payload = _payload(batch, schema)
+    payload = _fill_payload(batch, schema)
     return replace(batch, rows=Rows(payload), value=made(payload)[2])
 
 
-def _payload(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
+def _fill_payload(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch's rows, with null in the columns that it was written without."""
     there = dict(zip(batch.rows.table.schema.names, batch.rows.columns, strict=True))
     columns = [there[f.name] if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _wrong(what: str, found: str) -> CorruptState:
+def _corrupt_error(what: str, found: str) -> CorruptState:
     return CorruptState(what, found, MEND)

@@ -21,7 +21,7 @@ from ddflow.columns.sorting import in_order
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import Batch, ends, starts
+from ddflow.trace.batch import Batch, mark_last, starts
 from ddflow.trace.ordered_index import ALL, OrderedIndex, RowsByGroup
 from ddflow.trace.spill import find_ranges
 
@@ -31,7 +31,7 @@ MORE = 4
 """So many times the rows are read where those of a round say too little."""
 
 
-class Layer(NamedTuple):
+class VersionLayer(NamedTuple):
     """The last versions of some identities in one layer, group by group."""
 
     references: Ints
@@ -77,9 +77,9 @@ def group_rows(
         layers = [_read_index_layer(arranged, index.group(*prefix, room[of], live=False, back=back), room[of])]
         for part, (first, last) in zip(parts, ranges, strict=True):
             layers.append(_read_batch_layer(arranged.slots[part.slot], part.slot, first[of], last[of], room[of], back))
-        every = Layer(*(np.concatenate(each) for each in zip(*layers, strict=True)))
+        every = VersionLayer(*(np.concatenate(each) for each in zip(*layers, strict=True)))
         newest = _find_newest(every, layers, back)
-        kept = _first(every, newest, limits[of], index.words if tied is None else tied)
+        kept = _keep_first_rows(every, newest, limits[of], index.words if tied is None else tied)
         sizes, there = (np.bincount(every.group[rows], minlength=of.size) for rows in (kept, newest))
         done = (sizes < there) | ~np.any([layer.left for layer in layers], axis=0)
         rows = kept[done[every.group[kept]]]
@@ -92,26 +92,26 @@ def group_rows(
 
 
 def rows_around(arranged: Arrangement, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
-    """Find the rows of the windows of places, and the window of each place: see `OrderedIndex.around`.
+    """Find the rows of the windows of places, and the window of each place: see `OrderedIndex.find_windows`.
 
     If there are rows on disk, the windows are the groups.
     """
     index = arranged.index
     assert isinstance(index, OrderedIndex)
     if not arranged.lower:
-        return index.around(high, low, order)
+        return index.find_windows(high, low, order)
     first = starts(high, low)
     return group_rows(arranged, high[first], low[first], words=True), np.cumsum(first) - 1
 
 
-def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> Layer:
+def _read_index_layer(arranged: Arrangement, found: RowsByGroup, room: Ints) -> VersionLayer:
     """Return the index's entries of the groups, deletions too."""
     sizes = np.diff(found.begins)
     there = np.flatnonzero((found.references >> SLOT) & SLOTS)
     references, values = found.references[there], found.values[there]
     plain, live = references & ~(OCCUPIED | LIVE), (references & LIVE != 0).astype(np.uint64)
     group = np.repeat(np.arange(sizes.size), sizes)[there]
-    return Layer(plain, values, live, *gather_identities(arranged, plain), group, sizes >= room)
+    return VersionLayer(plain, values, live, *gather_identities(arranged, plain), group, sizes >= room)
 
 
 def gather_identities(arranged: Arrangement, references: Ints) -> tuple[Words, Words, Ints]:
@@ -125,23 +125,23 @@ def gather_identities(arranged: Arrangement, references: Ints) -> tuple[Words, W
     return high, low, order
 
 
-def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: bool) -> Layer:
+def _read_batch_layer(batch: Batch, slot: int, first: Ints, last: Ints, room: Ints, back: bool) -> VersionLayer:
     """Read the last versions among the first rows of ranges of a batch on disk; ``back``: from the end."""
     sizes = np.minimum(last - first, room)
     begin = last - sizes if back else first
     rows = np.repeat(begin - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
     columns = batch.high[rows], batch.low[rows], batch.order[rows]
-    ending = ends(*columns)
+    ending = mark_last(*columns)
     rows, group = rows[ending], np.repeat(np.arange(sizes.size), sizes)[ending]
     if back:
         turned = _reverse_groups(group)
         rows, ending = rows[turned], np.flatnonzero(ending)[turned]
     values, live = batch.value[rows].view(np.int64), batch.live[rows].astype(np.uint64)
     high, low, order = (each[ending] for each in columns)
-    return Layer(rows | slot << SLOT, values, live, high, low, order, group, last - first > room)
+    return VersionLayer(rows | slot << SLOT, values, live, high, low, order, group, last - first > room)
 
 
-def _find_newest(every: Layer, layers: Sequence[Layer], back: bool) -> Ints:
+def _find_newest(every: VersionLayer, layers: Sequence[VersionLayer], back: bool) -> Ints:
     """Find the newest versions across layers, in order, if they live.
 
     If a layer was left early, the last version that was read of a group may have a later one. So the result ends before
@@ -171,7 +171,7 @@ def _reverse_groups(group: Ints) -> Ints:
     return turned
 
 
-def _first(every: Layer, rows: Ints, most: Ints, tied: int) -> Ints:
+def _keep_first_rows(every: VersionLayer, rows: Ints, most: Ints, tied: int) -> Ints:
     """Of rows in order, at most so many of each group and those that tie with the last."""
     group = every.group[rows]
     heads = np.append(True, np.diff(group) != 0)[: rows.size]

@@ -10,7 +10,7 @@ that makes room.
 >>> high, both = np.array([1, 2**63], np.uint64), np.array([0, 1])
 >>> index.room(2)
 >>> columns = high, none, high, np.ones(2, np.uint8), np.empty((2, 0), np.int64)
->>> index.write(Write(np.array([-1, -1]), index.built, both, *columns, slot=3))
+>>> index.write(IndexWrite(np.array([-1, -1]), index.built, both, *columns, slot=3))
 >>> prior = index.seek(high, none, both)
 >>> (prior.reference & ~(OCCUPIED | LIVE)).tolist() == [3 << 40, (3 << 40) + 1], len(index)
 (True, 2)
@@ -41,7 +41,7 @@ WALKED = 8
 EVERY: Flags = np.empty(0, np.uint8)
 
 
-class Write(NamedTuple):
+class IndexWrite(NamedTuple):
     """The last version of each of some keys, by ascending identities, for `Index.write`."""
 
     place: Ints
@@ -111,21 +111,25 @@ class Index:
         self.threads.over(n, seek, RESOLVED)
         return prior
 
-    def write(self, *writes: Write) -> None:
+    def write(self, *writes: IndexWrite) -> None:
         """Put the last version of each key, replacing what it held.  `room` was made before.  O(keys) expected.
 
         Writes to shards of their own are done side by side; all are of other keys.
         """
-        apart = self.shards > 1 and len(writes) > 1 and self._apart(writes)
+        apart = self.shards > 1 and len(writes) > 1 and self._have_own_shards(writes)
         while True:
-            added = self.threads.each(self._write, [*zip(writes)]) if apart else list(map(self._write, writes))
+            added = (
+                self.threads.each(self._write_versions, [*zip(writes)])
+                if apart
+                else list(map(self._write_versions, writes))
+            )
             if min(added, default=0) >= 0:
                 self.used += sum(added)
                 return
             self.spare *= 2
             self._rebuild(self.capacity * self.shards)
 
-    def _write(self, write: Write) -> int:
+    def _write_versions(self, write: IndexWrite) -> int:
         """How many keys are new, or -1 where there was no room."""
         place, built, last, high, low, value, live, order, slot = write
         # A deletion that nobody need be told of points at nothing, so that merges may drop its version.
@@ -137,7 +141,7 @@ class Index:
             )
         )
 
-    def _apart(self, writes: Sequence[Write]) -> bool:
+    def _have_own_shards(self, writes: Sequence[IndexWrite]) -> bool:
         """Whether no two writes, by ascending identities, are to one shard."""
         some = [each.high for each in writes if each.high.size]
         ends = [(int(high[0]) * self.shards >> 64, int(high[-1]) * self.shards >> 64) for high in some]
@@ -184,12 +188,12 @@ class Index:
         mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
         count = len(self.threads.spans((self.used * (last - first + 1)) >> 64, WALKED))
         cuts = [first + (last - first + 1) * i // count for i in range(count + 1)]
-        found = self.threads.each(self._walk, [(mask, members, a, b - 1) for a, b in pairwise(cuts)])
+        found = self.threads.each(self._walk_range, [(mask, members, a, b - 1) for a, b in pairwise(cuts)])
         if count == 1:
             return found[0]
         return np.concatenate([one[0] for one in found]), np.concatenate([one[1] for one in found])
 
-    def _walk(self, mask: np.uint64, members: Flags, first: int, last: int) -> tuple[Ints, Ints]:
+    def _walk_range(self, mask: np.uint64, members: Flags, first: int, last: int) -> tuple[Ints, Ints]:
         """Return the references and places of a range."""
         room = min(self.used, ((last - first) * self.table.shape[0] >> 64) + 2 * self.spare) + 2
         while True:
@@ -230,15 +234,15 @@ class Index:
         table that was made for it alone, and each of its keys would be looked for through all of those before it.
         Amortised O(keys).
         """
-        need, held = self._slots(self.used, more), self.capacity * self.shards
+        need, held = self._count_slots(self.used, more), self.capacity * self.shards
         if need > held:
             if self.tombstones or not self.keeps:
                 # What is let go now leaves room: else a table of ever new keys would grow for ever.
-                need = self._slots(int((self.table[:, kernels.REF] & self._kept_bits != 0).sum()), more)
+                need = self._count_slots(int((self.table[:, kernels.REF] & self._kept_bits != 0).sum()), more)
             few = need <= held // 2
             self._rebuild(held if few else max(need, held + held // 2))
 
-    def _slots(self, used: int, more: int) -> int:
+    def _count_slots(self, used: int, more: int) -> int:
         """How many slots so many entries and keys need."""
         return max(int((used + more) / LOAD), int((used + self.parted + more) / CROWDED))
 

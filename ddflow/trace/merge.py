@@ -32,14 +32,14 @@ from ddflow.errors import CorruptState
 from ddflow.kernels.merge import prune
 from ddflow.kernels.resolve import LIVE
 from ddflow.time import NEVER
-from ddflow.trace.batch import END, Batch, Part, Run, Slots, ends, same, starts
+from ddflow.trace.batch import END, Batch, Part, Run, Slots, mark_last, repeat_value, starts
 from ddflow.trace.index import Index
 
 Target = Callable[[Batch], Batch]
 """Where output goes: gives the batch back, mapped, or as it is."""
 
 
-class Lapse:
+class TombstoneExpiry:
     """Which deleted keys need not be known any more, though orders are kept.
 
     ``of``: of order words int64[m, w], bool[m].  ``gone``: how many merges have let go.  ``here``: how many are still
@@ -49,12 +49,12 @@ class Lapse:
     def __init__(self, of: Callable[[Ints], Any]) -> None:
         self.of, self.gone, self.here = of, 0, 0
 
-    def let_go(self, keys: int) -> None:
+    def count_dropped(self, keys: int) -> None:
         """Count keys that a merge has let go."""
         self.gone, self.here = self.gone + keys, max(self.here - keys, 0)
 
 
-class Picked(NamedTuple):
+class PickedVersions(NamedTuple):
     """m versions that stay, in the order of identities, then times."""
 
     references: Ints
@@ -82,17 +82,17 @@ class Picked(NamedTuple):
     @property
     def last(self) -> Any:
         """bool[m]: which are the last of their keys.  O(m)."""
-        return ends(self.high, self.low, self.more)
+        return mark_last(self.high, self.low, self.more)
 
-    def without(self, out: Any) -> Picked:
+    def without(self, out: Any) -> PickedVersions:
         """They without some, by bool[m].  O(m)."""
         return self.only(~out)
 
-    def only(self, rows: Any) -> Picked:
+    def only(self, rows: Any) -> PickedVersions:
         """Select versions by place or by bool[m].  O(m)."""
         low = self.low[rows] if self.low.size else self.low
         value = self.value[rows] if self.value.size else self.value
-        return Picked(
+        return PickedVersions(
             self.references[rows],
             self.places[rows],
             self.high[rows],
@@ -112,29 +112,29 @@ class Picked(NamedTuple):
         return Batch(self.high, self.low, self.time, self.live, value, self.order, rows, ordered=self.ordered)
 
 
-def by_index(
+def pick_by_index(
     index: Index, slots: Slots, parts: list[Part], first: int, last: int, time: int, deletions: bool
-) -> Picked:
+) -> PickedVersions:
     """Pick the versions of ``parts`` that stay, in the range [first, last], if all are at or before since.
 
     ``time``: the new time of all of them, since history before since is one.  ``deletions``: whether they stay. O(slots
     of the range).
     """
-    references, places = index.walk(not deletions, slots.members(parts), first, last)
+    references, places = index.walk(not deletions, slots.mark_slots(parts), first, last)
     high, low, value, order = index.entries(places)
     m = references.size
-    live = (references & LIVE != 0).astype(np.uint8) if deletions else same(1, m, np.uint8)
-    columns = high, low, same(time, m, np.int64), live, value, order
-    return Picked(references & (LIVE - 1), places, *columns, slots.ordered)
+    live = (references & LIVE != 0).astype(np.uint8) if deletions else repeat_value(1, m, np.uint8)
+    columns = high, low, repeat_value(time, m, np.int64), live, value, order
+    return PickedVersions(references & (LIVE - 1), places, *columns, slots.ordered)
 
 
-def by_sorting(
+def pick_by_sorting(
     slots: Slots,
     parts: list[Part],
     since: int,
     droppable: bool,
     index: Index | None = None,
-) -> Picked:
+) -> PickedVersions:
     """Sort some runs' versions of one range, ``parts``, and pick those that stay.  O(versions).
 
     ``droppable``: whether a lone deletion may go.  ``index``: finds their values' hashes and the current versions.
@@ -171,10 +171,10 @@ def by_sorting(
     elif all(batch.value.size for batch, _ in cuts):
         value = join_column("value").take(rows)
     columns = by.high.take(kept), low, times.take(rows), live.take(rows), value, order[rows]
-    return Picked(references, places, *columns, slots.ordered)
+    return PickedVersions(references, places, *columns, slots.ordered)
 
 
-def useless(picked: Picked, since: int, lapse: Lapse) -> Any:
+def mark_useless(picked: PickedVersions, since: int, lapse: TombstoneExpiry) -> Any:
     """bool[m]: which versions are deletions that hide nothing any more, of keys that need not be known.  O(m)."""
     alone = picked.starts & picked.last
     out = alone & (picked.live == 0) & (picked.time <= since)
@@ -217,7 +217,7 @@ class RunMerge:
         since: int,
         settled: bool,
         keeps: bool,
-        lapse: Lapse | None = None,
+        lapse: TombstoneExpiry | None = None,
     ) -> tuple[int, int]:
         """Go through about ``rows`` versions; how many that were, and how many of them were copied.
 
@@ -226,18 +226,18 @@ class RunMerge:
         for those of ``lapse``.  O(versions gone through).  When the target raises, nothing was changed.
         """
         target = self.target
-        last = self._until(rows, slots)
+        last = self._find_piece_end(rows, slots)
         kept = [list(run.parts) for run in self.inputs]
-        parts = [part for run in self.inputs for part in run.bite(slots, last)]
+        parts = [part for run in self.inputs for part in run.split_off(slots, last)]
         try:
             if index is not None and settled and (self.whole or keeps):
                 time = min(since, self.output.description.upper - 1)
-                picked = by_index(index, slots, parts, self.first, last, time, keeps)
+                picked = pick_by_index(index, slots, parts, self.first, last, time, keeps)
             else:
-                picked = by_sorting(slots, parts, since, self.whole and not keeps, index)
+                picked = pick_by_sorting(slots, parts, since, self.whole and not keeps, index)
             lapsed = picked.places[:0]
             if lapse is not None and self.whole and keeps:
-                out = useless(picked, since, lapse)
+                out = mark_useless(picked, since, lapse)
                 lapsed, picked = picked.places[out], picked.without(out) if out.any() else picked
             self._verify(parts, slots)
             batch = picked.batch(slots, target is not None or slots.lasting) if picked.references.size else None
@@ -255,9 +255,9 @@ class RunMerge:
         if lapse is not None and lapsed.size:
             if index is not None and target is None:
                 index.drop_tombstones(lapsed[lapsed >= 0])
-            lapse.let_go(lapsed.size if index is None else int((lapsed >= 0).sum()))
+            lapse.count_dropped(lapsed.size if index is None else int((lapsed >= 0).sum()))
         if index is not None and target is not None:
-            index.evict(self.first, last, slots.members(parts))
+            index.evict(self.first, last, slots.mark_slots(parts))
         for part in parts:
             if part.end == len(slots[part.slot]):
                 slots.drop(part.slot)
@@ -276,7 +276,7 @@ class RunMerge:
             if file is not None and part.end == len(batch):
                 file.verify()
 
-    def _until(self, rows: int, slots: Slots) -> int:
+    def _find_piece_end(self, rows: int, slots: Slots) -> int:
         """Find the greatest identity of the next piece, of about ``rows`` versions: its share of the largest input."""
         owed = self.owed
         if owed <= rows + rows // 4:

@@ -8,7 +8,7 @@ until the next write. A deletion that need not be kept is taken out at once.
 >>> high, low, more = np.array([1, 1], np.uint64), np.array([5, 7], np.uint64), np.array([[0], [2]])
 >>> both, value = np.array([0, 1]), np.array([3, 4], np.uint64)
 >>> index.room(2)
->>> index.write(Write(both, 0, both, high, low, value, np.ones(2, np.uint8), more, slot=3))
+>>> index.write(IndexWrite(both, 0, both, high, low, value, np.ones(2, np.uint8), more, slot=3))
 >>> found = index.group(high[:1], low[:0])
 >>> found.values.tolist(), found.begins.tolist(), len(index)
 ([3, 4], [0, 2], 2)
@@ -26,7 +26,7 @@ from ddflow.kernels.ordered import evict_ordered, read_groups, seek_ordered, wal
 from ddflow.kernels.ordered_tree import LEAF, LEAVES, MOST_LEAVES, USED, Identities, Tree, empty_tree
 from ddflow.kernels.ordered_window import read_groups_back, read_windows
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
-from ddflow.trace.index import EVERY, Index, Write
+from ddflow.trace.index import EVERY, Index, IndexWrite
 
 FEWEST = 8
 """Leaves of a new tree."""
@@ -60,9 +60,9 @@ class OrderedIndex(Index):
     def __init__(self, words: int, keeps: bool = False) -> None:
         self.words, self.wide, self.keeps = words, True, keeps
         self.built, self.tombstones = 0, False
-        self._take(empty_tree(FEWEST, 4 + words))
+        self._set_arrays(empty_tree(FEWEST, 4 + words))
 
-    def _take(self, arrays: list[Words]) -> None:
+    def _set_arrays(self, arrays: list[Words]) -> None:
         self.arrays, self.tree, self.table = arrays, Tree.of(arrays), arrays[0]
 
     @property
@@ -123,7 +123,7 @@ class OrderedIndex(Index):
         references = references[:n] & (LIVE - 1) if live else references[:n]
         return RowsByGroup(references, values[:n].view(np.int64), begins, beyond[:n].view(np.int64))
 
-    def around(self, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
+    def find_windows(self, high: Words, low: Words, order: Ints) -> tuple[RowsByGroup, Ints]:
         """Find the rows of the windows of places by ascending prefixes, and the window of each place.
 
         A window is the range that a change at its places can affect. A row's content is the word after those of
@@ -144,7 +144,7 @@ class OrderedIndex(Index):
         found = references[:n] & (LIVE - 1)
         return RowsByGroup(found, values[:n].view(np.int64), begins, words[:n].view(np.int64)), segments
 
-    def write(self, *writes: Write) -> None:
+    def write(self, *writes: IndexWrite) -> None:
         """See `Index.write`.  O(keys log entries)."""
         for _, _, last, high, low, value, live, order, slot in writes:
             begin, more = 0, words_of(order)
@@ -153,30 +153,30 @@ class OrderedIndex(Index):
                 keys = Identities.of(high, low, more)
                 begin = write_ordered(self.tree, keys, value, live, last, begin, tag, LIVE, self.keeps)
                 if begin < last.size:
-                    self._grow()
+                    self._add_leaves()
         self.built += 1
 
     def room(self, more: int) -> None:
         """See `Index.room`: leaves are made as they are needed."""
 
-    def _grow(self) -> None:
+    def _add_leaves(self) -> None:
         """Make room for more leaves; where those there are stand nearly empty, pack them.  O(entries)."""
         leaves = int(self.arrays[-1][MOST_LEAVES])
         if self.used * SPARSE < leaves * LEAF:
-            self._pack(leaves)
+            self._pack_entries(leaves)
             return
         bigger = empty_tree(MORE * leaves, 4 + self.words)
         for old, new in zip(self.arrays[:-1], bigger[:-1], strict=True):
             new[: old.shape[0]] = old
         bigger[-1][:MOST_LEAVES] = self.arrays[-1][:MOST_LEAVES]
-        self._take(bigger)
+        self._set_arrays(bigger)
 
-    def _pack(self, leaves: int) -> None:
+    def _pack_entries(self, leaves: int) -> None:
         """Put all entries that point at something side by side, into a tree with room for so many leaves."""
         references, places = self.walk(live=False)
         there = references & ~(OCCUPIED | LIVE) != 0
         references, (high, low, value, order) = references[there], self.entries(places[there])
-        self._take(empty_tree(leaves, 4 + self.words))
+        self._set_arrays(empty_tree(leaves, 4 + self.words))
         n, keys, live = references.size, Identities.of(high, low, words_of(order)), np.ones(references.size, np.uint8)
         assert (
             write_ordered(self.tree, keys, value, live, np.arange(n), 0, np.int64(OCCUPIED), np.int64(LIVE), True) == n

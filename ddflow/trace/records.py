@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from ddflow.storage.fields import Instant, Natural, Positive, Strict, Word
 from ddflow.storage.protocol import Blob
-from ddflow.trace.spill import Layout
+from ddflow.trace.spill import FileLayout
 
 
 class BatchRecord(Strict, frozen=True):
@@ -30,7 +30,7 @@ class BatchRecord(Strict, frozen=True):
     file: Blob
     rows: Positive
     bloom: Blob | None
-    layout: Layout
+    layout: FileLayout
     shape: Natural
 
 

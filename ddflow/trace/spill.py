@@ -30,7 +30,7 @@ from ddflow.kernels.search import search, search_ordered
 from ddflow.storage.closing import on_failure
 from ddflow.storage.fields import Instant, Strict
 from ddflow.storage.files.batch_store import BatchStore, StoredBatch
-from ddflow.trace.batch import Batch, same
+from ddflow.trace.batch import Batch, repeat_value
 
 KINDS: Final[dict[str, Any]] = {
     "high": np.uint64,
@@ -49,7 +49,7 @@ MOST_WORDS: Final = 1 << 10
 """Order words of a version, at most."""
 
 
-class Layout(Strict, frozen=True):
+class FileLayout(Strict, frozen=True):
     """What a file's columns are.  ``own``: those of ours that it has.  ``time``, ``live``: what all versions share.
     ``words``: order words a version.  ``compressed``: whether the identities and hashes of live versions are left to be
     made again from their rows, and what lies there in their place is zero."""
@@ -78,7 +78,7 @@ class Layout(Strict, frozen=True):
         return pa.schema([*fields, *payload])
 
 
-def to_record(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, Layout]:
+def to_record(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, FileLayout]:
     """Return the columns to write, and their layout, without a copy unless ``compressed``.  O(columns), or O(n).
 
     >>> batch = Batch.of([4, 9], [1, 2], [True, True], pa.table({"k": ["a", "b"]}))
@@ -94,7 +94,7 @@ def to_record(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, L
     if compressed:
         kept |= {name: np.where(batch.live != 0, np.uint64(0), kept[name]) for name in MADE if name in kept}
     own: Any = tuple(kept)
-    layout = Layout(own, time, live, batch.order.shape[1], compressed)
+    layout = FileLayout(own, time, live, batch.order.shape[1], compressed)
     arrays = list(map(pa.array, kept.values()))
     if layout.words:
         arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(batch.order.reshape(-1)), layout.words))
@@ -102,8 +102,8 @@ def to_record(batch: Batch, compressed: bool = False) -> tuple[pa.RecordBatch, L
     return pa.RecordBatch.from_arrays(arrays, schema=layout.schema(batch.rows.schema)), layout
 
 
-def from_record(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> Batch:
-    """Build the batch over the memory of a file's record; a compressed one needs `whole`.
+def from_record(record: pa.RecordBatch, layout: FileLayout, mapped: Any = None) -> Batch:
+    """Build the batch over the memory of a file's record; a compressed one needs `fill_hashes`.
 
     ``mapped``: the file, which the batch remembers.  O(columns).
     """
@@ -115,13 +115,13 @@ def from_record(record: pa.RecordBatch, layout: Layout, mapped: Any = None) -> B
         order = view(record.column(at).values, np.dtype(np.int64)).reshape(-1, layout.words)[:n]
     payload = pa.schema([schema.field(i) for i in range(at + bool(layout.words), len(schema))])
     rows = pa.RecordBatch.from_arrays(record.columns[at + bool(layout.words) :], schema=payload)
-    time = own["time"] if layout.time is None else same(layout.time, n, np.int64)
-    live = own["live"] if layout.live is None else same(layout.live, n, np.uint8)
+    time = own["time"] if layout.time is None else repeat_value(layout.time, n, np.int64)
+    live = own["live"] if layout.live is None else repeat_value(layout.live, n, np.uint8)
     low, value = own.get("low", NONE), own.get("value", NONE)
     return Batch(own["high"], low, time, live, value, order, Rows(rows), mapped)
 
 
-def whole(batch: Batch, made: Sequence[Words]) -> Batch:
+def fill_hashes(batch: Batch, made: Sequence[Words]) -> Batch:
     """Fill in the identities and hashes of a compressed batch's live rows, computed from the rows.  O(n)."""
     live = batch.live != 0
     high, low, value = (
@@ -176,7 +176,7 @@ class BatchFiles:
     ``layout``: what the columns are.  ``names``: the payload's.  ``record``: what an inventory says of it.
     """
 
-    def __init__(self, columns: StoredBatch, layout: Layout, words: StoredBatch, bloom: BloomFilter) -> None:
+    def __init__(self, columns: StoredBatch, layout: FileLayout, words: StoredBatch, bloom: BloomFilter) -> None:
         self.columns, self.layout, self.words, self.bloom = columns, layout, words, bloom
         self.nbytes = columns.nbytes + words.nbytes
         self.record: Raw | None = None
@@ -201,7 +201,7 @@ def spill_batch(batch: Batch, batch_store: BatchStore) -> Batch:
         return add_filter(columns, layout, batch_store)
 
 
-def add_filter(columns: StoredBatch, layout: Layout, batch_store: BatchStore) -> Batch:
+def add_filter(columns: StoredBatch, layout: FileLayout, batch_store: BatchStore) -> Batch:
     """Add a Bloom filter, in another file, to a batch in a file.  O(n).  Raises the errors of the store."""
     batch = from_record(columns.batch, layout)
     words = batch_store.write(
@@ -210,7 +210,7 @@ def add_filter(columns: StoredBatch, layout: Layout, batch_store: BatchStore) ->
     return replace(batch, mapped=BatchFiles(columns, layout, words, BloomFilter.of(batch, words.batch)))
 
 
-def find(
+def find_groups(
     batch: Batch, begin: int, high: Words, low: Words, starts: Narrow, wanted: Ints, order: Ints | None = None
 ) -> tuple[Ints, Ints]:
     """Which of the ``wanted`` groups have versions among a spilled batch's rows from ``begin`` on, and their last ones.

@@ -27,7 +27,7 @@ from ddflow.metrics import LOG
 from ddflow.time import NEVER, Description
 from ddflow.trace.batch import Part, Run, Slots
 from ddflow.trace.index import Index
-from ddflow.trace.merge import Lapse, RunMerge, Target
+from ddflow.trace.merge import RunMerge, Target, TombstoneExpiry
 
 FAN = 32
 """How many runs of about one size are merged into one, in memory."""
@@ -65,7 +65,7 @@ class Spine:
     def __init__(self, fan: int = FAN, keeps: bool = False) -> None:
         self.items: list[Run | RunMerge] = []
         self.fan, self.keeps, self.copied, self.most = fan, keeps, 0, MOST
-        self.lapse: Lapse | None = None
+        self.lapse: TombstoneExpiry | None = None
         # Runs when a plan was last made, and versions since: a few more of either change nothing.
         self.planned = self.fresh = 0
 
@@ -186,7 +186,7 @@ class Spine:
             self.items[at] = merge.output
             self.planned = min(self.planned, len(self.items))
 
-    def loose(self) -> list[Run]:
+    def list_runs(self) -> list[Run]:
         """All runs, as the inputs of one merge: those under way end where they are, and what they made is a run too.
 
         O(runs).

@@ -26,7 +26,7 @@ from messages import raises
 from ddflow.dataflow import batcher, pending_runs
 from ddflow.dataflow.batcher import Batcher, PendingRecord
 from ddflow.errors import SpillFull
-from ddflow.operators.upsert.events import FEW, Events, by_time, join_events
+from ddflow.operators.upsert.events import FEW, Events, join_events, sort_times
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import LOCK, ScratchStore
 
@@ -171,9 +171,9 @@ def test_runs_cut_at_any_time_are_joined_as_if_they_had_never_been_apart(times: 
 @given(st.integers(0, 2**32), st.sampled_from([2, FEW - 1, FEW, 3000]), st.integers(0, 62).map(lambda bits: 2**bits))
 def test_times_are_sorted_stably_however_many_there_are_and_however_far_apart(seed: int, n: int, reach: int) -> None:
     times = np.random.default_rng(seed).integers(-reach, reach, n)
-    order = by_time(times)
+    order = sort_times(times)
     assert (order if order is not None else np.arange(n)).tolist() == np.argsort(times, kind="stable").tolist()
-    assert by_time(np.sort(times)) is None
+    assert sort_times(np.sort(times)) is None
 
 
 def test_a_run_that_is_in_order_is_not_copied() -> None:
@@ -400,7 +400,7 @@ def test_lots_hold_every_event_once_and_are_none_much_larger_than_asked(pushes: 
         whole = pending_runs.PendingRun.resident(plain(times, first).in_order())
         given.append(whole.after(len(times) // 3))
         first += len(times)
-    out = list(pending_runs.chunks(given, rows))
+    out = list(pending_runs.split_by_time(given, rows))
     wait = [each.waiting for each in given]
     most_of_one = max(np.bincount(np.concatenate([part.times for part in wait])))
     assert sorted(np.concatenate([chunk.arrival for chunk in out])) == sorted(np.concatenate([w.arrival for w in wait]))

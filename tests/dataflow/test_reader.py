@@ -8,7 +8,7 @@ from chance import effort
 from hypothesis import given, strategies as st
 from messages import raises
 
-from ddflow.dataflow.holds import Hold, Holds
+from ddflow.dataflow.holds import HistoryHold, HistoryHolds
 from ddflow.errors import TimeWentBack
 from ddflow.time import CLOSED, NEVER
 
@@ -18,7 +18,7 @@ TIMES = st.one_of(st.integers(-5, 5), st.sampled_from([NEVER, NEVER + 1, 0, CLOS
 @effort(200)
 @given(st.data())
 def test_the_least_time_is_the_least_of_all_that_are_held(data: st.DataObject) -> None:
-    holds, times = Holds(), dict[Hold, int]()
+    holds, times = HistoryHolds(), dict[HistoryHold, int]()
     for act in data.draw(st.lists(st.sampled_from(["add", "add", "advance", "let go"]), max_size=30)):
         if act == "add":
             time = data.draw(TIMES)
@@ -30,7 +30,7 @@ def test_the_least_time_is_the_least_of_all_that_are_held(data: st.DataObject) -
                 holds.advance(hold, times[hold])
             else:
                 del times[hold]
-                holds.let_go(hold)
+                holds.release_hold(hold)
         assert holds.least() == min(times.values(), default=CLOSED)
         assert len(holds) == len(times)
         assert all(hold.time == time for hold, time in times.items())
@@ -38,7 +38,7 @@ def test_the_least_time_is_the_least_of_all_that_are_held(data: st.DataObject) -
 
 
 def test_no_claim_goes_back_and_a_refused_one_stays_where_it_was() -> None:
-    holds = Holds()
+    holds = HistoryHolds()
     hold = holds.add(5)
     with raises(TimeWentBack):
         holds.advance(hold, 4)
@@ -48,17 +48,17 @@ def test_no_claim_goes_back_and_a_refused_one_stays_where_it_was() -> None:
 
 
 def test_letting_go_twice_gives_up_one_claim_only() -> None:
-    holds = Holds()
+    holds = HistoryHolds()
     one, _ = holds.add(3), holds.add(3)
-    holds.let_go(one)
-    holds.let_go(one)
+    holds.release_hold(one)
+    holds.release_hold(one)
     assert (len(holds), holds.least()) == (1, 3)
 
 
 def test_a_claim_that_was_given_up_cannot_be_taken_up_again_by_advancing_it() -> None:
-    holds = Holds()
+    holds = HistoryHolds()
     hold, other = holds.add(3), holds.add(9)
-    holds.let_go(hold)
+    holds.release_hold(hold)
     holds.advance(hold, 4)
     assert (len(holds), holds.least()) == (1, 9)
     holds.advance(other, 10)
@@ -66,28 +66,28 @@ def test_a_claim_that_was_given_up_cannot_be_taken_up_again_by_advancing_it() ->
 
 
 def test_a_finalizer_may_let_go_while_the_registry_is_being_changed() -> None:
-    holds = Holds()
+    holds = HistoryHolds()
     hold, other = holds.add(3), holds.add(4)
     with holds._lock:  # as when garbage is collected in the middle of a call: the lock is taken already
-        holds.let_go(hold)
+        holds.release_hold(hold)
     assert holds.least() == 4
     with holds._lock:
-        holds.let_go(other)
+        holds.release_hold(other)
     assert len(holds) == 0
 
 
 def test_very_many_claims_of_one_time_cost_no_more_than_those_of_many() -> None:
-    holds = Holds()
+    holds = HistoryHolds()
     claims = [holds.add(7) for _ in range(50_000)]
     for claim in claims:
         holds.advance(claim, 8)
     for claim in claims[1:]:
-        holds.let_go(claim)
+        holds.release_hold(claim)
     assert (holds.least(), len(holds)) == (8, 1)
 
 
 def test_many_threads_open_advance_and_let_go_at_once() -> None:
-    holds, low = Holds(), Holds()
+    holds, low = HistoryHolds(), HistoryHolds()
     kept = [low.add(10) for _ in range(4)]
 
     def work(number: int) -> None:
@@ -95,7 +95,7 @@ def test_many_threads_open_advance_and_let_go_at_once() -> None:
             hold = holds.add(i)
             assert holds.least() <= i
             holds.advance(hold, i + number)
-            holds.let_go(hold)
+            holds.release_hold(hold)
             low.advance(kept[number], 10 + i)
 
     with ThreadPoolExecutor(4) as pool:

@@ -352,7 +352,7 @@ def total(outputs: Path) -> dict[str, int]:
 def test_a_forked_child_commits_nothing_of_what_waits(tmp_path: Path) -> None:
     with plan().open(tmp_path / "state", commit_every="1h") as engine:
         engine.step(row(1))
-        inside = engine.dataflow.guard.own()
+        inside = engine.dataflow.guard.engine_turn()
         assert inside.__enter__()  # as if the thread were in its commit when the child is made
         _, status = child(lambda _: engine.close())
         inside.__exit__(None, None, None)

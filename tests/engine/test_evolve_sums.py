@@ -20,7 +20,7 @@ import ddflow as dd
 from ddflow.columns.widening import fill_columns
 from ddflow.errors import PlanChanged, SchemaMismatch
 from ddflow.kernels.accumulate import GroupTimes
-from ddflow.operators.aggregates.parts import BYTES, Exact, Folding
+from ddflow.operators.aggregates.parts import BYTES, ExactSumPart, UpdatesByGroup
 from ddflow.partitions.rescale import rescale
 from ddflow.storage.memory import MemoryStore
 
@@ -56,8 +56,8 @@ def states(kind: pa.DataType, square: bool, column: pa.Array, diffs: list[int]) 
     n = len(diffs)
     cells = GroupTimes(np.arange(n), np.array([0, n]), np.array([0, 1]))
     nothing = np.empty(0, np.int64)
-    folding = Folding(cells, np.array(diffs, np.int64), nothing, 1, np.zeros(1, np.int64), None)
-    return Exact(kind, square).fold(folding, pa.array([], BYTES), column)
+    folding = UpdatesByGroup(cells, np.array(diffs, np.int64), nothing, 1, np.zeros(1, np.int64), None)
+    return ExactSumPart(kind, square).fold(folding, pa.array([], BYTES), column)
 
 
 @effort(60)
@@ -69,7 +69,9 @@ def test_a_state_in_another_unit_is_the_one_that_the_wider_values_make(
     numbers, diffs = values(narrow, [n for n, _ in drawn]), [diff for _, diff in drawn]
     was = states(narrow, square, numbers, diffs)
     (wider,) = fill_columns(pa.table({"n": numbers}), pa.schema({"n": wide})).columns
-    assert Exact(wide, square).widen(was, Exact(narrow, square)).equals(states(wide, square, wider, diffs))
+    assert (
+        ExactSumPart(wide, square).widen(was, ExactSumPart(narrow, square)).equals(states(wide, square, wider, diffs))
+    )
 
 
 def aggregates(narrow: pa.DataType, wide: pa.DataType) -> dict[str, str]:

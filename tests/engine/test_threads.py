@@ -421,7 +421,7 @@ def test_readers_keep_what_they_hold_and_statistics_say_how_much() -> None:
     with plan().open() as engine:
         engine.step({"people": Twin(1, 9000).events(8000)}, 1)
         before = engine.read("people")
-        with engine.dataflow.at_rest("read") as still:
+        with engine.dataflow.read_at_rest("read") as still:
             for time in range(2, 12):
                 engine.step({"people": Twin(time, 9000).events(8000)}, time)
             engine.compact()

@@ -15,7 +15,7 @@ from ddflow.kernels import index as kernels
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.kernels.index import ONE
 from ddflow.kernels.resolve import LIVE, OCCUPIED
-from ddflow.trace.index import Index, Write
+from ddflow.trace.index import Index, IndexWrite
 
 pytestmark = pytest.mark.kernels
 TOP = 2**64 - 1
@@ -70,7 +70,7 @@ def put(
         index._rebuild(index.capacity * index.shards + 1)
     index.room(len(last))
     cells = np.array(value, np.uint64), np.array(live, np.uint8), order
-    index.write(Write(place, built, np.array(last, np.int64), *columns(rows, index.wide), *cells, slot))
+    index.write(IndexWrite(place, built, np.array(last, np.int64), *columns(rows, index.wide), *cells, slot))
     return out
 
 
@@ -262,7 +262,9 @@ def test_what_is_evicted_is_found_no_more_and_a_step_that_looked_before_writes_a
     halves = [slice(0, n // 2), slice(n // 2, n)]
     high, low = columns(keys, wide)
     writes = [
-        Write(held.place[h], built, np.arange(n)[h] - (h.start or 0), high[h], low[h], *(c[h] for c in cells), 9 + i)
+        IndexWrite(
+            held.place[h], built, np.arange(n)[h] - (h.start or 0), high[h], low[h], *(c[h] for c in cells), 9 + i
+        )
         for i, h in enumerate(halves)
     ]
     index.write(*writes)

@@ -144,7 +144,7 @@ class Calls(RuleBasedStateMachine):
     @precondition(lambda self: self.pair.readers)
     @rule(data=st.data(), forget=st.booleans())
     def let_go_of_a_reader(self, data: st.DataObject, forget: bool) -> None:
-        self.pair.let_go(data.draw(st.sampled_from([*self.pair.readers])), forget)
+        self.pair.release_hold(data.draw(st.sampled_from([*self.pair.readers])), forget)
 
     @rule()
     def read_one_key_twice_never(self) -> None:

@@ -471,8 +471,8 @@ def test_an_endless_feed_of_new_keys_keeps_a_bounded_state(how: str, spills: boo
 def test_a_time_to_live_shorter_than_a_step_does_not_look_at_all_keys_in_every_step(monkeypatch: Any) -> None:
     door = EngineDoor(scenario({"tombstone_ttl": 0}), retain=0)
     expiring_, surveys = door.engine.dataflow.graph.inputs["a"].expiring, []
-    survey = expiring_._survey
-    monkeypatch.setattr(expiring_, "_survey", lambda *horizons: surveys.append(horizons) or survey(*horizons))
+    survey = expiring_._survey_orders
+    monkeypatch.setattr(expiring_, "_survey_orders", lambda *horizons: surveys.append(horizons) or survey(*horizons))
     door.step({"a": [[key, 0, "x", False] for key in range(400)]}, 0)
     for time in range(1, 101):
         door.step({"a": [[1000 + time, time, "x", True]]}, time)

@@ -21,7 +21,7 @@ from ddflow.columns.hashing import Secret
 from ddflow.errors import ListTooLong, MergeOverflow, TooLarge
 from ddflow.kernels.fold import BLANK, CLEAR, NOTHING, SKIP, TAKE, Walked
 from ddflow.operators.upsert import folds
-from ddflow.operators.upsert.folds import RULES, Cells, fold, rank_words
+from ddflow.operators.upsert.folds import RULES, HeldCells, fold, rank_words
 from ddflow.plan.merge.strategy import (
     MAKERS,
     Strategy,
@@ -181,7 +181,7 @@ def within(strategy: Strategy, values: list[Any]) -> list[Any]:
 
 
 def column_of(pool: pa.Array, places: list[int | None]) -> pa.Array:
-    """Cells of a pool, in an array that does not begin at its first place."""
+    """HeldCells of a pool, in an array that does not begin at its first place."""
     places = [0, *(len(pool) if p is None else p for p in places)]
     return pa.concat_arrays([pool, pa.nulls(1, pool.type)]).take(pa.array(places)).slice(1)
 
@@ -226,7 +226,7 @@ def test_a_choice_names_the_cell(data: st.DataObject, name: str) -> None:
         walk.action,
         column,
         given,
-        Cells(references(walk), lambda: held),
+        HeldCells(references(walk), lambda: held),
         SECRET,
         str,
     )
@@ -345,7 +345,7 @@ def agree(data: st.DataObject, strategy: Strategy, pool: pa.Array) -> None:
             walk.action,
             column,
             EVERY,
-            Cells(references(walk), lambda: held),
+            HeldCells(references(walk), lambda: held),
             SECRET,
             lambda group: f"<{group}>",
         )
@@ -369,18 +369,18 @@ def one(*actions: int, keys: int = 1) -> tuple[Walked, np.ndarray]:
     return Walked(np.arange(n, dtype=np.int32), bounds, np.arange(keys + 1, dtype=np.int32)), np.array(actions, FLAGS)
 
 
-def of_nothing(g: int = 1) -> Cells:
+def of_nothing(g: int = 1) -> HeldCells:
     def gather() -> pa.Array:
         raise AssertionError("nothing is held")
 
-    return Cells(np.full(g, NOTHING, np.int64), gather)
+    return HeldCells(np.full(g, NOTHING, np.int64), gather)
 
 
 def refusal(
     strategy: Strategy, column: pa.Array, held: Any, keys: int = 1, error: type[Exception] = MergeOverflow
 ) -> str:
     before = pa.array(held, column.type)
-    cells = Cells(np.arange(keys, dtype=np.int64), lambda: before)
+    cells = HeldCells(np.arange(keys, dtype=np.int64), lambda: before)
     with pytest.raises(error) as caught:
         fold(
             strategy,
@@ -432,7 +432,7 @@ def test_a_list_that_outgrows_its_limit_is_named() -> None:
 
 def test_a_list_that_was_held_too_long_stays_until_it_grows() -> None:
     held = pa.array([[1, 2, 3]])
-    cells = Cells(np.zeros(1, np.int64), lambda: held)
+    cells = HeldCells(np.zeros(1, np.int64), lambda: held)
     column = pa.array([None], held.type)
     out = fold(append(2), pa.field("l", held.type), *one(TAKE), column, EVERY, cells, SECRET, str)
     assert out.to_pylist() == [[1, 2, 3]]
@@ -489,7 +489,7 @@ def test_held_values_are_gathered_once_and_only_where_they_matter() -> None:
         asked.append(1)
         return pa.array([5])
 
-    held, column = Cells(np.zeros(1, np.int64), gather), pa.array([7])
+    held, column = HeldCells(np.zeros(1, np.int64), gather), pa.array([7])
     for strategy in (last(), last_non_null(), first()):
         fold(strategy, pa.field("c", column.type), *one(TAKE), column, EVERY, held, SECRET, str)
     assert asked == []

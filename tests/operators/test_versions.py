@@ -231,14 +231,14 @@ def test_a_late_version_moves_the_ends_of_its_neighbours_and_no_others() -> None
 def test_a_step_reads_what_is_around_its_rows_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many versions a key has; and runs of equal neighbours as far as they go."""
     looked: list[int] = []
-    around = OrderedIndex.around
+    around = OrderedIndex.find_windows
 
     def watched(self: OrderedIndex, *given: Any) -> Any:
         found = around(self, *given)
         looked.append(found[0].references.size)
         return found
 
-    monkeypatch.setattr(OrderedIndex, "around", watched)
+    monkeypatch.setattr(OrderedIndex, "find_windows", watched)
     flow, _ = prices()
     with flow.open() as engine:
         n = range(30_000)

@@ -118,7 +118,7 @@ class Pair:
         self.calls.append(["move", number, to])
         self._moved(number, to, lambda reader, time: reader.advance_to(time))
 
-    def let_go(self, number: int, forget: bool = False) -> None:
+    def release_hold(self, number: int, forget: bool = False) -> None:
         """Close a reader, which then reads no more; or just forget it."""
         self.calls.append(["let go", number, forget])
         _, reader = self.readers.pop(number)
@@ -165,7 +165,7 @@ class Pair:
         return self._both(act if refused else lambda door: act(door) if door is self.twin else found, closes)
 
     def play(self, call: list[Any]) -> Any:
-        """One call of a trace: the name of the method (``advance_to`` is "advance", `let_go` "let go"), its arguments.
+        """One call of a trace: the method ("advance" for `advance_to`, "let go" for `release_hold`), and its arguments.
 
         Only of a step the time comes first: ``["step", time, inputs]``.
         """
@@ -181,7 +181,7 @@ class Pair:
             "open": self.open,
             "follow": self.follow,
             "move": self.move,
-            "let go": self.let_go,
+            "let go": self.release_hold,
             "spill": self.spill,
             "merge": self.merge,
             "hindered": self.hindered,

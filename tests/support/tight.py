@@ -23,7 +23,7 @@ from ddflow.columns.threads import Threads
 from ddflow.dataflow import batcher, pending_runs, step as computation
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.spill import Ranges, make_room
+from ddflow.dataflow.spill import EventRanges, make_room
 from ddflow.engine.engine import Engine
 from ddflow.kernels.gather import SLOT, SLOTS
 from ddflow.operators.upsert import resolution
@@ -129,9 +129,9 @@ def _sought(_: Any, arranged: Arrangement, held: Any, *__: Any) -> list[str]:
 WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     (RunMerge, "advance", _advanced),
     (Arrangement, "_seek_on_disk", _sought),
-    (Ranges, "add", lambda *_: ["a step taken in ranges"]),
+    (EventRanges, "add", lambda *_: ["a step taken in ranges"]),
     (Arrangement, "write_change", lambda out, *_: ["a change that went on disk at once"] if out.batch.mapped else []),
-    (arrangement, "find", lambda out, *_: ["a key found on disk"] if out[0].size else []),
+    (arrangement, "find_groups", lambda out, *_: ["a key found on disk"] if out[0].size else []),
     (
         computation.Computation,
         "_sort_by_range",

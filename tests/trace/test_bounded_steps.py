@@ -35,7 +35,7 @@ class Work:
 @contextmanager
 def counted() -> Iterator[Work]:
     """Counts what merges do meanwhile, in memory and in files."""
-    seen, advance, work, loose = Work(), RunMerge.advance, Spine.work, Spine.loose
+    seen, advance, work, loose = Work(), RunMerge.advance, Spine.work, Spine.list_runs
 
     def advanced(self: RunMerge, *given: Any) -> tuple[int, int]:
         seen.merges = max(seen.merges, len(self))
@@ -56,7 +56,7 @@ def counted() -> Iterator[Work]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunMerge, "advance", advanced)
         patch.setattr(Spine, "work", worked)
-        patch.setattr(Spine, "loose", loosened)
+        patch.setattr(Spine, "list_runs", loosened)
         yield seen
 
 

@@ -20,7 +20,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.columns.threads import Threads
 from ddflow.trace import batch, checkpoint
-from ddflow.trace.index import Index, Write
+from ddflow.trace.index import Index, IndexWrite
 
 SECRET = Secret(11, 17)
 SPAN = 256
@@ -125,7 +125,7 @@ def put(index: Index, high: Any, slot: int) -> None:
     n = high.size
     index.room(n)
     columns = high, NONE, high, np.ones(n, np.uint8), np.empty((n, 0), np.int64)
-    index.write(Write(np.full(n, -1), index.built, np.arange(n), *columns, slot))
+    index.write(IndexWrite(np.full(n, -1), index.built, np.arange(n), *columns, slot))
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.9])

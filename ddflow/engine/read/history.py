@@ -46,7 +46,7 @@ from ddflow.operators.updates import Updates, concat, consolidate, negate, time_
 from ddflow.plan.collection import Collection
 from ddflow.time import INT64, NEVER, format_time
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.merge import by_sorting
+from ddflow.trace.merge import pick_by_sorting
 
 RETAIN: Final = Phrase("a larger ", Option("retain"), ", or a reader opened in time, keeps more of them")
 
@@ -144,7 +144,7 @@ def find_versions(arranged: Arrangement, counting: pa.Schema, since: int, secret
     ``counting``: the columns in which two neighbours must differ. O(versions). Raises `CorruptState`.
     """
     for parts in arranged.ranges():
-        picked = by_sorting(arranged.slots, parts, since, droppable=False)
+        picked = pick_by_sorting(arranged.slots, parts, since, droppable=False)
         last = picked.last
         live = np.flatnonzero(picked.live)
         references = picked.references[live]

@@ -28,7 +28,7 @@ from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.columns.schema import one_chunk
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.result import texts
+from ddflow.dataflow.result import format_values
 from ddflow.engine.read.history import check_readable
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.metrics import CallMetrics
@@ -47,7 +47,7 @@ class LiveFrame(NamedTuple):
 
     def format_rows(self) -> Iterator[tuple[str, ...]]:
         """Format the values of each row."""
-        return zip(*(texts(column, self.shown.num_rows) for column in self.shown.columns), strict=True)
+        return zip(*(format_values(column, self.shown.num_rows) for column in self.shown.columns), strict=True)
 
 
 class LiveRows:
@@ -144,7 +144,7 @@ class Watch:
     def _draw_rows(self) -> str:
         if self._dataflow.last == NEVER:
             return f"<div>{escape(self._live.name)}: no time is closed yet</div>"
-        with self._dataflow.at_rest("watch") as still:
+        with self._dataflow.read_at_rest("watch") as still:
             check_readable("watch", still.last, still.since, still.frontier)
             look = self._live.compare_rows(still.graph.read(self._node, None))
             return render_frame(self._live.name, look, f"at {format_time(still.last, still.time_type)}")

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.dataflow.dataflow import Dataflow
-from ddflow.dataflow.holds import went_back
+from ddflow.dataflow.holds import went_back_error
 from ddflow.dataflow.result import Step, Verdicts
 from ddflow.engine.lineage.key_history import convert_value, why
 from ddflow.engine.lineage.rows import find_matching_rows, find_origins
@@ -66,8 +66,8 @@ class Reader(Closing):
         self._engine, self.name = engine, name
         self._hold = engine.dataflow.holds.add(at)
         # Not a method of this reader: the finalizer must not keep it alive. The garbage collector may call it at any
-        # time and in any thread, so `let_go` only puts a note into a queue, which the next question reads.
-        self._finalizer = weakref.finalize(self, engine.dataflow.holds.let_go, self._hold)
+        # time and in any thread, so `release_hold` only puts a note into a queue, which the next question reads.
+        self._finalizer = weakref.finalize(self, engine.dataflow.holds.release_hold, self._hold)
         self._finalizer.atexit = False
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class Reader(Closing):
             return last, out
         if dataflow.last <= self.time:
             return None
-        with dataflow.at_rest(f"changes of a reader of {name!r}") as still:
+        with dataflow.read_at_rest(f"changes of a reader of {name!r}") as still:
             kept = dataflow.recent.before(self.time) if found is None else found[0]
             node, last = self._engine.node(name), still.last if kept is None else min(kept, still.last)
             graph, first = still.graph, self._engine.closed("changes of a reader", self.time, still)
@@ -246,7 +246,7 @@ class Reader(Closing):
         asked = f"{what} of a reader of {self.name!r} to {format_given_time(time, kind)}"
         to = None if time is None else as_int64(asked, time, CLOSED, kind)
         if to is not None and to < self.time:
-            raise went_back(to, self.time, kind)
+            raise went_back_error(to, self.time, kind)
         return self._engine.closed(asked, to)
 
     def _has_ended(self) -> bool:
@@ -290,7 +290,7 @@ class FollowedSteps:
 
     def __next__(self) -> Step:
         ends, came = self._choose_deadline(), Event()
-        with self._recent.waking(came.set):
+        with self._recent.wake_on_steps(came.set):
             while True:
                 came.clear()
                 found, over = self._poll_step()
@@ -309,7 +309,7 @@ class FollowedSteps:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(came.set)
 
-        with self._recent.waking(wake):
+        with self._recent.wake_on_steps(wake):
             while True:
                 came.clear()
                 # What is cancelled here is found again: the reader goes on when its step is given.
@@ -395,7 +395,7 @@ class Reading(Inspectable):
         ...     engine.read("people").to_pylist()
         [{'id': 7, '_diff': 1}]
         """
-        with self.dataflow.at_rest("read") as still:
+        with self.dataflow.read_at_rest("read") as still:
             node = self.node(name)
             if as_of is not None:
                 as_of = self.closed(f"read {name!r} as of {self._format_time(as_of)}", as_of, still)
@@ -455,7 +455,7 @@ class Reading(Inspectable):
             if node in dataflow.graph.opened:
                 found = dataflow.graph.find_rows(node, given, time)
         if found is None:
-            with dataflow.at_rest("get") as still:
+            with dataflow.read_at_rest("get") as still:
                 time = None if as_of is None else self.closed(asked, as_of, still)
                 found = find_matching_rows(still, node, given, time)
         if found.diffs.size > 1 or (found.diffs.size and found.diffs[0] != 1):
@@ -495,7 +495,7 @@ class Reading(Inspectable):
         -----
         O(n), for n rows of the inputs that it depends on.
         """
-        with self.dataflow.at_rest("changes") as still:
+        with self.dataflow.read_at_rest("changes") as still:
             node, until = self.node(name), "now" if t2 is None else self._format_time(t2)
             asked = f"changes of {name!r} from {self._format_time(t1)} to {until}"
             return net_changes(still.graph, node, self.closed(asked, t1, still), self.closed(asked, t2, still))
@@ -557,7 +557,7 @@ class Reading(Inspectable):
         -----
         O(v), for v versions.  See `ddflow.engine.read.history`.
         """
-        with self.dataflow.at_rest("scd2") as still:
+        with self.dataflow.read_at_rest("scd2") as still:
             return scd2(still.graph, self.node(name), still.since, (valid_from, valid_to, current))
 
     def why(
@@ -617,7 +617,7 @@ class Reading(Inspectable):
         [{'id': 1, 'city': 'Bern', '_diff': 1}]
         [{'id': 1, 'city': 'Bern', '_diff': -1}]
         """
-        with self.dataflow.at_rest("why") as still:
+        with self.dataflow.read_at_rest("why") as still:
             if name in self.flow.outputs and name not in self.flow.inputs:
                 if between is not None:
                     return self._why_between(still, name, key, between, beside=log is not None or as_of is not None)
@@ -654,7 +654,7 @@ class Reading(Inspectable):
             known = [*self.flow.outputs, *self.flow.inputs]
             remedy = f"{did_you_mean(name, dict.fromkeys(known))}; of one that the flow got since, open it again"
             raise NotReadable(f"read {name!r}", "that is no output or input", remedy)
-        if lost := self.dataflow.graph.unkept(node):
+        if lost := self.dataflow.graph.list_unkept(node):
             remedy = Phrase(
                 "give ",
                 Option("keep", True),

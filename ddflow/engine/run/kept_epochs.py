@@ -152,7 +152,7 @@ class EngineEpochs(KeptEpochs):
 
     def read_output(self, name: str) -> pa.Table:
         """Read an output's rows from the operators."""
-        with self.calls.dataflow.at_rest(f"read {name!r}") as still:
+        with self.calls.dataflow.read_at_rest(f"read {name!r}") as still:
             return still.graph.output(still.flow.outputs[name], still.last)
 
     def is_new(self, name: str) -> bool:

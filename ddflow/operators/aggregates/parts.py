@@ -5,13 +5,13 @@ rows it is nothing (0, or empty). So a group without rows leaves nothing behind.
 
 >>> from ddflow.kernels.accumulate import GroupTimes
 >>> ints = lambda *v: np.array(v, np.int64)
->>> folding = Folding(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
->>> Tally().fold(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
+>>> folding = UpdatesByGroup(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, -1), ints(), 1, ints(0), None)
+>>> CountPart().fold(folding, pa.array([], pa.int64()), pa.array([7, None])).to_pylist()
 [1]
->>> states = Exact(pa.float64()).fold(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
+>>> states = ExactSumPart(pa.float64()).fold(folding, pa.array([], BYTES), pa.array([0.1, 0.1]))
 >>> states.to_pylist()
 [b'']
->>> whole(states)
+>>> exact_numbers(states)
 [0]
 """
 
@@ -34,7 +34,7 @@ FAR: Final = 1 << 61
 """Counts below it have differences that can be added."""
 
 
-class Beyond(Exception):
+class ValueOverflow(Exception):
     """A value leaves its type.  ``place``: that of the state it is made of."""
 
     def __init__(self, place: int) -> None:
@@ -42,7 +42,7 @@ class Beyond(Exception):
         self.place = place
 
 
-class Folding(NamedTuple):
+class UpdatesByGroup(NamedTuple):
     """The updates of a step, by group and time."""
 
     cells: GroupTimes
@@ -64,11 +64,14 @@ class StatePart:
     kind: pa.DataType
 
     @abstractmethod
-    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
-        """Return the states after each cell.  ``held``: prior states of live groups.  O(updates).  Raises `Beyond`."""
+    def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
+        """Return the states after each cell.  O(updates).  Raises `ValueOverflow`.
+
+        ``held``: prior states of live groups.
+        """
 
     @abstractmethod
-    def something(self, states: pa.Array) -> Any:
+    def mark_nonempty(self, states: pa.Array) -> Any:
         """bool[n]: which states are not those of no rows."""
 
     def widen(self, states: pa.Array, narrow: Any) -> pa.Array:
@@ -76,12 +79,12 @@ class StatePart:
         return states
 
 
-class Tally(StatePart):
+class CountPart(StatePart):
     """How many values are not null."""
 
     kind = pa.int64()
 
-    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
+    def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`.  ``values``: None where every row counts."""
         before, had, n = np.zeros(folding.groups, np.int64), view(held, INT64), len(held)
         if values is not None and not values.null_count and folding.shared is not None:
@@ -94,11 +97,11 @@ class Tally(StatePart):
         present = np.empty(0, np.uint8) if values is None else validity(values)
         beyond = tally_cells(folding.cells, present, folding.diffs, before, out)
         if beyond >= 0:
-            raise Beyond(beyond)
+            raise ValueOverflow(beyond)
         return pa.Array.from_buffers(pa.int64(), out.size, [None, pa.py_buffer(out)])
 
-    def something(self, states: pa.Array) -> Any:
-        """See `StatePart.something`."""
+    def mark_nonempty(self, states: pa.Array) -> Any:
+        """See `StatePart.mark_nonempty`."""
         return view(states, INT64) != 0
 
 
@@ -106,13 +109,13 @@ FRACTION: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """The digits of a second that a unit of time has."""
 
 
-class Exact(StatePart):
+class ExactSumPart(StatePart):
     """The exact sum of values of a type, or of their squares; see `kernels.exact`.
 
     ``unit``, ``scale``: its unit is 2 to the one, by 10 to the other.  Of durations: what they count, of a second.
 
-    >>> narrow, wide = Exact(pa.int32()), Exact(pa.decimal128(12, 2))
-    >>> whole(wide.widen(pa.array([encode_sum(-7), b""], BYTES), narrow))
+    >>> narrow, wide = ExactSumPart(pa.int32()), ExactSumPart(pa.decimal128(12, 2))
+    >>> exact_numbers(wide.widen(pa.array([encode_sum(-7), b""], BYTES), narrow))
     [-700, 0]
     """
 
@@ -130,7 +133,7 @@ class Exact(StatePart):
             of.scale if self.how == exact.DECIMAL else FRACTION[of.unit] if pat.is_duration(of) else 0
         )
 
-    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
+    def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`."""
         cells, values = folding.cells, values.cast(self.word)
         size = 2 * len(values) if self.how == exact.DECIMAL else len(values)
@@ -139,7 +142,7 @@ class Exact(StatePart):
             words: Words = plainly(np.frombuffer(values.buffers()[1], at, size, 16 * values.offset))
         else:
             words = view(values, at)
-        held_ends, held_at = _before(folding, held)
+        held_ends, held_at = _lay_out_prior_states(folding, held)
         work = np.zeros(exact.WORK, np.uint64)
         ends, present = np.zeros(cells.starts.size, np.int64), validity(values)
         out, begin, room = np.empty(0, np.uint8), 0, 64 * ends.size + exact.MOST
@@ -154,9 +157,9 @@ class Exact(StatePart):
             BYTES, ends.size - 1, [None, pa.py_buffer(ends), pa.py_buffer(out[: int(ends[-1])].copy())]
         )
 
-    def something(self, states: pa.Array) -> Any:
-        """See `StatePart.something`."""
-        ends, _ = spelt(states)
+    def mark_nonempty(self, states: pa.Array) -> Any:
+        """See `StatePart.mark_nonempty`."""
+        ends, _ = state_ends(states)
         return ends[1:] != ends[:-1]
 
     def widen(self, states: pa.Array, narrow: Any) -> pa.Array:
@@ -165,18 +168,18 @@ class Exact(StatePart):
         if times == 1:
             return states
         # Doubles, of which NaN may be counted, have no other unit.
-        return pa.array([encode_sum(times * each) for each in whole(states) if each is not None], BYTES)
+        return pa.array([encode_sum(times * each) for each in exact_numbers(states) if each is not None], BYTES)
 
 
-def _before(folding: Folding, held: pa.Array) -> tuple[Ints, Any]:
+def _lay_out_prior_states(folding: UpdatesByGroup, held: pa.Array) -> tuple[Ints, Any]:
     """Lay out the prior states of all groups one after the other: return their ends, and their address."""
-    ends, at = spelt(held)
+    ends, at = state_ends(held)
     sizes = np.zeros(folding.groups + 1, np.int64)
     sizes[folding.lived + 1] = ends[1:] - ends[:-1]
     return np.cumsum(sizes), at + np.uint64(ends[0])
 
 
-def spelt(states: pa.Array) -> tuple[Ints, Any]:
+def state_ends(states: pa.Array) -> tuple[Ints, Any]:
     """Where states end in their bytes, int64[n + 1], and the address of those."""
     buffers = states.buffers()
     if not len(states):
@@ -185,9 +188,9 @@ def spelt(states: pa.Array) -> tuple[Ints, Any]:
     return ends, np.uint64(address(buffers[2]))
 
 
-def whole(states: pa.Array) -> list[int | None]:
+def exact_numbers(states: pa.Array) -> list[int | None]:
     """Exact sums as numbers of their unit; None where NaN or infinities are counted.  O(bytes)."""
-    return [_whole(state) for state in states.to_pylist()]
+    return [_decode_sum(state) for state in states.to_pylist()]
 
 
 def encode_sum(number: int) -> bytes:
@@ -200,7 +203,7 @@ def encode_sum(number: int) -> bytes:
     return place.to_bytes(4, "little") + digits.to_bytes(4 * size, "little", signed=True)
 
 
-def _whole(state: bytes) -> int | None:
+def _decode_sum(state: bytes) -> int | None:
     header = int.from_bytes(state[:4], "little")
     if header & 7 * exact.NEVER:
         return None

@@ -6,7 +6,7 @@ rows leaves no state behind, if the functions of a user's aggregate keep their l
 >>> call = parse_aggregate("mean", "avg(x)")
 >>> aggregate = FUNCTIONS["avg"](call, pa.schema({"x": pa.int64()}))
 >>> aggregate.type, [type(part).__name__ for _, part in aggregate.parts.items()]
-(DataType(double), ['Tally', 'Exact'])
+(DataType(double), ['CountPart', 'ExactSumPart'])
 """
 
 import math
@@ -23,7 +23,16 @@ from ddflow.errors import AggregateFailed
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.kernels import exact_results as kernels
 from ddflow.kernels.user_functions import AggregateLoops, find_aggregate_fault
-from ddflow.operators.aggregates.parts import INT64, Beyond, Exact, Folding, StatePart, Tally, spelt, whole
+from ddflow.operators.aggregates.parts import (
+    INT64,
+    CountPart,
+    ExactSumPart,
+    StatePart,
+    UpdatesByGroup,
+    ValueOverflow,
+    exact_numbers,
+    state_ends,
+)
 from ddflow.plan.aggregates import Aggregate, AggregateCall, AppliedAggregate, parse_aggregate
 
 Key = tuple[str, str]
@@ -53,7 +62,7 @@ class FoldedAggregate:
             what = "DISTINCT" if call.distinct else "ORDER BY" if call.order else "IGNORE NULLS"
             raise call.error(f"{call.function} takes no {what}", "leave it out")
 
-    def argument(self, text: str) -> pa.DataType:
+    def compile_argument(self, text: str) -> pa.DataType:
         """Compile an argument; its type.  Raises `ExpressionError`."""
         what = f"{self.call.function} of {self.call.name!r}"
         self.arguments[text] = compile_expression(text, self.schema, what=what)
@@ -61,7 +70,7 @@ class FoldedAggregate:
 
     def count_values(self, text: str) -> Key:
         """Keep how many values of an argument are not null."""
-        self.parts["count", text] = Tally()
+        self.parts["count", text] = CountPart()
         return "count", text
 
     def describe(self, formulas: Any) -> dict[str, Any]:
@@ -69,7 +78,7 @@ class FoldedAggregate:
         return {}
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
-        """Compute results from the states of its parts.  ``there``: bool[n], the wanted ones.  Raises `Beyond`."""
+        """Compute results from states of its parts.  ``there``: bool[n], the wanted ones.  Raises `ValueOverflow`."""
         raise NotImplementedError
 
     def unlike(self, narrow: Any) -> Iterator[str]:
@@ -78,7 +87,7 @@ class FoldedAggregate:
             yield f"{self.call.text!r} was {narrow.type}, and would be {self.type}"
 
 
-class CountOf(FoldedAggregate):
+class CountAggregate(FoldedAggregate):
     """Rows, or values that are not null."""
 
     type, nullable = pa.int64(), False
@@ -86,14 +95,14 @@ class CountOf(FoldedAggregate):
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         if not call.arguments:
-            self.parts[ROWS] = Tally()
+            self.parts[ROWS] = CountPart()
         else:
             # Of several arguments, the rows in which none is null.
             text = call.arguments[0]
             if len(call.arguments) > 1:
                 tests = " AND ".join(f"({each}) IS NOT NULL" for each in call.arguments)
                 text = f"CASE WHEN {tests} THEN true END"
-            self.argument(text)
+            self.compile_argument(text)
             self.count_values(text)
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
@@ -101,7 +110,7 @@ class CountOf(FoldedAggregate):
         return states[0]
 
 
-class Truth(FoldedAggregate):
+class TruthAggregate(FoldedAggregate):
     """Whether all, or some, of the values are true."""
 
     type = pa.bool_()
@@ -109,12 +118,12 @@ class Truth(FoldedAggregate):
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         text = call.arguments[0]
-        if self.argument(text) != pa.bool_():
+        if self.compile_argument(text) != pa.bool_():
             kind = self.arguments[text].type
             raise call.error(f"its argument is {kind}, not boolean", "compare it with something")
         del self.arguments[text]
         for test in (f"CASE WHEN {text} THEN true END", f"CASE WHEN NOT ({text}) THEN true END"):
-            self.argument(test)
+            self.compile_argument(test)
             self.count_values(test)
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
@@ -124,7 +133,7 @@ class Truth(FoldedAggregate):
         return pa.array(found, mask=~(trues | falses))
 
 
-class Numeric(FoldedAggregate):
+class NumericAggregate(FoldedAggregate):
     """Something of the exact sum of numbers.  ``of_time``: or of durations, which is one."""
 
     of_time: ClassVar[bool] = False
@@ -132,7 +141,7 @@ class Numeric(FoldedAggregate):
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
         self.text = call.arguments[0]
-        self.of = self.argument(self.text)
+        self.of = self.compile_argument(self.text)
         if pat.is_duration(self.of):
             if not self.of_time:
                 found = f"its argument is {self.of}, of which there are sum, avg, min and max"
@@ -140,11 +149,11 @@ class Numeric(FoldedAggregate):
         elif not (pat.is_integer(self.of) or pat.is_floating(self.of) or pat.is_decimal(self.of)):
             raise call.error(f"its argument is {self.of}, not a number", "cast it, as in cast(x as double)")
         self.count_values(self.text)
-        self.parts["sum", self.text] = part = Exact(self.of)
+        self.parts["sum", self.text] = part = ExactSumPart(self.of)
         self.unit, self.scale = part.unit, part.scale
 
 
-class SumOf(Numeric):
+class SumAggregate(NumericAggregate):
     """The sum."""
 
     of_time = True
@@ -159,22 +168,22 @@ class SumOf(Numeric):
         """See `FoldedAggregate.results`."""
         none = view(states[0], INT64) == 0
         if self.unit:
-            return set_nulls(_quotients(states[1], np.ones(none.size, np.int64), self.unit), none)
+            return set_nulls(_divide_sums(states[1], np.ones(none.size, np.int64), self.unit), none)
         words, fits = np.empty((none.size, 2), np.uint64), np.empty(none.size, np.uint8)
-        kernels.write_integers(*spelt(states[1]), words, fits)
+        kernels.write_integers(*state_ends(states[1]), words, fits)
         low, high = words[:, 0], words[:, 1].view(np.int64)
         if pat.is_decimal(self.type):
             most = 10**self.type.precision - 1
             above = (high > most >> 64) | ((high == most >> 64) & (low > most & (2**64 - 1)))
             below = (high < -most >> 64) | ((high == -most >> 64) & (low < -most & (2**64 - 1)))
-            _within((fits != 0) & ~above & ~below, there & ~none)
+            _check_fits((fits != 0) & ~above & ~below, there & ~none)
             given = pa.Array.from_buffers(pa.decimal128(38, self.scale), none.size, [None, pa.py_buffer(words)])
-            return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_places(none))
-        _within((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
+            return given.filter(pa.array(~none)).cast(self.type, safe=False).take(_value_places(none))
+        _check_fits((fits != 0) & (high == low.view(np.int64) >> 63), there & ~none)
         return set_nulls(low.view(np.int64), none).cast(self.type)
 
 
-class Average(Numeric):
+class AverageAggregate(NumericAggregate):
     """The sum by how many values there are."""
 
     of_time = True
@@ -190,21 +199,21 @@ class Average(Numeric):
         counts = view(states[0], INT64)
         none = counts == 0
         if self.type == DOUBLE:
-            return set_nulls(_quotients(states[1], counts, self.unit), none)
+            return set_nulls(_divide_sums(states[1], counts, self.unit), none)
         size, most, more = 8, 1 << 63, 1
         if pat.is_decimal(self.type):
             size, most, more = 16, 10**self.type.precision, 10 ** (self.type.scale - self.scale)
         out = []
-        for place, (total, n) in enumerate(zip(whole(states[1]), counts.tolist(), strict=True)):
+        for place, (total, n) in enumerate(zip(exact_numbers(states[1]), counts.tolist(), strict=True)):
             assert total is not None
             up, by = (2 * abs(total) * more + abs(n), 2 * abs(n)) if n else (0, 1)
             found = up // by if (total < 0) == (n < 0) else -(up // by)  # half goes away from zero
             if abs(found) >= most and there[place]:
-                raise Beyond(place)
+                raise ValueOverflow(place)
             out.append(found if abs(found) < most else 0)
         words = b"".join(each.to_bytes(size, "little", signed=True) for each in out)
         given = pa.Array.from_buffers(self.type, len(out), [None, pa.py_buffer(words)])
-        return given.take(_places(none, np.arange(none.size)))
+        return given.take(_value_places(none, np.arange(none.size)))
 
     def unlike(self, narrow: Any) -> Iterator[str]:
         """See `FoldedAggregate.unlike`: a double is rounded elsewhere than a decimal, and that where its digits end."""
@@ -216,39 +225,39 @@ class Average(Numeric):
             yield f"{self.call.text!r} was rounded to {narrow.type.scale} digits behind the point, and {more}"
 
 
-class Spread(Numeric):
+class VarianceAggregate(NumericAggregate):
     """A variance, or its root.  Null of one value where it is that of a sample."""
 
     type = DOUBLE
 
     def __init__(self, call: AggregateCall, schema: pa.Schema) -> None:
         super().__init__(call, schema)
-        self.parts["squares", self.text] = Exact(self.of, square=True)
+        self.parts["squares", self.text] = ExactSumPart(self.of, square=True)
         self.sample, self.root = call.function.endswith("_samp"), call.function.startswith("stddev")
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`."""
         counts = view(states[0], INT64)
-        given = zip(counts.tolist(), whole(states[1]), whole(states[2]), strict=True)
-        found = np.array([self._one(*each) for each in given], np.float64)
+        given = zip(counts.tolist(), exact_numbers(states[1]), exact_numbers(states[2]), strict=True)
+        found = np.array([self._compute_variance(*each) for each in given], np.float64)
         return pa.array(found, mask=(counts == 0) | (self.sample & (counts == 1)))
 
-    def _one(self, n: int, total: int | None, squares: int | None) -> float:
+    def _compute_variance(self, n: int, total: int | None, squares: int | None) -> float:
         if total is None or squares is None:
             return math.nan
         by = n * (n - 1 if self.sample else n)
         if by == 0:
             return 0.0
         exact = n * squares - total * total, (by << -2 * self.unit) * 100**self.scale
-        return _root(*exact) if self.root else _double(*exact)
+        return _round_root(*exact) if self.root else _round_quotient(*exact)
 
 
 FUNCTIONS: Final[dict[str, type[FoldedAggregate]]] = {
-    "count": CountOf,
-    "sum": SumOf,
-    "avg": Average,
-    **dict.fromkeys(("var_pop", "var_samp", "stddev_pop", "stddev_samp"), Spread),
-    **dict.fromkeys(("bool_and", "bool_or"), Truth),
+    "count": CountAggregate,
+    "sum": SumAggregate,
+    "avg": AverageAggregate,
+    **dict.fromkeys(("var_pop", "var_samp", "stddev_pop", "stddev_samp"), VarianceAggregate),
+    **dict.fromkeys(("bool_and", "bool_or"), TruthAggregate),
 }
 
 
@@ -263,29 +272,29 @@ def set_nulls(values: Any, none: Any) -> pa.Array:
     return pa.array(np.ascontiguousarray(values), mask=none if none.any() else None)
 
 
-def _within(fits: Any, there: Any) -> None:
+def _check_fits(fits: Any, there: Any) -> None:
     beyond = np.flatnonzero(there & ~fits)
     if beyond.size:
-        raise Beyond(int(beyond[0]))
+        raise ValueOverflow(int(beyond[0]))
 
 
-def _places(none: Any, at: Ints | None = None) -> pa.Array:
+def _value_places(none: Any, at: Ints | None = None) -> pa.Array:
     """Where each value stands among those that are not null, or at some places; null where there is none."""
     return pa.array(np.cumsum(~none) - 1 if at is None else at, mask=none)
 
 
-def _quotients(states: pa.Array, counts: Ints, unit: int) -> Any:
+def _divide_sums(states: pa.Array, counts: Ints, unit: int) -> Any:
     """Exact sums divided by counts, rounded once; of a count of 0 any."""
     out = np.empty(counts.size)
-    if kernels.write_quotients(*spelt(states), counts, unit, out) >= 0:
+    if kernels.write_quotients(*state_ends(states), counts, unit, out) >= 0:
         for place in np.flatnonzero(np.abs(counts) >= 1 << 32).tolist():
-            (total,) = whole(states.slice(place, 1))
+            (total,) = exact_numbers(states.slice(place, 1))
             if total is not None:
-                out[place] = _double(total, int(counts[place]) << -unit)
+                out[place] = _round_quotient(total, int(counts[place]) << -unit)
     return out
 
 
-def _double(over: int, under: int) -> float:
+def _round_quotient(over: int, under: int) -> float:
     """Round a quotient to the nearest double; infinite beyond the largest."""
     try:
         return over / under
@@ -293,7 +302,7 @@ def _double(over: int, under: int) -> float:
         return math.inf if (over > 0) == (under > 0) else -math.inf
 
 
-def _root(over: int, under: int) -> float:
+def _round_root(over: int, under: int) -> float:
     """Round the root of a quotient to the nearest double.
 
     The integer root has at least 64 bits, and its last bit says whether a remainder was cut off.
@@ -303,21 +312,21 @@ def _root(over: int, under: int) -> float:
     shift = max(128 - over.bit_length() + under.bit_length(), 0) + 1 & ~1
     scaled, rest = divmod(over << shift, under)
     root = math.isqrt(scaled)
-    return _double(2 * root + (rest != 0 or root * root != scaled), 2 << shift // 2)
+    return _round_quotient(2 * root + (rest != 0 or root * root != scaled), 2 << shift // 2)
 
 
-class OwnPart(StatePart):
+class UserPart(StatePart):
     """The states of an aggregate of the user's own.  ``of``: the type of its values.
 
     >>> from ddflow.plan.aggregates import Aggregate
     >>> from ddflow.kernels.accumulate import GroupTimes
-    >>> from ddflow.operators.aggregates.parts import Folding
+    >>> from ddflow.operators.aggregates.parts import UpdatesByGroup
     >>> total = Aggregate((0.0,), lambda s, x: (s[0] + x,), lambda s, x: (s[0] - x,), lambda s: s[0])
-    >>> part = OwnPart(total, pa.int32())
+    >>> part = UserPart(total, pa.int32())
     >>> ints = lambda *v: np.array(v, np.int64)
-    >>> folding = Folding(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, 2), ints(), 1, ints(0), None)
+    >>> folding = UpdatesByGroup(GroupTimes(ints(0, 1), ints(0, 2), ints(0, 1)), ints(1, 2), ints(), 1, ints(0), None)
     >>> states = part.fold(folding, pa.array([], part.kind), pa.array([7, 4], pa.int32()))
-    >>> part.numbers(states)[0].view(float).tolist(), part.something(states).tolist()
+    >>> part.state_words(states)[0].view(float).tolist(), part.mark_nonempty(states).tolist()
     ([15.0], [True])
     """
 
@@ -329,7 +338,7 @@ class OwnPart(StatePart):
         zero = [np.array([each]).view(np.int64) for each in aggregate.zero]
         self.zero: Ints = np.concatenate(zero)
 
-    def numbers(self, states: pa.Array) -> Ints:
+    def state_words(self, states: pa.Array) -> Ints:
         """int64[n, width]: the words of states."""
         n, size = len(states), self.kind.byte_width
         if not n:
@@ -338,11 +347,11 @@ class OwnPart(StatePart):
         words: Ints = found.copy().view(np.int64).reshape(n, self.width)
         return words
 
-    def fold(self, folding: Folding, held: pa.Array, values: Any) -> pa.Array:
+    def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`.  As many calls as values come or go."""
         rows, starts, firsts = folding.cells
         before = np.tile(self.zero, (folding.groups, 1))
-        before[folding.lived] = self.numbers(held)
+        before[folding.lived] = self.state_words(held)
         out = np.empty((starts.size - 1, self.width), np.int64)
         kind = (pa.float64(), np.dtype(np.float64)) if self.double else (pa.int64(), INT64)
         words = view(values.cast(kind[0]), kind[1])
@@ -352,14 +361,14 @@ class OwnPart(StatePart):
 
     def results(self, states: pa.Array, wanted: Any) -> Any:
         """Compute the results of the states that `wanted` marks."""
-        words, kind = self.numbers(states), self.aggregate.type
+        words, kind = self.state_words(states), self.aggregate.type
         out = np.zeros(wanted.size, np.float64 if pat.is_floating(kind) else np.int64)
         self._run_loop(self.loops.results, words, words.view(np.float64), wanted.view(np.uint8), out)
         return out
 
-    def something(self, states: pa.Array) -> Any:
-        """See `StatePart.something`."""
-        return (self.numbers(states) != self.zero).any(axis=1)
+    def mark_nonempty(self, states: pa.Array) -> Any:
+        """See `StatePart.mark_nonempty`."""
+        return (self.state_words(states) != self.zero).any(axis=1)
 
     def _run_loop(self, loop: Any, *given: Any) -> None:
         try:
@@ -370,17 +379,17 @@ class OwnPart(StatePart):
             raise AggregateFailed("dd.Aggregate", found, "mend it; nothing of this step was kept") from error
 
 
-class OwnAggregate(FoldedAggregate):
+class UserAggregate(FoldedAggregate):
     """An aggregate of the user's own, of a plan."""
 
     def __init__(self, name: str, given: AppliedAggregate, schema: pa.Schema) -> None:
         call = AggregateCall(name, given.sql, "own", [given.sql], False, [], False, "")
         super().__init__(call, schema)
         self.given, self.type = given, given.of.type
-        kind = self.argument(given.sql)
+        kind = self.compile_argument(given.sql)
         if not (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind)):
             raise call.error(f"its argument is {kind}, not a number", "cast it, as in cast(x as double)")
-        self.part = OwnPart(given.of, kind)
+        self.part = UserPart(given.of, kind)
         value = 0.5 if self.part.double else 1
         kinds = tuple(isinstance(each, float) for each in given.of.zero)
         if found := find_aggregate_fault(given.of.functions, kinds, value, not pat.is_floating(self.type)):

@@ -62,7 +62,7 @@ class Events(NamedTuple):
 
     def in_order(self) -> Events:
         """Sort the events by time, arrival kept within a time.  O(n), or O(n log n) if they were not sorted."""
-        order = by_time(self.times)
+        order = sort_times(self.times)
         return self if order is None else self.take(order)
 
     def take(self, places: Ints) -> Events:
@@ -72,7 +72,7 @@ class Events(NamedTuple):
         return Events(self.rows.take(pa.array(places)), times, original, self.arrival[places])
 
 
-def by_time(times: Ints) -> Ints | None:
+def sort_times(times: Ints) -> Ints | None:
     """Compute the order that sorts ``times`` stably; None if they are sorted.  O(n log n)."""
     n = times.size
     if n < 2 or bool((times[1:] >= times[:-1]).all()):
@@ -98,11 +98,11 @@ def join_events(parts: list[Events]) -> Events:
     times, arrival = (np.concatenate([getattr(part, name) for part in parts]) for name in ("times", "arrival"))
     shared = all(part.original is part.times for part in parts)
     both = Events(rows, times, times if shared else np.concatenate([part.original for part in parts]), arrival)
-    order = by_time(times)
+    order = sort_times(times)
     if not _in_sequence(both, order):
         # Parts that were cut from, or merged of, the same pushes may interleave in arrival within a time.
         order = np.argsort(arrival)
-        if (then := by_time(times[order])) is not None:
+        if (then := sort_times(times[order])) is not None:
             order = order[then]
     return both if order is None else both.take(order)
 

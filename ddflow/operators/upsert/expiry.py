@@ -39,7 +39,7 @@ AHEAD = 8
 """All orders are looked at once in so many parts of a time to live."""
 
 
-class Horizons:
+class ExpiryHorizons:
     """Of one input.  ``greatest``: the word of the greatest order of the steps before, None before any.
 
     >>> from ddflow.plan.inputs.bind import bind_upserts
@@ -47,9 +47,9 @@ class Horizons:
     >>> from ddflow.plan.inputs.spec import Upsert
     >>> spec = Upsert("k", "at", expiry=Expiry(ttl=30, tombstone_ttl=20))
     >>> bound = bind_upserts("a", pa.schema({"k": pa.int64(), "at": pa.int32()}), spec)
-    >>> horizons = Horizons(bound, Order(bound))
+    >>> horizons = ExpiryHorizons(bound, Order(bound))
     >>> horizons.greatest = 120
-    >>> horizons.rows, horizons.tombstones, horizons.below(np.array([[89], [90], [LEAST]]), horizons.rows).tolist()
+    >>> horizons.rows, horizons.tombstones, horizons.mark_below(np.array([[89], [90], [LEAST]]), horizons.rows).tolist()
     (90, 100, [True, False, True])
     """
 
@@ -77,7 +77,7 @@ class Horizons:
         """The word below which those of deleted keys are forgotten, and events come too late; or None."""
         return None if self.greatest is None else self.move_word(self.greatest, -self.shorter)
 
-    def ahead(self, horizon: int, ttl: int | float) -> int:
+    def horizon_ahead(self, horizon: int, ttl: int | float) -> int:
         """Where a horizon will be after a part of its time to live."""
         share = ttl / AHEAD if self.floats else max(int(ttl) // AHEAD, 1)
         return max(self.move_word(horizon, share), LEAST + 1)
@@ -95,19 +95,19 @@ class Horizons:
 
     def values(self, order: Ints) -> pa.Array:
         """Convert the orders of keys to values.  O(m)."""
-        m, keys = order.shape[0], np.stack([self._key(order, part) for part in self.parts])
+        m, keys = order.shape[0], np.stack([self._order_key(order, part) for part in self.parts])
         at, own = np.array(self.parts)[np.argmax(keys, axis=0)], np.arange(m)
         words = [np.ascontiguousarray(order[own, at + i]) for i in range(1 + self.flagged)]
         return value_of(words, self.field)
 
     def keys(self, order: Ints) -> Ints:
         """int64[m]: one word each, by which orders of keys can be sorted; null as the smallest.  O(m)."""
-        out = self._key(order, 0)
+        out = self._order_key(order, 0)
         for part in self.parts[1:]:
-            np.maximum(out, self._key(order, part), out=out)
+            np.maximum(out, self._order_key(order, part), out=out)
         return out
 
-    def below(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
+    def mark_below(self, order: Ints, horizon: int | None, parts: Sequence[int] | None = None) -> Bools:
         """bool[m]: which orders are below a horizon; null always is, none is where there is no horizon.  O(m)."""
         if horizon is None:
             return np.zeros(order.shape[0], np.bool_)
@@ -119,16 +119,16 @@ class Horizons:
 
     def lapsed_tombstones(self, order: Ints) -> Bools:
         """bool[m]: which deleted keys, by their orders, are forgotten.  O(m)."""
-        return self.below(order, self.tombstones)
+        return self.mark_below(order, self.tombstones)
 
     def find_expired(self, prior: Prior) -> Bools:
         """bool[g]: which keys hold what is forgotten.  O(g)."""
         live = prior.reference & LIVE != 0
-        out: Bools = self.below(prior.order, self.rows) & live
+        out: Bools = self.mark_below(prior.order, self.rows) & live
         out |= self.lapsed_tombstones(prior.order) & ~live & (prior.reference != 0)
         return out
 
-    def most(self, own: Ints) -> int | None:
+    def greatest_order(self, own: Ints) -> int | None:
         """Return the word of the greatest order of some events; None if none of them is a point in time."""
         word, aside = self._split_nulls(own, 0)
         if self.floats:
@@ -137,7 +137,7 @@ class Horizons:
         word = word[~aside]
         return int(word.max()) if word.size else None
 
-    def _key(self, order: Ints, part: int) -> Ints:
+    def _order_key(self, order: Ints, part: int) -> Ints:
         word, null = self._split_nulls(order, part)
         return np.where(null, LEAST, word)
 
@@ -153,21 +153,21 @@ class Horizons:
         return word, null
 
 
-class Expiring:
+class KeyExpiry:
     """Of one input.  ``horizons``: what is too old.  ``forgotten``: how many live keys were, since it was opened."""
 
     def __init__(self, bound: BoundUpserts, order: Order | MergeOrders, arranged: Arrangement, keys: RowHashes) -> None:
         assert bound.spec.expiry is not None
         self.bound, self.arranged, self.keys = bound, arranged, keys
-        self.horizons = Horizons(bound, order)
+        self.horizons = ExpiryHorizons(bound, order)
         self.forgets = bound.spec.expiry.forgets
         self.refuses = bound.spec.expiry.on_forgotten == "refuse"
         self.forgotten = 0
-        self.look_again()
+        self.reset_survey()
         self._least: WeakKeyDictionary[Batch, int] = WeakKeyDictionary()
-        arranged.lapses(self.horizons.lapsed_tombstones)
+        arranged.expire_tombstones(self.horizons.lapsed_tombstones)
 
-    def look_again(self) -> None:
+    def reset_survey(self) -> None:
         """Put nothing aside any more: what is held has become another.  O(1); the next step looks at all orders."""
         self._until: int | None = None
         self._until_tombstones: int | None = None
@@ -177,18 +177,18 @@ class Expiring:
 
     # Before a step
 
-    def among(self, high: Words, low: Words) -> Bools:
+    def mark_expired(self, high: Words, low: Words) -> Bools:
         """bool[n]: which of some keys, ascending, hold what is forgotten.  O(n) expected."""
         return self.horizons.find_expired(self.arranged.seek(high, low, np.arange(high.size, dtype=np.int32)))
 
-    def due(self) -> tuple[Words, Words]:
+    def find_due_keys(self) -> tuple[Words, Words]:
         """Find the identities of live keys that expire now, ascending.  O(those), amortised; nothing changes."""
         rows, tombstones = self.horizons.rows, self.horizons.tombstones
         if tombstones is None:
             return NONE, NONE
-        if _beyond(rows, self._until) or (_beyond(tombstones, self._until_tombstones) and self._worth()):
-            self._survey(rows, tombstones)
-        n = self._in_order(rows)
+        if _is_beyond(rows, self._until) or (_is_beyond(tombstones, self._until_tombstones) and self._is_survey_due()):
+            self._survey_orders(rows, tombstones)
+        n = self._sort_due_keys(rows)
         if not n:
             return NONE, NONE
         by = sort(self._high[:n], self._low[:n])
@@ -197,7 +197,7 @@ class Expiring:
         now = starts[self.horizons.find_expired(prior) & (prior.reference & LIVE != 0)]
         return by.high[now], by.low[now] if by.low.size else NONE
 
-    def _worth(self) -> bool:
+    def _is_survey_due(self) -> bool:
         """Whether deletions of no use are to be counted: where as much came in the meantime as an eighth of the keys.
 
         Nothing depends on it but when merges drop them, and a time to live may be shorter than a step.
@@ -205,14 +205,14 @@ class Expiring:
         came = self.arranged.written - self._written
         return self._until_tombstones is None or came * AHEAD >= self.arranged.keys
 
-    def _survey(self, rows: int | None, tombstones: int) -> None:
+    def _survey_orders(self, rows: int | None, tombstones: int) -> None:
         """Look at all orders: which keys will be due soon, and how many deletions are of no use.  O(versions)."""
         horizons, self._written = self.horizons, self.arranged.written
-        most = self._until_tombstones = horizons.ahead(tombstones, horizons.shorter)
+        most = self._until_tombstones = horizons.horizon_ahead(tombstones, horizons.shorter)
         if rows is not None and horizons.ttl is not None:
-            self._until = horizons.ahead(rows, horizons.ttl)
+            self._until = horizons.horizon_ahead(rows, horizons.ttl)
             most = max(most, self._until)
-        found, useless = [(self._words[:0], NONE, NONE)], self._useless(tombstones)
+        found, useless = [(self._words[:0], NONE, NONE)], self._count_useless(tombstones)
         lower = {part.slot for parts in self.arranged.lower for part in parts}
         for part in self.arranged.parts:
             batch = self.arranged.slots[part.slot]
@@ -229,13 +229,13 @@ class Expiring:
         self.arranged.useless(useless)
         self._words, self._high, self._low, self._fresh = NONE.view(np.int64), NONE, NONE, found
 
-    def _useless(self, tombstones: int) -> int:
+    def _count_useless(self, tombstones: int) -> int:
         """How many deleted keys of those that are indexed need not be known any more.  O(entries)."""
         references, places = self.arranged.index.walk(live=False)
         dead = places[(references & LIVE == 0) & (references & (LIVE - 1) != 0)]
         return int((self.horizons.keys(self.arranged.index.entries(dead)[3]) < tombstones).sum())
 
-    def _in_order(self, rows: int | None) -> int:
+    def _sort_due_keys(self, rows: int | None) -> int:
         """Sort what was put aside by its orders; how many are below the horizon.  O(what is new log of it)."""
         if self._fresh:
             columns = zip((self._words, self._high, self._low), *self._fresh, strict=True)
@@ -245,7 +245,7 @@ class Expiring:
             self._fresh = []
         return 0 if rows is None else int(np.searchsorted(self._words, max(rows, LEAST + 1)))
 
-    def woven(
+    def weave_deletions(
         self, pieces: Iterable[Events], due: tuple[Words, Words], time: int, most: int | None
     ) -> Iterator[Events]:
         """Add to the pieces of a step an event for each key that is due, which deletes the key.
@@ -270,14 +270,14 @@ class Expiring:
         where, of = np.searchsorted(cuts, high), np.searchsorted(cuts, ids)
         for number in range(cuts.size + 1):
             begin, end = np.searchsorted(where, [number, number + 1])
-            forgotten = self._deleting(high[begin:end], low[begin:end], time) if begin < end else None
+            forgotten = self._make_deletions(high[begin:end], low[begin:end], time) if begin < end else None
             part = events if events is None or not cuts.size else events.take(np.flatnonzero(of == number))
             if part is not None and part.times.size:
-                yield part if forgotten is None else _with(part, forgotten)
+                yield part if forgotten is None else _append_events(part, forgotten)
             elif forgotten is not None:
                 yield forgotten
 
-    def _deleting(self, high: Words, low: Words, time: int) -> Events:
+    def _make_deletions(self, high: Words, low: Words, time: int) -> Events:
         """Events that delete keys by the very orders that these hold.  O(n)."""
         n = high.size
         prior = self.arranged.seek(high, low, np.arange(n, dtype=np.int32))
@@ -301,7 +301,7 @@ class Expiring:
         given = events.arrival < NOBODY
         own = self.horizons.words(events.rows)
         named = given if full is None else given & (events.arrival < full)
-        most, forgotten = self.horizons.most(own[named]), int((~given).sum())
+        most, forgotten = self.horizons.greatest_order(own[named]), int((~given).sum())
         if self.horizons.greatest is None:
             return keyed._replace(expiry=ExpiryChange(most))
         prior, permutation, starts = keyed.prior, keyed.by.permutation, keyed.by.starts
@@ -309,7 +309,7 @@ class Expiring:
         prior.reference[lapsed] |= LAPSED
         late = np.zeros(given.size, np.bool_)
         if self.refuses and full is None:
-            late = given & self.horizons.below(own, self.horizons.tombstones, [0])
+            late = given & self.horizons.mark_below(own, self.horizons.tombstones, [0])
             if late.any():
                 group = np.repeat(np.arange(starts.size - 1), np.diff(starts))
                 late[permutation] &= (lapsed | (prior.reference == 0))[group]
@@ -328,7 +328,7 @@ class Expiring:
 
     def take(self, changes: Sequence[Change], expiry: ExpiryChange) -> None:
         """Take in what a step brought, before its changes are applied.  O(versions)."""
-        n = self._in_order(self.horizons.rows)
+        n = self._sort_due_keys(self.horizons.rows)
         self._words, self._high, self._low = self._words[n:], self._high[n:], self._low[n:]
         until = LEAST if self._until is None else self._until
         for batch in [change.batch for change in changes if len(change.batch)]:
@@ -342,7 +342,7 @@ class Expiring:
             self.horizons.greatest = max(expiry.greatest, LEAST if (old := self.horizons.greatest) is None else old)
 
 
-def _beyond(horizon: int | None, until: int | None) -> bool:
+def _is_beyond(horizon: int | None, until: int | None) -> bool:
     return horizon is not None and (until is None or horizon > until)
 
 
@@ -351,7 +351,7 @@ def _take_versions(batch: Batch, at: Ints, key: Ints, begin: int) -> tuple[Ints,
     return key[at - begin], batch.high[at], batch.low[at] if batch.low.size else NONE
 
 
-def _with(events: Events, more: Events) -> Events:
+def _append_events(events: Events, more: Events) -> Events:
     """Events, and behind them those that nobody gave."""
     rows = pa.concat_batches([events.rows, more.rows])
     times = np.concatenate([events.times, more.times])

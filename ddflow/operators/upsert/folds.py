@@ -54,7 +54,7 @@ MOST = 2**31 - 1
 """What 32-bit offsets reach."""
 
 
-def present(column: pa.Array) -> Flags:
+def validity_flags(column: pa.Array) -> Flags:
     """uint8[n] of 1 where a value is not null; of size 0 when none is null.  A union is null where its child is."""
     if not pat.is_union(column.type):
         return validity(column)
@@ -62,20 +62,20 @@ def present(column: pa.Array) -> Flags:
     return ALL_VALID if there.all() else there
 
 
-def held_there(held: pa.Array) -> Flags:
+def held_flags(held: pa.Array) -> Flags:
     """uint8[g] of 1 where what is held is not null."""
-    there = present(held)
+    there = validity_flags(held)
     return there if there.size else np.ones(len(held), np.uint8)
 
 
-class Parts(NamedTuple):
+class ListParts(NamedTuple):
     """The cells that lists are made of; see `kernels.fold.list_contributions`.
 
     >>> import numpy as np
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> walked = Walked(few(0, 1), few(0, 2), few(0, 1))
     >>> given, held = pa.array(["b", "c"]), pa.array(["a"])
-    >>> join_texts(";", pa.string(), Parts.of(walked, flags(1, 1), given, held), given, held, "names").to_pylist()
+    >>> join_texts(";", pa.string(), ListParts.of(walked, flags(1, 1), given, held), given, held, "names").to_pylist()
     ['a;b;c']
     """
 
@@ -95,7 +95,7 @@ class Parts(NamedTuple):
         parts, stretches = np.empty(most, np.int64), np.empty(most + 1, np.int64)
         begins, stops = np.empty(m, np.int64), np.empty(m, np.int64)
         made, opened = list_contributions(
-            walked, action, present(column), len(column), held_there(held), parts, stretches, begins, stops
+            walked, action, validity_flags(column), len(column), held_flags(held), parts, stretches, begins, stops
         )
         return cls(parts[:made], stretches[: opened + 1], begins, stops)
 
@@ -129,7 +129,7 @@ def _expand_ranges(first: Ints, ends: Ints) -> Ints:
 def grow_lists(
     strategy: Strategy,
     kind: pa.DataType,
-    parts: Parts,
+    parts: ListParts,
     column: pa.Array,
     held: pa.Array,
     secret: Secret,
@@ -141,11 +141,11 @@ def grow_lists(
     column: the events' cells; held: what keys hold, of ``kind``, the type of the result.  ``key``: the key of a part,
     as text.  Returns m cells of ``kind``.  Raises `ListTooLong`, `TooLarge`.  O(elements of all lists).
     """
-    first, sizes = _elements(column, held, strategy.name == "collect")
+    first, sizes = _element_spans(column, held, strategy.name == "collect")
     ends = np.zeros(parts.parts.size + 1, np.int64)
     np.cumsum(sizes[parts.parts], out=ends[1:])
     elements = _expand_ranges(first[parts.parts], ends)
-    children = _both(column if strategy.name == "collect" else column.values, held.values, name)
+    children = _append_held(column if strategy.name == "collect" else column.values, held.values, name)
     if strategy.name == "union":
         kept = np.empty(elements.size, np.uint8)
         hashes = value_hashes(pa.Table.from_arrays([children], ["value"]), secret)
@@ -171,25 +171,27 @@ def grow_lists(
     return made.from_arrays(starts, values, type=kind, mask=pa.array(gone) if gone.any() else None)
 
 
-def _elements(column: pa.Array, held: pa.Array, lifts: bool) -> tuple[Ints, Ints]:
+def _element_spans(column: pa.Array, held: pa.Array, lifts: bool) -> tuple[Ints, Ints]:
     """Of the events' cells and then of the held ones: where their elements begin, and how many they are."""
-    of_held, before = _offsets(held), 0
+    of_held, before = _list_offsets(held), 0
     if lifts:
         first, sizes, before = np.arange(len(column)), np.ones(len(column), np.int64), len(column)
     else:
-        offsets = _offsets(column)
+        offsets = _list_offsets(column)
         first, sizes, before = offsets[:-1], np.diff(offsets), len(column.values)
     return np.concatenate([first, of_held[:-1] + before]), np.concatenate([sizes, np.diff(of_held)])
 
 
-def _offsets(column: pa.Array) -> Ints:
+def _list_offsets(column: pa.Array) -> Ints:
     if not len(column):
         return np.zeros(1, np.int64)
     wide = 8 if pat.is_large_list(column.type) else offset_width(column.type) or 4
     return np.frombuffer(column.buffers()[1], f"i{wide}", len(column) + 1, column.offset * wide).astype(np.int64)
 
 
-def _check_limit(strategy: Strategy, parts: Parts, ends: Ints, rows: int, name: str, key: Callable[[int], str]) -> None:
+def _check_limit(
+    strategy: Strategy, parts: ListParts, ends: Ints, rows: int, name: str, key: Callable[[int], str]
+) -> None:
     """Refuse the first stretch that outgrows the limit.  One that was held so long and got nothing is as it was."""
     starts, limit = parts.stretches, strategy.limit
     assert limit is not None
@@ -211,37 +213,37 @@ def _check_limit(strategy: Strategy, parts: Parts, ends: Ints, rows: int, name: 
 
 
 def join_texts(
-    separator: str, kind: pa.DataType, parts: Parts, column: pa.Array, held: pa.Array, name: str
+    separator: str, kind: pa.DataType, parts: ListParts, column: pa.Array, held: pa.Array, name: str
 ) -> pa.Array:
     """Each key's texts after each of its times, joined.
 
     column, held: of ``kind``.  Returns m cells of ``kind``, null where there is no text.  Raises `TooLarge`.  O(bytes).
     """
-    sizes = np.concatenate([np.diff(_offsets(column)), np.diff(_offsets(held))])[parts.parts]
+    sizes = np.concatenate([np.diff(_list_offsets(column)), np.diff(_list_offsets(held))])[parts.parts]
     offsets, places = parts.ranges(np.arange(parts.parts.size + 1))
     listed = parts.parts if places is None else parts.parts[places]
     total = int((sizes if places is None else sizes[places]).sum()) + len(separator.encode()) * listed.size
     if not pat.is_large_string(kind) and total > MOST:
         _too_large(name, f"its text takes {total:,} bytes, 32-bit offsets reach 2 GiB")
     wide = pa.large_string()
-    texts = _take_values(_both(column.cast(wide), held.cast(wide), name), listed, name)
+    texts = _take_values(_append_held(column.cast(wide), held.cast(wide), name), listed, name)
     out = pc.binary_join(pa.LargeListArray.from_arrays(pa.array(offsets), texts), pa.scalar(separator, wide))
     if parts.empty.any():
         out = pc.if_else(pa.array(parts.empty), pa.scalar(None, wide), out)
     return out.cast(kind)
 
 
-def _both(column: pa.Array, held: pa.Array, name: str) -> pa.Array:
+def _append_held(column: pa.Array, held: pa.Array, name: str) -> pa.Array:
     if not len(held):
         return column
-    return _arrow(name, pa.concat_arrays, [column, held])
+    return _call_arrow(name, pa.concat_arrays, [column, held])
 
 
 def _take_values(values: pa.Array, places: Ints, name: str) -> pa.Array:
-    return _arrow(name, values.take, pa.array(places))
+    return _call_arrow(name, values.take, pa.array(places))
 
 
-def _arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -> pa.Array:
+def _call_arrow(name: str, function: Callable[[Any], pa.Array], argument: Any) -> pa.Array:
     """Call an Arrow function on sound values; it can fail only if they are too many for its offsets."""
     try:
         return function(argument)
@@ -300,16 +302,16 @@ def add_up(
     had = validity(held) if held.null_count else np.ones(len(held), np.uint8)
     there = np.empty(walked.key_times.size - 1, np.uint8)
     if pat.is_floating(kind):
-        values = _floats(kind, walked, action, column, held, had, there)
+        values = _fold_floats(kind, walked, action, column, held, had, there)
     elif pat.is_uint64(kind) or (pat.is_decimal(kind) and kind.precision > SHORT):
-        values = _wide(kind, walked, action, column, held, had, there, name, named)
+        values = _fold_wide_integers(kind, walked, action, column, held, had, there, name, named)
     else:
-        out, (low, high) = np.empty(there.size, np.int64), _bounds(kind)
+        out, (low, high) = np.empty(there.size, np.int64), _integer_bounds(kind)
         group, row, before = add_words(
             walked, action, validity(column), drop_scale(column), had, drop_scale(held), low, high, out, there
         )
         if group >= 0:
-            _refuse(kind, before, int(drop_scale(column)[row]), name, named(group))
+            _raise_overflow(kind, before, int(drop_scale(column)[row]), name, named(group))
         if kind.bit_width == 128:
             values = np.stack([out, out >> 63], axis=1)
         else:
@@ -324,7 +326,7 @@ def set_nulls(kind: pa.DataType, values: Array, there: Flags) -> pa.Array:
     return pa.Array.from_buffers(kind, there.size, [bits, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _bounds(kind: pa.DataType) -> tuple[int, int]:
+def _integer_bounds(kind: pa.DataType) -> tuple[int, int]:
     if pat.is_decimal(kind):
         return 1 - 10**kind.precision, 10**kind.precision - 1
     if pat.is_unsigned_integer(kind):
@@ -332,7 +334,7 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
     return -(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1
 
 
-def _floats(
+def _fold_floats(
     kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array, had: Flags, there: Flags
 ) -> Array:
     dtype = np.dtype(f"f{kind.bit_width // 8}")
@@ -342,7 +344,7 @@ def _floats(
     return out.astype(dtype, copy=False)
 
 
-def _wide(
+def _fold_wide_integers(
     kind: pa.DataType,
     walked: Walked,
     action: Flags,
@@ -353,16 +355,16 @@ def _wide(
     name: str,
     named: Callable[[int], str],
 ) -> Array:
-    given, before = _pairs(column), _pairs(held)
+    given, before = _word_pairs(column), _word_pairs(held)
     out = np.empty((there.size, 2), np.uint64)
-    least, most = (np.array([bound & LOW, bound >> 64 & LOW], np.uint64) for bound in _bounds(kind))
+    least, most = (np.array([bound & LOW, bound >> 64 & LOW], np.uint64) for bound in _integer_bounds(kind))
     group, row = add_wide(walked, action, validity(column), given, had, before, least, most, out, there)
     if group >= 0:
-        _refuse(kind, _whole(out[0]), _whole(given[row]), name, named(group))
+        _raise_overflow(kind, _join_words(out[0]), _join_words(given[row]), name, named(group))
     return out[:, 0] if pat.is_uint64(kind) else out
 
 
-def _pairs(column: pa.Array) -> Words:
+def _word_pairs(column: pa.Array) -> Words:
     """uint64[n, 2]: low words and high words."""
     if pat.is_decimal(column.type):
         return view(column, np.dtype((np.uint64, 2)))
@@ -371,12 +373,12 @@ def _pairs(column: pa.Array) -> Words:
     return out
 
 
-def _whole(pair: Words) -> int:
+def _join_words(pair: Words) -> int:
     number = int(pair[0]) | int(pair[1]) << 64
     return number - (1 << 128) if number >> 127 else number
 
 
-def _refuse(kind: pa.DataType, before: int, value: int, name: str, key: str) -> NoReturn:
+def _raise_overflow(kind: pa.DataType, before: int, value: int, name: str, key: str) -> NoReturn:
     def format_sum(number: int) -> str:
         return str(WIDE.scaleb(Decimal(number), -kind.scale) if pat.is_decimal(kind) else number)
 
@@ -401,7 +403,7 @@ RULES = {
 NO_WORDS: Ints = np.empty(0, np.int64)
 
 
-class Cells:
+class HeldCells:
     """What the g keys hold of a column when the step begins.
 
     ``references``: int64[g], where the row is that a key holds, without flags; NOTHING where it holds no live row.
@@ -412,7 +414,7 @@ class Cells:
     >>> from ddflow.plan.merge.strategy import last_non_null, sum
     >>> few, flags = (lambda *v, t=t: np.array(v, t) for t in (np.int32, np.uint8))
     >>> walked = Walked(few(0, 1), few(0, 2), few(0, 1))  # one key, two events at one time
-    >>> held, given = Cells(np.array([5 << 40]), lambda: pa.array([10])), pa.array([2, None])
+    >>> held, given = HeldCells(np.array([5 << 40]), lambda: pa.array([10])), pa.array([2, None])
     >>> field = pa.field("visits", pa.int64())
     >>> of = (field, walked, flags(TAKE, TAKE), given, ALL_VALID, held, Secret(1, 2), str)
     >>> fold(last_non_null(), *of).tolist(), fold(sum(), *of).to_pylist()
@@ -421,13 +423,13 @@ class Cells:
 
     def __init__(self, references: Ints, gather: Callable[[], pa.Array]) -> None:
         self.references, self._gather = references, gather
-        self._values: pa.Array | None = None
+        self._held_values: pa.Array | None = None
 
     def values(self) -> pa.Array:
         """Gather the cells on the first call.  O(g), once."""
-        if self._values is None:
-            self._values = self._gather()
-        return self._values
+        if self._held_values is None:
+            self._held_values = self._gather()
+        return self._held_values
 
 
 def fold(
@@ -437,7 +439,7 @@ def fold(
     action: Flags,
     column: pa.Array,
     given: Flags,
-    held: Cells,
+    held: HeldCells,
     secret: Secret,
     named: Callable[[int], str],
 ) -> Ints | pa.Array:
@@ -454,10 +456,10 @@ def fold(
     """
     if strategy.name in RULES:
         return _choose_cells(strategy, walked, action, column, given if strategy.name == "last" else ALL_VALID, held)
-    return _make_cells(strategy, field, walked, action, column, _values(held, field.type), secret, named)
+    return _make_cells(strategy, field, walked, action, column, _held_values(held, field.type), secret, named)
 
 
-def _values(held: Cells, kind: pa.DataType) -> pa.Array:
+def _held_values(held: HeldCells, kind: pa.DataType) -> pa.Array:
     """Return the held cells; gather nothing if no key is live."""
     if (held.references == NOTHING).all():
         return pa.nulls(held.references.size, kind)
@@ -465,19 +467,19 @@ def _values(held: Cells, kind: pa.DataType) -> pa.Array:
 
 
 def _choose_cells(
-    strategy: Strategy, walked: Walked, action: Flags, column: pa.Array, counts: Flags, held: Cells
+    strategy: Strategy, walked: Walked, action: Flags, column: pa.Array, counts: Flags, held: HeldCells
 ) -> Ints:
     """Return references to the chosen cells.  ``counts``: marks the events of ``last`` and ``first``, null or not."""
     name, rule = strategy.name, RULES[strategy.name]
     references, words, before = held.references, NO_WORDS, NO_WORDS
     had = (references != NOTHING).view(np.uint8)
     if name not in ("last", "first"):
-        counts = present(column)
+        counts = validity_flags(column)
     if name == "first_non_null":
         action = np.minimum(action, np.uint8(CLEAR))  # a null that was put there is no first value
     if name == "first_non_null" or rule >= GREATEST:
-        values = _values(held, column.type)
-        had = held_there(values)
+        values = _held_values(held, column.type)
+        had = held_flags(values)
         if rule >= GREATEST:
             words, before = rank_words(column, values)
     out = np.empty(walked.key_times.size - 1, np.int64)
@@ -514,19 +516,26 @@ def _make_cells(
     """Compute the m cells of a strategy that makes values."""
     name, kind = field.name, field.type
     if strategy.name == "fields":
-        return _fields(strategy, field, walked, action, column, held, secret, named)
+        return _fold_fields(strategy, field, walked, action, column, held, secret, named)
     if strategy.name == "sum":
         return add_up(kind, walked, action, column, held, name, named)
-    parts = Parts.of(walked, action, column, held)
+    parts = ListParts.of(walked, action, column, held)
     if strategy.name in LISTS:
         return grow_lists(
-            strategy, kind, parts, column, held, secret, name, lambda part: named(_group(walked, part, len(column)))
+            strategy,
+            kind,
+            parts,
+            column,
+            held,
+            secret,
+            name,
+            lambda part: named(_find_group(walked, part, len(column))),
         )
     return join_texts(strategy.separator or "", kind, parts, column, held, name)
 
 
-def _group(walked: Walked, part: int, rows: int) -> int:
-    """Find the group of a part (see `Parts`).  O(places)."""
+def _find_group(walked: Walked, part: int, rows: int) -> int:
+    """Find the group of a part (see `ListParts`).  O(places)."""
     if part >= rows:
         return part - rows
     place = int(np.flatnonzero(walked.permutation == part)[0])
@@ -538,7 +547,7 @@ def _return_values(values: pa.Array) -> pa.Array:
     return values
 
 
-def _fields(
+def _fold_fields(
     strategy: Strategy,
     of: pa.Field,
     walked: Walked,
@@ -549,7 +558,7 @@ def _fields(
     named: Callable[[int], str],
 ) -> pa.Array:
     """Fold a struct field by field; a null struct, new or held, adds to no field."""
-    n, counts = len(column), present(column)
+    n, counts = len(column), validity_flags(column)
     there = np.asarray(held.is_valid())
     references = np.where(there, np.arange(n, n + len(held)), NOTHING)
     # The struct is null after a BLANK, so a field's first event is still to come.
@@ -563,7 +572,7 @@ def _fields(
         each = named_fields.get(field.name, default)
         if each.name in RULES:
             chosen = _choose_cells(
-                each, walked, action, given, counts, Cells(references, partial(_return_values, before))
+                each, walked, action, given, counts, HeldCells(references, partial(_return_values, before))
             )
             children.append(pa.concat_arrays([given, before]).take(pa.array(chosen, mask=chosen == NOTHING)))
         else:

@@ -42,40 +42,40 @@ from ddflow.kernels.walk import NONE, ROW
 from ddflow.operators.upsert import user_functions
 from ddflow.operators.upsert.events import KeyedEvents
 from ddflow.operators.upsert.state import UpsertState
-from ddflow.operators.upsert.walking import Walking
+from ddflow.operators.upsert.walking import WalkedEvents
 
 
-class MergedRows(Walking):
+class MergedRows(WalkedEvents):
     """The rows that a fold makes of a step's events: see `ddflow.operators.upsert.resolution.FullRows`."""
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents, since: int) -> None:
         """Fold the events; `by`, `mark`, `words` and `value` are of the rows that are made."""
         super().__init__(state, keyed)
-        self._make()
-        while self.times.size > 1 and not self.upsert.bound.spec.compares_all and self._let_go():
-            self._make()
-        self._stand_in()
+        self._fold_rows()
+        while self.times.size > 1 and not self.upsert.bound.spec.compares_all and self._skip_no_ops():
+            self._fold_rows()
+        self._replace_events()
         expiring = self.upsert.expiring
         self.rules = Rules(0, LAST, False, self.order.keeps, since, True, expiring is not None and expiring.forgets)
 
-    def _make(self) -> None:
+    def _fold_rows(self) -> None:
         """Fold all columns, and put the rows together that they make."""
         arranged, merging, spec = self.upsert.arranged, self.merging, self.upsert.bound.spec
         first = self.steps.permutation.take(self.steps.key_times[:-1]).astype(np.int64)
         columns: dict[str, pa.Array] = {}
         for field in arranged.schema:
             if field.name in spec.key:
-                columns[field.name] = self._cell(first, field)
-        columns |= self._orders()
+                columns[field.name] = self._gather_column(first, field)
+        columns |= self._order_columns()
         folded = user_functions.columns(self) if merging.function is not None else None
         if merging.machine is not None:
             columns |= {
-                name: self._cell(each, merging.machine.column)
+                name: self._gather_column(each, merging.machine.column)
                 for name, each in user_functions.machine_columns(self).items()
             }
         for column in merging.columns:
             made = self.fold_column(column) if folded is None else folded[column.name]
-            columns[column.name] = self._cell(made, column.field)
+            columns[column.name] = self._gather_column(made, column.field)
         row = self.upsert.bound.row_schema
         for field, _ in merging.derived:
             columns[field.name] = pa.nulls(first.size, field.type)
@@ -96,7 +96,7 @@ class MergedRows(Walking):
         values: pa.Array = expression(batch.filter(pa.array(live)))
         return values.take(pa.array(np.cumsum(live) - 1, mask=~live))
 
-    def _let_go(self) -> bool:
+    def _skip_no_ops(self) -> bool:
         """Skip the first time of each key at which its row is a no-op: the next one folds over what is stored.
 
         The folds then skip its events.  Returns whether there was one.  Only columns that do not count differ.
@@ -119,18 +119,18 @@ class MergedRows(Walking):
         self.action = np.where(np.repeat(skipped, np.diff(steps.key_times)), np.uint8(SKIP), self.action)
         return bool(gone.size)
 
-    def _orders(self) -> dict[str, pa.Array]:
+    def _order_columns(self) -> dict[str, pa.Array]:
         """Compute the order columns of the row, and the hidden ones."""
         out: dict[str, pa.Array] = {}
         places, row = pa.array(self.places), self.upsert.bound.row_schema
         kept = {name: (each, part) for each in self.order.ranks for part, (_, name) in enumerate(each.hidden)}
         for name, (each, part) in kept.items():
             field = each.field.with_name(name).with_nullable(True)
-            set_by = self._set_by(each.group, part, name)
+            set_by = self._find_order_setters(each.group, part, name)
             if self.merging.cells and self.events.rows.column(each.field.name).null_count:
-                out[name] = self._inheriting(set_by[self.places], each.field, field)
+                out[name] = self._inherit_orders(set_by[self.places], each.field, field)
             else:
-                out[name] = self._cell(set_by, field)
+                out[name] = self._gather_column(set_by, field)
         for number, group in enumerate(self.merging.groups if not self.merging.cells else self.merging.groups[:1]):
             for field in group.order:
                 if field.name not in row.names:
@@ -142,19 +142,23 @@ class MergedRows(Walking):
                 if made is None:
                     name = f"_order_{field.name}"
                     found = out.get(name)
-                    made = found if found is not None else self._cell(self._set_by(number, 0, field.name), field)
+                    made = (
+                        found
+                        if found is not None
+                        else self._gather_column(self._find_order_setters(number, 0, field.name), field)
+                    )
                     out[field.name] = made.cast(field.type)
                 else:
                     out[field.name] = made.take(places)
         return out
 
-    def _inheriting(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
+    def _inherit_orders(self, made: Ints, given: pa.Field, kept: pa.Field) -> pa.Array:
         """Orders of cells, by reference; those of events as they were inherited."""
         ours = (made >= 0) & (made < 1 << SLOT)
         mine = user_functions.inherit_orders(self, given).take(pa.array(np.where(ours, made, 0)))
         return pc.if_else(pa.array(ours), mine, self.gather_cells(np.where(ours, NOTHING, made), kept))
 
-    def _set_by(self, group: int, part: int, name: str) -> Ints:
+    def _find_order_setters(self, group: int, part: int, name: str) -> Ints:
         """Find the rows that set a group's order, or its part's under versions of cells.  ``name``: the column's."""
         action = self.taken.action[group if not self.merging.cells else max(part - 1, 0)]
         if self.merging.cells and part < 2:
@@ -163,7 +167,7 @@ class MergedRows(Walking):
         if not self.merging.cells and group:
             action = self._mark_order_setters(group)
         follows = np.where(action != SKIP, TAKE, SKIP).astype(np.uint8)
-        if self.merging.cells and part > 1 and self._kinds()[part - 2] != walk_cells.LATEST:
+        if self.merging.cells and part > 1 and self._cell_kinds()[part - 2] != walk_cells.LATEST:
             follows[action == CLEAR] = CLEAR  # where the first or every event counts, a delete leaves no order
         every = bool(group) or self.merging.cells or name.startswith("_tie_")
         counts = np.empty(0, np.uint8) if every else validity(self.events.rows.column(self.plain_name(name)))
@@ -184,13 +188,13 @@ class MergedRows(Walking):
         runs = np.repeat(self.taken.running[:, span], np.diff(steps.key_times), axis=0)
         return np.where((self.own[steps.permutation, span] == runs).all(axis=1), TAKE, SKIP)
 
-    def _cell(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
+    def _gather_column(self, made: Ints | pa.Array, field: pa.Field) -> pa.Array:
         """Gather a column of the made rows, in the order of times."""
         if isinstance(made, np.ndarray):
             return self.gather_cells(made[self.places], field)
         return made if self.times.size < 2 else made.take(pa.array(self.places))
 
-    def _stand_in(self) -> None:
+    def _replace_events(self) -> None:
         """Let the made rows stand in the place of the events."""
         steps, m = self.steps, self.places.size
         at = self.keyed.by.starts[:-1]
@@ -251,7 +255,7 @@ class MergedRows(Walking):
                 made_.append(pc.if_else(*either).take(stood))
                 continue
             if name not in self.made.schema.names:  # no order is held from one time to the next
-                set_by = self._set_by(0, 0, field.name)
+                set_by = self._find_order_setters(0, 0, field.name)
                 given = self.events.rows.column(field.name)
                 made_.append(given.take(pa.array(set_by, mask=set_by == NOTHING)).take(at))
                 continue

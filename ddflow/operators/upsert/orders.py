@@ -167,7 +167,7 @@ HIDDEN = "_order_"
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedWord:
     """A word that must be ranked in each step: of an events' column, beside hidden columns of what keys hold."""
 
     word: int
@@ -202,7 +202,7 @@ class MergeOrders:
         self.parts = len(merging.columns) + 2 if cells else 1
         self.ordered = len(merging.groups) == 1 or cells or bool(spec.order_by) or self.timed
         self._sources: list[tuple[pa.Field | str, int, bool]] = []
-        self.ranks: list[Ranked] = []
+        self.ranks: list[RankedWord] = []
         self.hidden: list[pa.Field] = []
         spans, fields = [], []
         self._ranked: list[tuple[int, pa.Field, int]] = []
@@ -229,7 +229,7 @@ class MergeOrders:
         self.spans, self.columns = np.array(spans, np.int64), np.array(fields, np.int64).reshape(-1, 4)
         self.base = int(self.spans[0, 1])
         self.words = self.width * self.parts if self.keeps else 0
-        self._hide(cells)
+        self._name_hidden_columns(cells)
 
     @property
     def width(self) -> int:
@@ -251,7 +251,7 @@ class MergeOrders:
             self._ranked.append((self.width, field, -1 - group if tie else group))
             self._sources.append(("rank", 1, tie))
 
-    def _hide(self, cells: bool) -> None:
+    def _name_hidden_columns(self, cells: bool) -> None:
         """Name the hidden columns of what has to be ranked."""
         for word, field, group in self._ranked:
             names = []
@@ -263,7 +263,7 @@ class MergeOrders:
                     name = f"{HIDDEN}{part}_{of}_{field.name}"
                 names.append((part * self.width + word, name))
                 self.hidden.append(field.with_name(name).with_nullable(True))
-            self.ranks.append(Ranked(word, field, -1 - group if group < 0 else group, group < 0, tuple(names)))
+            self.ranks.append(RankedWord(word, field, -1 - group if group < 0 else group, group < 0, tuple(names)))
 
     def of(self, events: pa.RecordBatch, original: Ints | None, gone: Flags) -> Ints:
         """int64[n, width]: the words of events; those that must be ranked are 0 until `rank` writes them.  O(n)."""
@@ -300,7 +300,7 @@ class MergeOrders:
             parts = [] if prior is None else arrays(prior, [name for _, name in each.hidden])
             olds = pa.concat_arrays(parts) if parts else pa.nulls(0, column.type)
             words, held_words = rank_words(column, olds)
-            words, held_words = _or_least(words, column), _or_least(held_words, olds)
+            words, held_words = _replace_nulls(words, column), _replace_nulls(held_words, olds)
             # Two deletes are equal, whatever else is in their rows: the first tie word says which is one.
             says = int(self.spans[each.group, 1])
             order[:, each.word] = np.where(gone == 0, words, 0) if each.breaks else words
@@ -345,6 +345,6 @@ def orders(bound: BoundUpserts) -> Order | MergeOrders:
     return Order(bound) if bound.merging is None else MergeOrders(bound)
 
 
-def _or_least(words: Ints, column: pa.Array) -> Ints:
+def _replace_nulls(words: Ints, column: pa.Array) -> Ints:
     present = validity(column)
     return np.where(present != 0, words, LEAST) if present.size else words

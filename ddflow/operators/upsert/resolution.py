@@ -51,7 +51,7 @@ from ddflow.operators.upsert.merged import MergedRows
 from ddflow.operators.upsert.orders import Order
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.time import format_time
-from ddflow.trace.batch import Batch, Change, same
+from ddflow.trace.batch import Batch, Change, repeat_value
 
 ALL: Flags = np.empty(0, np.uint8)
 EMITTED = 4
@@ -90,7 +90,7 @@ class FullRows:
             self._rank(order)
         forgets = expiring is not None and expiring.forgets
         self.rules = Rules(order.base, order.tie, order.ties, order.keeps, since, keyed.full is not None, forgets)
-        self.permutation = self._by_order() if order.tie == ERROR else keyed.by.permutation
+        self.permutation = self._sort_by_base_words() if order.tie == ERROR else keyed.by.permutation
 
     def payload(self) -> Rows:
         """Return the full rows as the arrangement stores them."""
@@ -153,7 +153,7 @@ class FullRows:
         if groups.size:
             prior.order[groups] = old
 
-    def _by_order(self) -> Narrow:
+    def _sort_by_base_words(self) -> Narrow:
         """Sort the events of each key and time by their base words, so that ties are neighbours."""
         groups = np.repeat(np.arange(self.by.starts.size - 1), np.diff(self.by.starts))
         at = self.by.permutation
@@ -255,7 +255,7 @@ class Resolved:
         return ((self.out.outcome >> OUTCOME) & 7).astype(np.uint8)
 
     @property
-    def given(self) -> Ints:
+    def given_events(self) -> Ints:
         """int64[m]: the events that somebody gave.  O(n)."""
         return np.delete(np.arange(self.events.times.size), self.keyed.absent)
 
@@ -266,7 +266,7 @@ class Resolved:
         """
         return self.rows.winner_orders(self.out, rows)
 
-    def near(self, name: str) -> pa.Array | None:
+    def column_from_events(self, name: str) -> pa.Array | None:
         """Build a column of the updates from the events that caused them, if these hold the very same values.
 
         None for few updates, if the values may differ, or if the type is not 64 bits wide.  O(events).
@@ -301,13 +301,15 @@ class Resolved:
 
     def updates(self, schema: pa.Schema) -> Updates:
         """Return the differences, in the order of their times; a column is gathered on its first read.  O(updates)."""
-        return Updates(View(self.pool, self.about, schema, self.near), self.ranks, self.diffs, self.keyed.times)
+        return Updates(
+            View(self.pool, self.about, schema, self.column_from_events), self.ranks, self.diffs, self.keyed.times
+        )
 
     @cached_property
     def changes(self) -> list[Change]:
         """What the state must take in, by ascending identities.  O(versions)."""
         both = zip(self.spans, self.done, strict=True)
-        return self.upsert.threads.each(self._change, [(*span, *done[1::2], done[4]) for span, done in both])
+        return self.upsert.threads.each(self._build_change, [(*span, *done[1::2], done[4]) for span, done in both])
 
     def _build_stored_columns(self, out: Outcomes) -> list[Column]:
         """Build the rows of versions: words from their hashes if these can be reversed, the rest by reference."""
@@ -322,7 +324,7 @@ class Resolved:
         rest = iter(lay_out(self.pool, out.row, [field for field in state.stored if field.name not in words]))
         return [words[field.name] if field.name in words else next(rest) for field in state.stored]
 
-    def _change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
+    def _build_change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
         """Build the change of a span of keys."""
         at = int(self.rows.by.starts[begin])
         whole = len(self.spans) == 1 and versions == self.out.high.size
@@ -334,7 +336,7 @@ class Resolved:
         rows = Rows.of(columns, shape, versions)
         words = self.rows.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
-        time = same(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
+        time = repeat_value(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time
         if versions < self.out.high.size // 2 // len(self.spans):
             # Else the room of those that are not there would be kept with them.
             high, low, live = high.copy(), low.copy(), live.copy()

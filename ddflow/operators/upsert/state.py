@@ -19,13 +19,13 @@ from ddflow.kernels.emit import mark_rows
 from ddflow.kernels.resolve import NOBODY
 from ddflow.operators.base import Hashes, Readable
 from ddflow.operators.upsert.events import Events, KeyedEvents
-from ddflow.operators.upsert.expiry import Expiring
+from ddflow.operators.upsert.expiry import KeyExpiry
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.inputs.bind import BoundUpserts
 from ddflow.time import NEVER
 from ddflow.trace.arrangement import Arrangement
-from ddflow.trace.batch import ends
-from ddflow.trace.merge import by_sorting
+from ddflow.trace.batch import mark_last
+from ddflow.trace.merge import pick_by_sorting
 
 NOBODY_ELSE: Ints = np.empty(0, np.int64)
 """No events that nobody gave."""
@@ -64,7 +64,7 @@ class UpsertState(Readable):
         self.arranged.share(threads)
         expires = bound.spec.expiry is not None
         self.keys, self.identified = RowHashes(bound.key_schema, secret, threads), bound.key_schema
-        self.expiring = Expiring(bound, self.order, self.arranged, self.keys) if expires else None
+        self.expiring = KeyExpiry(bound, self.order, self.arranged, self.keys) if expires else None
         row = bound.row_schema
         self.values = RowHashes(pa.schema([row.field(name) for name in bound.tracked]), secret, threads)
         self.stored = list(row)
@@ -76,10 +76,10 @@ class UpsertState(Readable):
         self.exact = {n for n in exact if not pat.is_floating(bound.key_schema.field(n).type)}
         # A hash that is a bijection gives the value back: the identity of a key of one word, the hash of one column.
         alone = [] if self.wide else bound.spec.key, bound.tracked if bound.merging is None else []
-        self.identity, self.hashed = (self._word(row, names) for names in alone)
+        self.identity, self.hashed = (self._find_word_column(row, names) for names in alone)
 
     @staticmethod
-    def _word(row: pa.Schema, names: Sequence[str]) -> str | None:
+    def _find_word_column(row: pa.Schema, names: Sequence[str]) -> str | None:
         """Return the name of a single column whose 64-bit words are equal if its values are; else None."""
         kinds = [row.field(name).type for name in names]
         return names[0] if [is_word(k) and width(k) == 8 and not pat.is_floating(k) for k in kinds] == [True] else None
@@ -112,7 +112,7 @@ class UpsertState(Readable):
         return keyed if self.expiring is None else self.expiring.look(keyed)
 
 
-def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
+def walk_live_keys(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
     """Yield the identities of all live keys (high, low) and references to their rows, range by range, ascending.
 
     O(keys) in memory, O(versions) on disk; it must not change meanwhile.
@@ -123,7 +123,7 @@ def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
     >>> from ddflow.operators.upsert.upsert import RunningUpsert
     >>> from ddflow.columns.hashing import Secret
     >>> upsert = RunningUpsert(bind_upserts("v", pa.schema({"k": pa.int64()}), Upsert("k")), Secret(1, 2))
-    >>> [references.size for _, _, references in living(upsert.arranged)]
+    >>> [references.size for _, _, references in walk_live_keys(upsert.arranged)]
     [0]
     """
     if not arranged.lower:
@@ -132,6 +132,6 @@ def living(arranged: Arrangement) -> Iterator[tuple[Words, Words, Ints]]:
         yield high, low, references
         return
     for parts in arranged.ranges():
-        picked = by_sorting(arranged.slots, parts, NEVER, droppable=False)
-        now = ends(picked.high, picked.low) & (picked.live != 0)
+        picked = pick_by_sorting(arranged.slots, parts, NEVER, droppable=False)
+        now = mark_last(picked.high, picked.low) & (picked.live != 0)
         yield picked.high[now], picked.low[now] if picked.low.size else NONE, picked.references[now]

@@ -16,8 +16,8 @@ from ddflow.kernels.fold import CLEAR, LAST as LATEST, NOTHING, SKIP, TAKE, Walk
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.user_functions import CHANGED, FINE, NULL, as_records, build_merger
 from ddflow.kernels.walk import NONE, ROW
-from ddflow.operators.upsert.folds import Cells, fold
-from ddflow.operators.upsert.walking import Walking
+from ddflow.operators.upsert.folds import HeldCells, fold
+from ddflow.operators.upsert.walking import WalkedEvents
 from ddflow.plan.merge.bound import MergedColumn
 from ddflow.plan.merge.strategy import first, last_non_null
 from ddflow.plan.merge.user_function import (
@@ -35,7 +35,7 @@ from ddflow.plan.merge.user_function import (
 )
 
 
-def columns(of: Walking) -> dict[str, Ints | pa.Array]:
+def columns(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     """Compute the merged columns by key and time: references, or cells, as `merging.folds.fold` returns them.
 
     O(events) and what the function takes.  Raises `MergerFailed`, with nothing changed.
@@ -58,7 +58,7 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     [{'k': 1, 'n': 30, '_diff': 1}]
     """
     if of.merging.scalar:
-        return _scalar(of)
+        return _fold_by_function(of)
     fixed = _fixed_columns(of)
     derived = {field.name for field, _ in of.merging.derived}
     schema = pa.schema([f.with_nullable(f.nullable or f.name in derived) for f in of.upsert.bound.row_schema])
@@ -81,20 +81,20 @@ def columns(of: Walking) -> dict[str, Ints | pa.Array]:
     return {each.name: made.column(each.name).take(pa.array(chains.shown)) for each in of.merging.columns}
 
 
-def _fixed_columns(of: Walking) -> list[str]:
+def _fixed_columns(of: WalkedEvents) -> list[str]:
     """List the columns that no function may change: those of the key, and the order columns of the row."""
     names = [*of.upsert.bound.spec.key, *(field.name for field in of.merging.groups[0].order)]
     return [name for name in of.upsert.bound.row_schema.names if name in names]
 
 
-def _gather_held_rows(of: Walking, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
+def _gather_held_rows(of: WalkedEvents, schema: pa.Schema, keys: Ints) -> pa.RecordBatch:
     """Gather the rows that some keys hold; null for keys that hold none."""
     derived = {field.name for field, _ in of.merging.derived}
     found = [pa.nulls(keys.size, f.type) if f.name in derived else of.gather_cells(of.cells[keys], f) for f in schema]
     return pa.RecordBatch.from_arrays(found, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _build_event_rows(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
+def _build_event_rows(of: WalkedEvents, schema: pa.Schema) -> pa.RecordBatch:
     """Build the rows of the events."""
     rows, derived = of.events.rows, {field.name for field, _ in of.merging.derived}
     orders = {field.name: field for field in of.merging.groups[0].order}
@@ -109,7 +109,7 @@ def _build_event_rows(of: Walking, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(out, schema=pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def inherit_orders(of: Walking, field: pa.Field) -> pa.Array:
+def inherit_orders(of: WalkedEvents, field: pa.Field) -> pa.Array:
     """Fill the nulls in an order column of the events with the prior order of their key.  O(n), O(1) without nulls."""
     column, steps, n = of.events.rows.column(field.name), of.steps, of.events.times.size
     if not column.null_count:
@@ -139,7 +139,7 @@ def inherit_orders(of: Walking, field: pa.Field) -> pa.Array:
     return pa.concat_arrays([column, values.cast(field.type)]).take(pa.array(found, mask=found == NOTHING))
 
 
-def first_order(of: Walking, field: pa.Field) -> pa.Array:
+def first_order(of: WalkedEvents, field: pa.Field) -> pa.Array:
     """Return an order column of rows that the first event made: its order, or the inherited one.  O(events)."""
     made = of.fold_column(MergedColumn(field.name, first(), field, 0))
     assert isinstance(made, np.ndarray)
@@ -149,7 +149,7 @@ def first_order(of: Walking, field: pa.Field) -> pa.Array:
     return pc.if_else(pa.array(ours), mine, of.gather_cells(at, field))
 
 
-def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
+def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
     """By a compiled loop; columns that records do not have are folded by ``dd.last_non_null()``."""
     bound, function, steps = of.upsert.bound, of.merging.function, of.steps
     derived = {field.name for field, _ in of.merging.derived}
@@ -198,14 +198,14 @@ def _scalar(of: Walking) -> dict[str, Ints | pa.Array]:
                 of.action[0],
                 rows.column(each.name),
                 np.empty(0, np.uint8),
-                Cells(cells.references, cells.values),
+                HeldCells(cells.references, cells.values),
                 of.upsert.secret,
                 of.key_of,
             )
     return out
 
 
-def machine_columns(of: Walking) -> dict[str, pa.Array]:
+def machine_columns(of: WalkedEvents) -> dict[str, pa.Array]:
     """Run the machine, and return its column by key and time; write to ``of.taken.live`` which keys hold a value.
 
     O(events) and what a function takes.  Raises `IllegalTransition`, `MergerFailed`, `ListTooLong`.

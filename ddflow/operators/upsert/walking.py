@@ -23,7 +23,7 @@ from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCU
 from ddflow.kernels.walk import NONE, OF_KEY, ROW, TOMBSTONE, Rule, Taken, walk_groups, walk_row
 from ddflow.kernels.walk_cells import EARLIEST, EVERY, LATEST, Values, walk_cells, walk_cells_plain
 from ddflow.operators.upsert.events import KeyedEvents
-from ddflow.operators.upsert.folds import Cells, fold, present as present_of, rank_words
+from ddflow.operators.upsert.folds import HeldCells, fold, rank_words, validity_flags
 from ddflow.operators.upsert.orders import MergeOrders
 from ddflow.operators.upsert.state import UpsertState
 from ddflow.plan.merge.bound import MergedColumn
@@ -34,7 +34,7 @@ LATER = {"first": last(), "first_non_null": last_non_null()}
 """Under versions of cells the walk takes an earlier event, and what it takes replaces what was there."""
 
 
-class Walking:
+class WalkedEvents:
     """What the fold of one step's events begins with."""
 
     def __init__(self, state: UpsertState, keyed: KeyedEvents) -> None:
@@ -51,15 +51,15 @@ class Walking:
         prior = self.prior.reference
         nothing = (prior == 0) | (prior & LAPSED != 0)
         self.status = np.where(nothing, NONE, np.where(prior & LIVE != 0, ROW, TOMBSTONE)).astype(np.uint8)
-        self.steps = self._steps(order)
-        self.places = self._places()
+        self.steps = self._sort_events(order)
+        self.places = self._order_groups()
         live = self.status == (ROW if not self.over else 255)
         self.cells = np.where(live, prior & ~np.int64(OCCUPIED | LIVE), NOTHING)
-        self._walk()
+        self._walk_events()
         self.action = self.taken.action
         """What folds see: the walk's, without the events that were skipped."""
 
-    def _steps(self, order: MergeOrders) -> Walked:
+    def _sort_events(self, order: MergeOrders) -> Walked:
         """Sort the events by key and time, in the order of the fold."""
         by, n = self.keyed.by, self.events.times.size
         self.own = order.of(self.events.rows, self.events.original, self.gone)
@@ -76,10 +76,10 @@ class Walking:
             key_times = np.append(np.flatnonzero(begins), n).astype(np.int32)
             keys = np.searchsorted(key_times, by.starts).astype(np.int32)
         if self.upsert.bound.spec.holds_back and order.base + (order.seq is not None) and key_times.size <= n:
-            permutation = self._in_effect(order, permutation, key_times)
+            permutation = self._sort_by_order(order, permutation, key_times)
         return Walked(permutation, key_times, keys)
 
-    def _in_effect(self, order: MergeOrders, permutation: Narrow, key_times: Narrow) -> Narrow:
+    def _sort_by_order(self, order: MergeOrders, permutation: Narrow, key_times: Narrow) -> Narrow:
         """Sort the events of each (key, time) in effective order: base words, sequence, arrival."""
         at = permutation
         columns = [self.own[at, w] for w in range(order.base)]
@@ -89,12 +89,12 @@ class Walking:
         key_time = np.repeat(np.arange(key_times.size - 1), np.diff(key_times))
         return at[np.lexsort((*reversed(columns), key_time))]
 
-    def _places(self) -> Ints:
+    def _order_groups(self) -> Ints:
         """int64[m]: the (key, time) groups in the order of times, in which rows stand from now on."""
         rank = self.keyed.mark.take(self.steps.permutation.take(self.steps.key_times[:-1])) >> 1
         return np.argsort(rank, kind="stable") if self.times.size > 1 else np.arange(rank.size)
 
-    def _walk(self) -> None:
+    def _walk_events(self) -> None:
         """Who is folded, who is skipped, and by which order each key goes on."""
         order, rows, spec = self.order, self.events.rows, self.upsert.bound.spec
         n, m = self.events.times.size, self.steps.key_times.size - 1
@@ -112,7 +112,7 @@ class Walking:
         scratch = np.empty((4, words + groups), np.int64)
         if self.merging.cells and self._plain_cells(rule):
             walk_cells_plain(
-                self.steps, self.own, self.gone, self.status, self.prior.order, self._gives(), self.over, self.taken
+                self.steps, self.own, self.gone, self.status, self.prior.order, self._has_value(), self.over, self.taken
             )
             return
         if self.merging.cells:
@@ -122,12 +122,12 @@ class Walking:
                 self.gone,
                 self.status,
                 self.prior.order,
-                self._gives(),
-                self._kinds(),
+                self._has_value(),
+                self._cell_kinds(),
                 order.columns,
                 rule,
                 order.base,
-                self._values(),
+                self._cell_values(),
                 scratch,
                 self.taken,
             )
@@ -163,24 +163,24 @@ class Walking:
         """Whether cells are compared by one column without nulls, and only the latest of each counts."""
         columns, width = self.order.columns, self.order.width
         single = width == 1 or (len(columns) == 1 and width == columns[0, 2] - columns[0, 1])
-        return single and rule.tie == LAST and not rule.inherits and not self._kinds().any()
+        return single and rule.tie == LAST and not rule.inherits and not self._cell_kinds().any()
 
-    def _kinds(self) -> Ints:
+    def _cell_kinds(self) -> Ints:
         """int64[cells]: which events give a cell its value."""
         names = [column.strategy.name for column in self.merging.columns]
         return np.array([EARLIEST if name in LATER else LATEST if name in ORDER_FREE else EVERY for name in names])
 
-    def _gives(self) -> Flags:
+    def _has_value(self) -> Flags:
         """uint8[cells, n]: whether an event gives each cell a value."""
         rows, out = self.events.rows, np.ones((len(self.merging.columns), self.events.times.size), np.uint8)
         for i, column in enumerate(self.merging.columns):
             had = self.merging.mark_given(rows, column.name)
-            present = had if column.strategy.name in ("last", "first") else present_of(rows.column(column.name))
+            present = had if column.strategy.name in ("last", "first") else validity_flags(rows.column(column.name))
             if present.size:
                 out[i] = present
         return out
 
-    def _values(self) -> Values:
+    def _cell_values(self) -> Values:
         """Convert the cells to words if cells decide ties."""
         cells, n, g = len(self.merging.columns), self.events.times.size, self.status.size
         if self.order.tie != GREATEST:
@@ -200,9 +200,9 @@ class Walking:
                     flags[:] = validity(of)
         return out
 
-    def cells_of(self, column: MergedColumn) -> Cells:
+    def cells_of(self, column: MergedColumn) -> HeldCells:
         """Return the cells that keys hold of a column when the step begins."""
-        return Cells(self.cells, lambda: self.gather_cells(self.cells, column.field))
+        return HeldCells(self.cells, lambda: self.gather_cells(self.cells, column.field))
 
     def fold_column(self, column: MergedColumn) -> Ints | pa.Array:
         """One merged column by key and time: references, or the cells."""
@@ -236,7 +236,7 @@ class Walking:
         return pa.table({f.name: self.gather_cells(references, f) for f in self.order.hidden})
 
     @cached_property
-    def _from(self) -> tuple[RowPool, int]:
+    def _cell_pool(self) -> tuple[RowPool, int]:
         """Where cells come from: the events at 0, the batches, and a row of nulls; its number."""
         arranged, rows = self.upsert.arranged, self.events.rows
         n, columns = rows.num_rows, []
@@ -252,7 +252,7 @@ class Walking:
 
     def gather_cells(self, references: Ints, field: pa.Field) -> pa.Array:
         """Cells by reference, NOTHING for null."""
-        pool, none = self._from
+        pool, none = self._cell_pool
         return gather_column(pool, np.where(references == NOTHING, none << 40, references), field)
 
     def key_of(self, group: int) -> str:
