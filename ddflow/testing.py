@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret, value_hashes
-from ddflow.columns.rows import shown_row
+from ddflow.columns.rows import format_row
 from ddflow.connectors.to_arrow import to_table
 from ddflow.engine.engine import Flow
 from ddflow.errors import NotInvariant, SpecError
@@ -150,7 +150,7 @@ def _raise_smallest(trial: _Trial, calls: list[list[int]], how: str) -> None:
             if size == 1:
                 break
             size //= 2
-    shown = [[shown_row(trial.table, row) for row in rows] for rows in calls]
+    shown = [[format_row(trial.table, row) for row in rows] for rows in calls]
     raise NotInvariant(
         "dd.testing.invariance",
         f"{how}, these events give another collection: {shown}",

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, types as T
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import TimeType  # noqa: F401  (where it is missing, PySpark is too old: an ImportError)
 
-from ddflow.columns.declared import spark_type
-from ddflow.columns.schema import lossless, updates_schema
+from ddflow.columns.declared import parse_spark_type
+from ddflow.columns.schema import cast_losslessly, updates_schema
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 from ddflow.plan.plan import Plan
 
@@ -133,7 +133,7 @@ def from_spark(table: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
 
 def _cast(column: Any, kind: pa.DataType, name: str, what: str) -> pa.Array:
     chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
-    return lossless(chunked, pa.field(name, kind), what)
+    return cast_losslessly(chunked, pa.field(name, kind), what)
 
 
 def by_input(flow: Any, frames: Any) -> Mapping[str, DataFrame]:
@@ -176,7 +176,7 @@ def arrow_schema(frame: Any) -> pa.Schema:
     _check_frame(frame, "the columns of a DataFrame")
     fields = []
     for field in frame.schema:
-        kind = spark_type(field.dataType.jsonValue())
+        kind = parse_spark_type(field.dataType.jsonValue())
         if kind is None:
             asked, remedy = f"column {field.name!r} of a DataFrame", "cast it, or drop it, in the DataFrame"
             found = f"it is {field.dataType.simpleString()}, which does not go to Python and back unchanged"

@@ -20,7 +20,7 @@ from ddflow.cli.arguments import Ask
 from ddflow.cli.plan import FORMATS, KCAT, parse_format, parse_names
 from ddflow.cli.say import Tick, say
 from ddflow.cli.words import in_shell
-from ddflow.columns.wider import evolve_column
+from ddflow.columns.wider import suggest_evolve
 from ddflow.connectors.files import FileOptions, FilePosition, FilesSource
 from ddflow.connectors.files.kinds import MESSAGES, Dialect, FileKind, find_kind_by_ending
 from ddflow.connectors.files.places import STDIN
@@ -114,7 +114,7 @@ def run_options(ask: Ask, skipped: Skipped) -> FileOptions:
             return suggest_declaration(name, was, to)
         # A key and an order never change in a state, and a double is never text.
         fixed = {*parse_names(ask.key), *parse_names(ask.order_by), ask.time, ask.seq}
-        fix = evolve_column(name, was, to)
+        fix = suggest_evolve(name, was, to)
         return replace(fix, state=mask_address(ask.state), moves=fix.moves or name in fixed)
 
     return replace(

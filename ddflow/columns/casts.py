@@ -4,9 +4,9 @@ Guarantees: a column takes a type if every value has an equal one in it; otherwi
 value. A type written as text reads back as the same type.
 
 >>> import pyarrow as pa
->>> exact(pa.array([1.0, None, 2.0]), pa.int64()).to_pylist(), exact(pa.array([1.0, 2.5]), pa.int64())
+>>> cast_exactly(pa.array([1.0, None, 2.0]), pa.int64()).to_pylist(), cast_exactly(pa.array([1.0, 2.5]), pa.int64())
 ([1, None, 2], None)
->>> first_misfit(pa.array([1.0, 2.5, 3.5]), pa.int64()), fitting(pa.float64(), pa.int64())
+>>> find_misfit(pa.array([1.0, 2.5, 3.5]), pa.int64()), suggest_type(pa.float64(), pa.int64())
 (1, DataType(double))
 """
 
@@ -45,12 +45,12 @@ _ROOM: Final = {32: 9, 64: 18, 128: 38, 256: 76}
 """Digits that a decimal of so many bits holds."""
 
 
-def decimals_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def parse_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Texts as decimals, each the very number.  O(bytes).  Raises `pyarrow.ArrowInvalid` for one that does not fit.
 
     Arrow's own cast drops bits of a number that its integers do not hold, so it is given short texts only.
 
-    >>> decimals_of(pa.array(["1.50", "15e-1", "-0"]), pa.decimal128(38, 38 - 2)).to_pylist()[1]
+    >>> parse_decimals(pa.array(["1.50", "15e-1", "-0"]), pa.decimal128(38, 38 - 2)).to_pylist()[1]
     Decimal('1.500000000000000000000000000000000000')
     >>> pa.array(["-4"]).cast(pa.decimal128(38, 38)).to_pylist()
     [Decimal('-0.59717633079061536536625392568231788544')]
@@ -62,14 +62,14 @@ def decimals_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
             return texts.cast(kind)
         if longest <= 38 <= room and kind.scale <= 38:
             return texts.cast(_WIDE).cast(kind)
-    numbers = [None if each is None else _number(each, kind) for each in texts.to_pylist()]
+    numbers = [None if each is None else _parse_decimal(each, kind) for each in texts.to_pylist()]
     return pa.array(numbers, kind)
 
 
-def floats_of(cells: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_to_floats(cells: pa.Array, kind: pa.DataType) -> pa.Array:
     """Texts or numbers as floats, each the nearest one.  O(n).  Raises `pyarrow.ArrowInvalid` for what is beyond all.
 
-    >>> floats_of(pa.array(["1e300", "inf"]), pa.float64()).to_pylist()
+    >>> cast_to_floats(pa.array(["1e300", "inf"]), pa.float64()).to_pylist()
     [1e+300, inf]
     """
     made = cells.cast(kind, safe=not pat.is_floating(cells.type))
@@ -79,7 +79,7 @@ def floats_of(cells: pa.Array, kind: pa.DataType) -> pa.Array:
     return made
 
 
-def _number(text: str, kind: pa.DataType) -> Decimal:
+def _parse_decimal(text: str, kind: pa.DataType) -> Decimal:
     """Parse a number without the zeros at its end, which Arrow's own conversion would keep."""
     if _DECIMAL.fullmatch(text) and (number := _DIGITS.create_decimal(text).normalize(_DIGITS)).is_finite():
         fits = int(number.as_tuple().exponent) >= -kind.scale and number.adjusted() < kind.precision - kind.scale
@@ -105,7 +105,7 @@ def may_cast(source: pa.DataType, target: pa.DataType) -> bool:
     return lists and may_cast(source.value_type, target.value_type)
 
 
-def exact(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+def cast_exactly(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Cast to another type; None if a value has no equal there.  O(values); both types are normal ones."""
     if array.type == kind:
         return array
@@ -119,21 +119,21 @@ def exact(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
         return None
 
 
-def first_misfit(array: pa.Array, kind: pa.DataType) -> int:
+def find_misfit(array: pa.Array, kind: pa.DataType) -> int:
     """Find the first row whose value has no equal in ``kind``; the number of rows if all have.  O(values)."""
     low, high = 0, len(array)  # all rows before ``low`` fit, and one of those before ``high`` does not
-    if exact(array, kind) is not None:
+    if cast_exactly(array, kind) is not None:
         return high
     while high - low > 1:
         middle = (low + high) // 2
-        if exact(array.slice(low, middle - low), kind) is None:
+        if cast_exactly(array.slice(low, middle - low), kind) is None:
             high = middle
         else:
             low = middle
     return low
 
 
-def fitting(source: pa.DataType, target: pa.DataType) -> pa.DataType:
+def suggest_type(source: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Choose a type for values of both types, as messages name it: the source's if no better one is known."""
     if pat.is_integer(source) and pat.is_integer(target):
         wide = max(kind.bit_width * (1 + pat.is_unsigned_integer(kind)) for kind in (source, target))
@@ -154,23 +154,23 @@ def fitting(source: pa.DataType, target: pa.DataType) -> pa.DataType:
 def _cast_flat(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     source = array.type
     if pat.is_floating(kind) and not pat.is_decimal(source):
-        return _returning(array, array.cast(kind, safe=False))
+        return _check_round_trip(array, array.cast(kind, safe=False))
     if pat.is_integer(source) and pat.is_decimal(kind):
         return array.cast(pa.decimal128(20)).cast(kind)
     if pat.is_floating(source) and pat.is_decimal(kind):
-        return _returning(array, array.cast(kind)) if _of_scale(array, kind.scale) else None
+        return _check_round_trip(array, array.cast(kind)) if _has_scale(array, kind.scale) else None
     if pat.is_decimal(source) and pat.is_floating(kind):
         made = array.cast(kind)
-        return _returning(array, made) if _of_scale(made, source.scale) else None
+        return _check_round_trip(array, made) if _has_scale(made, source.scale) else None
     if pat.is_decimal(source) and pat.is_integer(kind):
         return array.cast(pa.decimal256(76, source.scale)).cast(kind)
     if source == pa.uuid() or kind == pa.uuid():
         return array.cast(pa.binary(16)).cast(kind)
     made = array.cast(kind)
-    return _returning(array, made) if pat.is_temporal(kind) else made
+    return _check_round_trip(array, made) if pat.is_temporal(kind) else made
 
 
-def _returning(array: pa.Array, made: pa.Array) -> pa.Array | None:
+def _check_round_trip(array: pa.Array, made: pa.Array) -> pa.Array | None:
     """``made``, if casting it back gives ``array``; NaN is NaN there."""
     back = made.cast(array.type)
     if back.equals(array):
@@ -181,7 +181,7 @@ def _returning(array: pa.Array, made: pa.Array) -> pa.Array | None:
     return made if bool(np.array_equal(one, other, equal_nan=True)) else None
 
 
-def _of_scale(array: pa.Array, scale: int) -> bool:
+def _has_scale(array: pa.Array, scale: int) -> bool:
     """Whether floats are decimals of a scale: then they are multiples of 2^-scale, since 10^scale is one of 2^scale."""
     values = np.asarray(array.drop_null(), np.float64)
     scaled = np.ldexp(values, max(scale, 0))
@@ -192,17 +192,17 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
     gone, n = array.is_null(), len(array)
     if pat.is_struct(kind):
         there = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
-        children: list[Any] = [_child(there.get(field.name, pa.nulls(n)), field, gone) for field in kind]
+        children: list[Any] = [_cast_child(there.get(field.name, pa.nulls(n)), field, gone) for field in kind]
         if any(child is None for child in children):
             return None
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
     if pat.is_map(kind):
-        keys, items = exact(array.keys, kind.key_type), exact(array.items, kind.item_type)
+        keys, items = cast_exactly(array.keys, kind.key_type), cast_exactly(array.items, kind.item_type)
         if keys is None or items is None:
             return None
         offsets = pa.array(np.asarray(array.offsets))  # of their own, as a mask needs them
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=gone)
-    values = _child(array.flatten(), kind.value_field)
+    values = _cast_child(array.flatten(), kind.value_field)
     if values is None:
         return None
     ends = np.concatenate([[0], np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(array), 0)))])
@@ -222,13 +222,13 @@ def build_lists(kind: pa.DataType, ends: Any, values: pa.Array, gone: pa.Array) 
     return (pa.LargeListArray if wide else pa.ListArray).from_arrays(offsets, values, type=kind, mask=gone)
 
 
-def _child(array: pa.Array, field: pa.Field, gone: pa.Array | None = None) -> pa.Array | None:
+def _cast_child(array: pa.Array, field: pa.Field, gone: pa.Array | None = None) -> pa.Array | None:
     """Cast a child; None if a value does not fit, or is a forbidden null while its parent is not null."""
     if not field.nullable and array.null_count:
         present = array if gone is None else array.filter(pc.invert(gone))
         if present.null_count:
             return None
-    return exact(array, field.type)
+    return cast_exactly(array, field.type)
 
 
 _SQL: Final = {
@@ -309,17 +309,17 @@ def parse_type(text: str) -> pa.DataType:
     if lower in _ARROW:
         return pa.type_for_alias(lower)
     try:
-        return _with_arguments(given, lower)
+        return _parse_parametric_type(given, lower)
     except SpecError:
         raise
     except (pa.ArrowInvalid, ValueError) as error:
         raise SpecError(f"type {text!r}", str(error), "give numbers that the type allows") from None
 
 
-def spelled_type(kind: pa.DataType) -> str:
+def format_type(kind: pa.DataType) -> str:
     """Write a short text that names the type, as `parse_type` reads it.  O(1).
 
-    >>> spelled_type(pa.timestamp("us", "UTC")), spelled_type(pa.decimal128(38, 2)), spelled_type(pa.int64())
+    >>> format_type(pa.timestamp("us", "UTC")), format_type(pa.decimal128(38, 2)), format_type(pa.int64())
     ('timestamptz', 'decimal(38,2)', 'int64')
     """
     if pa.types.is_decimal(kind):
@@ -328,7 +328,7 @@ def spelled_type(kind: pa.DataType) -> str:
     return own if own in _ARROW and "[" not in own else next((n for n, each in _SQL.items() if each == kind), own)
 
 
-def _with_arguments(given: str, lower: str) -> pa.DataType:
+def _parse_parametric_type(given: str, lower: str) -> pa.DataType:
     if match := _DECIMAL_TEXT.fullmatch(lower):
         digits, scale = int(match[2]), int(match[3] or 0)
         return pa.decimal256(digits, scale) if match[1] == "256" or digits > 38 else pa.decimal128(digits, scale)
@@ -349,7 +349,7 @@ def _with_arguments(given: str, lower: str) -> pa.DataType:
             case "map" if len(inner) == 2:
                 return pa.map_(parse_type(inner[0]), parse_type(inner[1]))
             case "struct" if inner:
-                return pa.struct([pa.field(column, kind) for column, kind in map(_field, inner)])
+                return pa.struct([pa.field(column, kind) for column, kind in map(_parse_field, inner)])
     near = get_close_matches(lower, [*_SQL, *_ARROW, "decimal(12,2)", "list<...>", "struct<...>", "map<...>"], 1)
     raise SpecError(
         f"type {given!r}",
@@ -365,7 +365,7 @@ def _strip_field_name(text: str) -> str:
     return text.split(":", 1)[1] if re.match(r"\s*\w+\s*:", text) else text
 
 
-def _field(text: str) -> tuple[str, pa.DataType]:
+def _parse_field(text: str) -> tuple[str, pa.DataType]:
     name, colon, kind = text.partition(":")
     if not colon:
         raise SpecError(f"struct field {text.strip()!r}", "it has no type", "write name: type")

@@ -72,14 +72,14 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
     """Convert the declared schema of a source to Arrow's, in normal types.
 
     ``given``: a ``pa.Schema``; a ``pl.Schema``; Spark's ``StructType``; a frame of pandas, Polars, DuckDB or Spark, or
-    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_type`.  Text of a frame is
+    anything with ``__arrow_c_schema__`` or a ``schema``; or ``{name: type}``, see `to_arrow_type`.  Text of a frame is
     ``string``, whatever the frame keeps it as (``large_string``, ``string_view``, a dictionary).
 
     Raises `SpecError` for duplicate or reserved names and for a text that names no type, `NotArrow` for anything else.
     O(columns).
     """
     try:
-        schema = _schema(given, what)
+        schema = _read_schema(given, what)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
         if isinstance(error, DdflowError):
             raise
@@ -90,36 +90,36 @@ def to_schema(given: Any, what: str = "schema") -> pa.Schema:
     return pa.schema([field.with_type(usual(field.type)) for field in schema])
 
 
-def _schema(given: Any, what: str) -> pa.Schema:
+def _read_schema(given: Any, what: str) -> pa.Schema:
     if isinstance(given, pa.Schema):
         return given
     if hasattr(given, "__arrow_c_schema__"):
         return pa.schema(given)
     if isinstance(given, Mapping):
-        return pa.schema([(name, to_type(kind, f"{what}, column {name!r}")) for name, kind in given.items()])
+        return pa.schema([(name, to_arrow_type(kind, f"{what}, column {name!r}")) for name, kind in given.items()])
     if hasattr(given, "jsonValue"):
-        return _of_spark(given.jsonValue(), what)
+        return _convert_spark_schema(given.jsonValue(), what)
     if hasattr(given, "collect_schema"):  # before its attribute `schema`, which warns that it may be slow
         given = given.collect_schema().to_frame()
     own: Any = getattr(given, "schema", None)
     if isinstance(own, pa.Schema):
         return own
     if hasattr(own, "jsonValue"):
-        return _of_spark(own.jsonValue(), what)
+        return _convert_spark_schema(own.jsonValue(), what)
     if hasattr(given, "limit"):
         given = given.limit(0)
     if hasattr(given, "__arrow_c_stream__"):
-        return without_index(pa.RecordBatchReader.from_stream(given).schema, given)
+        return drop_index_columns(pa.RecordBatchReader.from_stream(given).schema, given)
     raise TypeError("it is no Arrow schema")
 
 
-def without_index(schema: pa.Schema, frame: Any) -> pa.Schema:
+def drop_index_columns(schema: pa.Schema, frame: Any) -> pa.Schema:
     """Drop the columns that Arrow makes of a pandas index without a name."""
     names = [] if not hasattr(frame, "columns") else [str(name) for name in frame.columns]
     return pa.schema([field for field in schema if field.name in names or not _INDEX.fullmatch(field.name)])
 
 
-def to_type(kind: Any, what: str) -> pa.DataType:
+def to_arrow_type(kind: Any, what: str) -> pa.DataType:
     """Convert a declared type to Arrow's.
 
     ``kind``: Arrow's; a text, as `parse_type` reads it; Polars' or Spark's; or Python's: bool, int, float, str, bytes,
@@ -135,23 +135,27 @@ def to_type(kind: Any, what: str) -> pa.DataType:
     if isinstance(kind, type) and kind in _PYTHON:
         return _PYTHON[kind]
     if get_origin(kind) is list:
-        return pa.list_(to_type(get_args(kind)[0], what))
+        return pa.list_(to_arrow_type(get_args(kind)[0], what))
     if kind is Decimal:
         raise NotArrow(what, "Decimal has no precision", 'write "decimal(12,2)", for example')
     if type(kind).__module__.startswith("polars."):
         made: pa.DataType = pa.schema(sys.modules["polars"].Schema({"type": kind})).field(0).type
         return usual_type(made)
     if hasattr(kind, "jsonValue") and not isinstance(kind, type):
-        return _of_spark({"fields": [{"name": "type", "type": kind.jsonValue(), "nullable": True}]}, what).field(0).type
+        return (
+            _convert_spark_schema({"fields": [{"name": "type", "type": kind.jsonValue(), "nullable": True}]}, what)
+            .field(0)
+            .type
+        )
     known = ", ".join(each.__name__ for each in _PYTHON)
     remedy = f"give a type of pyarrow's, a text such as 'decimal(12,2)', or one of {known}"
     raise NotArrow(what, f"{kind!r:.80} is no type of a column", remedy)
 
 
-def _of_spark(record: Any, what: str) -> pa.Schema:
+def _convert_spark_schema(record: Any, what: str) -> pa.Schema:
     fields = []
     for field in record["fields"]:
-        kind = spark_type(field["type"])
+        kind = parse_spark_type(field["type"])
         if kind is None:
             found = f"Spark's {field['type']!r:.200} does not go to Python and back unchanged"
             raise NotArrow(f"{what}, column {field['name']!r}", found, "cast it, or leave it out", column=field["name"])
@@ -159,7 +163,7 @@ def _of_spark(record: Any, what: str) -> pa.Schema:
     return pa.schema(fields)
 
 
-def spark_type(record: Any) -> pa.DataType | None:
+def parse_spark_type(record: Any) -> pa.DataType | None:
     """Return the type in which Spark sends values, all inside it nullable; None if that loses information.  Pure.
 
     ``record``: the result of ``DataType.jsonValue``.
@@ -169,13 +173,13 @@ def spark_type(record: Any) -> pa.DataType | None:
             return pa.decimal128(int(decimal[1]), int(decimal[2]))
         return next((kind for pattern, kind in _SPARK.items() if re.fullmatch(pattern, record)), None)
     if record["type"] == "array":
-        element = spark_type(record["elementType"])
+        element = parse_spark_type(record["elementType"])
         return None if element is None else pa.list_(element)
     if record["type"] == "map":
-        key, value = spark_type(record["keyType"]), spark_type(record["valueType"])
+        key, value = parse_spark_type(record["keyType"]), parse_spark_type(record["valueType"])
         return None if key is None or value is None else pa.map_(key, value)
     if record["type"] == "struct":
         fields = record["fields"]
-        children = [(field["name"], kind) for field in fields if (kind := spark_type(field["type"])) is not None]
+        children = [(field["name"], kind) for field in fields if (kind := parse_spark_type(field["type"])) is not None]
         return pa.struct(children) if len(children) == len(fields) else None
     return None

@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.layout import address, offset_width, plainly, width
-from ddflow.columns.schema import arrays, is_word, normal_type, plain
+from ddflow.columns.layout import buffer_address, fixed_width, make_writable, offset_width
+from ddflow.columns.schema import column_arrays, decode_array, is_word, normal_type
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels import identity as kernels
 
@@ -69,7 +69,7 @@ class Secret(NamedTuple):
         return np.uint64(self.k0), np.uint64(self.k1)
 
 
-def is_wide(schema: pa.Schema) -> bool:
+def has_wide_identities(schema: pa.Schema) -> bool:
     """Whether identities of rows with these columns take two words: all but one non-null word."""
     return not (len(schema) == 1 and is_word(schema.field(0).type) and not schema.field(0).nullable)
 
@@ -98,11 +98,11 @@ def validity(column: pa.Array) -> Flags:
     if pat.is_null(column.type):
         return np.zeros(len(column), np.uint8)
     out = np.empty(len(column), np.uint8)
-    kernels.unpack_bits(np.uint64(address(column.buffers()[0])), np.int64(column.offset), out)
+    kernels.unpack_bits(np.uint64(buffer_address(column.buffers()[0])), np.int64(column.offset), out)
     return out
 
 
-def flags(column: pa.Array) -> Flags:
+def true_flags(column: pa.Array) -> Flags:
     """uint8[n] of 1 where a boolean column is true; null counts as not true."""
     out = np.empty(len(column), np.uint8)
     if len(column):
@@ -112,43 +112,43 @@ def flags(column: pa.Array) -> Flags:
     return out
 
 
-def words(column: pa.Array) -> Words:
+def canonical_words(column: pa.Array) -> Words:
     """uint64[n]: the canonical word of each value of a word type; what null values hold is unspecified.
 
     It may be the column's own memory: not to be written to.
     """
-    return word_reader(column.type)(column)
+    return build_word_reader(column.type)(column)
 
 
-def word_reader(kind: pa.DataType) -> Read:
-    """Return a function that reads `words` of columns of a word type."""
+def build_word_reader(kind: pa.DataType) -> Read:
+    """Return a function that reads `canonical_words` of columns of a word type."""
     if pat.is_boolean(kind):
-        return lambda column: flags(column).astype(np.uint64)
+        return lambda column: true_flags(column).astype(np.uint64)
     signed = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
     dtype = np.dtype(f"{signed}{kind.bit_width // 8}")
     if signed == "f":
-        return lambda column: _canonical(view(column, dtype).astype(np.float64).view(np.uint64))
+        return lambda column: _canonicalize(view_values(column, dtype).astype(np.float64).view(np.uint64))
     if kind.bit_width == 64:
-        return partial(view, dtype=np.dtype(np.uint64))
-    return lambda column: view(column, dtype).astype(np.int64).view(np.uint64)
+        return partial(view_values, dtype=np.dtype(np.uint64))
+    return lambda column: view_values(column, dtype).astype(np.int64).view(np.uint64)
 
 
-def _canonical(floats: Words) -> Words:
+def _canonicalize(floats: Words) -> Words:
     kernels.canonicalize_floats(floats)
     return floats
 
 
-def view(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def view_values(column: pa.Array, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """View the values of a column of a fixed width without a copy.  Not to be written to."""
     if not len(column):
         return np.empty(0, dtype)
     found: np.ndarray[Any, Any] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
-    return found if found.flags.writeable else plainly(found)
+    return found if found.flags.writeable else make_writable(found)
 
 
-def ordered_words(column: pa.Array) -> Ints:
+def sortable_words(column: pa.Array) -> Ints:
     """int64[n]: words of a word type whose order is the order of the values, NaN largest; nulls unspecified."""
-    out = words(column)
+    out = canonical_words(column)
     if pat.is_floating(column.type):
         kernels.order_floats(out)
     elif pat.is_uint64(column.type):
@@ -161,12 +161,12 @@ def identities(table: pa.Table | pa.RecordBatch, secret: Secret, rows: int | Non
 
     ``rows``: the number of rows, if there may be no columns.
     """
-    return RowHashes(table.schema, secret).identities(arrays(table), table.num_rows if rows is None else rows)
+    return RowHashes(table.schema, secret).identities(column_arrays(table), table.num_rows if rows is None else rows)
 
 
 def value_hashes(table: pa.Table | pa.RecordBatch, secret: Secret) -> Words:
     """uint64[n]: a keyed hash of all columns of each row: see `RowHashes.values`."""
-    return RowHashes(table.schema, secret).values(arrays(table), table.num_rows)
+    return RowHashes(table.schema, secret).values(column_arrays(table), table.num_rows)
 
 
 class RowHashes:
@@ -175,15 +175,15 @@ class RowHashes:
     def __init__(self, schema: pa.Schema, secret: Secret, threads: Threads = ALONE) -> None:
         self.threads, self.cost = threads, sum(1 if is_word(field.type) else 15 for field in schema)
         """Nanoseconds a row, about."""
-        self.least = threads.least(self.cost or 1)
-        self.secret, self.wide, self.names = secret.words, is_wide(schema), schema.names
+        self.least = threads.least_rows(self.cost or 1)
+        self.secret, self.wide, self.names = secret.words, has_wide_identities(schema), schema.names
         alone = len(schema) == 1 and is_word(schema.field(0).type)
-        self.word = word_reader(schema.field(0).type) if alone else None
-        self.absorb = [absorber(field.type, secret) for field in schema]
+        self.word = build_word_reader(schema.field(0).type) if alone else None
+        self.absorb = [build_absorber(field.type, secret) for field in schema]
 
-    def of(self, rows: Any) -> tuple[Words, Words]:
+    def identify_rows(self, rows: Any) -> tuple[Words, Words]:
         """Compute the identities of a table, batch or view that has these columns, in any order."""
-        return self.identities(arrays(rows, self.names), rows.num_rows)
+        return self.identities(column_arrays(rows, self.names), rows.num_rows)
 
     def identities(self, columns: Sequence[pa.Array], n: int) -> tuple[Words, Words]:
         """Compute the identities of n rows: (high, low), uint64[n] each, low of size 0 if one word is enough.
@@ -192,8 +192,10 @@ class RowHashes:
         """
         if n < self.least:
             return self._identities(columns, n)
-        spans = self.threads.spans(n, self.cost)
-        found = self.threads.each(lambda begin, end: self._identities(part(columns, begin, end), end - begin), spans)
+        spans = self.threads.cut_spans(n, self.cost)
+        found = self.threads.run_each(
+            lambda begin, end: self._identities(slice_columns(columns, begin, end), end - begin), spans
+        )
         high, low = map(np.concatenate, zip(*found, strict=True))
         return high, low
 
@@ -219,8 +221,10 @@ class RowHashes:
         """
         if n < self.least:
             return self._values(columns, n)
-        spans = self.threads.spans(n, self.cost)
-        found = self.threads.each(lambda begin, end: self._values(part(columns, begin, end), end - begin), spans)
+        spans = self.threads.cut_spans(n, self.cost)
+        found = self.threads.run_each(
+            lambda begin, end: self._values(slice_columns(columns, begin, end), end - begin), spans
+        )
         return np.concatenate(found)
 
     def _values(self, columns: Sequence[pa.Array], n: int) -> Words:
@@ -243,27 +247,27 @@ class RowHashes:
         return state
 
 
-def part(columns: Sequence[pa.Array], begin: int, end: int) -> Sequence[pa.Array]:
+def slice_columns(columns: Sequence[pa.Array], begin: int, end: int) -> Sequence[pa.Array]:
     """Rows [begin, end) of columns."""
     return [column.slice(begin, end - begin) for column in columns]
 
 
-def absorber(kind: pa.DataType, secret: Secret) -> Absorb:
+def build_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
     """Return a function that absorbs columns of any type into the states of rows."""
     if isinstance(kind, pa.BaseExtensionType):
-        inner = absorber(normal_type(kind.storage_type), secret)
-        return lambda state, column, present: inner(state, plain(column.storage), present)
+        inner = build_absorber(normal_type(kind.storage_type), secret)
+        return lambda state, column, present: inner(state, decode_array(column.storage), present)
     if is_word(kind):
-        read = word_reader(kind)
+        read = build_word_reader(kind)
         return lambda state, column, present: kernels.absorb_words(state, read(column), present)
     if pat.is_null(kind):
         return lambda state, column, present: kernels.absorb_words(state, np.zeros(len(column), np.uint64), present)
-    if size := width(kind):
+    if size := fixed_width(kind):
         return partial(_absorb_fixed, size)
     if pat.is_union(kind):
-        return partial(_absorb_union, [_elements(normal_type(field.type), secret) for field in kind])
+        return partial(_absorb_union, [_build_element_hasher(normal_type(field.type), secret) for field in kind])
     if pat.is_struct(kind):
-        return partial(_absorb_struct, [absorber(field.type, secret) for field in kind])
+        return partial(_absorb_struct, [build_absorber(field.type, secret) for field in kind])
     if pat.is_nested(kind):
         return _list_absorber(kind, secret)
     if not (wide := offset_width(kind)):
@@ -282,7 +286,7 @@ def absorber(kind: pa.DataType, secret: Secret) -> Absorb:
 def _list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
     """Of lists, of any kind, and maps: how many children a row has, and a hash of each."""
     pairs = pa.struct([("k", kind.key_type), ("v", kind.item_type)]) if pat.is_map(kind) else None
-    hashed = _elements(kind.value_type if pairs is None else pairs, secret)
+    hashed = _build_element_hasher(kind.value_type if pairs is None else pairs, secret)
     dtype = np.dtype(np.int64 if pat.is_large_list(kind) else np.int32)
 
     def absorb(state: Words, column: pa.Array, present: Flags) -> None:
@@ -304,7 +308,7 @@ def _list_absorber(kind: pa.DataType, secret: Secret) -> Absorb:
     return absorb
 
 
-def _elements(kind: pa.DataType, secret: Secret) -> Read:
+def _build_element_hasher(kind: pa.DataType, secret: Secret) -> Read:
     """Return a function that hashes an array of a type, a word per value."""
     hashes = RowHashes(pa.schema([pa.field("", kind)]), secret)
     return lambda column: hashes.values([column], len(column))
@@ -325,7 +329,7 @@ def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present
     found = np.zeros(n, np.uint64)
     for i, code in enumerate(column.type.type_codes):
         here = np.flatnonzero(codes == code)
-        found[here] = inner[i](plain(column.field(i)).take(pa.array(at[here])))
+        found[here] = inner[i](decode_array(column.field(i)).take(pa.array(at[here])))
     kernels.absorb_words(state, codes.astype(np.uint64), ALL_VALID)
     kernels.absorb_words(state, found, ALL_VALID)
 
@@ -333,7 +337,7 @@ def _absorb_union(inner: Sequence[Read], state: Words, column: pa.Array, present
 def _absorb_fixed(size: int, state: Words, column: pa.Array, present: Flags) -> None:
     """Decimals and other types of whole words: word by word."""
     if size < 8:
-        kernels.absorb_words(state, view(column, np.dtype(f"i{size}")).astype(np.int64).view(np.uint64), present)
+        kernels.absorb_words(state, view_values(column, np.dtype(f"i{size}")).astype(np.int64).view(np.uint64), present)
         return
     parts = np.frombuffer(column.buffers()[1], np.uint64, len(column) * size // 8, column.offset * size)
     for i in range(size // 8):
@@ -342,4 +346,4 @@ def _absorb_fixed(size: int, state: Words, column: pa.Array, present: Flags) -> 
 
 def _absorb_fixed_bytes(size: int, state: Words, column: pa.Array, present: Flags) -> None:
     ends = (np.arange(len(column) + 1) + column.offset).astype(np.uint64) * np.uint64(size)
-    kernels.absorb_bytes(state, ends, np.uint64(address(column.buffers()[1])), present)
+    kernels.absorb_bytes(state, ends, np.uint64(buffer_address(column.buffers()[1])), present)

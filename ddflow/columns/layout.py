@@ -2,9 +2,9 @@
 
 Guarantees: an arena hands out memory that the step before used, so nothing carved from it outlives its step.
 
->>> layout(pa.int32()) == (WORDS, 4), layout(pa.string()) == (BYTES, 4)
+>>> column_layout(pa.int32()) == (WORDS, 4), column_layout(pa.string()) == (BYTES, 4)
 (True, True)
->>> Layouts.of(pa.schema({"flag": pa.bool_()})).ways == [(BITS, 0)]
+>>> ColumnLayouts.from_schema(pa.schema({"flag": pa.bool_()})).ways == [(BITS, 0)]
 True
 """
 
@@ -23,7 +23,7 @@ WORDS, BYTES, BITS, OTHER = range(4)
 
 
 @cache
-def layout(kind: pa.DataType) -> tuple[int, int]:
+def column_layout(kind: pa.DataType) -> tuple[int, int]:
     """How a type is moved: WORDS and bytes a value, BYTES and bytes an offset, BITS, or OTHER (by Arrow)."""
     if pat.is_string(kind) or pat.is_binary(kind):
         return BYTES, 4
@@ -40,24 +40,24 @@ def layout(kind: pa.DataType) -> tuple[int, int]:
     return (WORDS, bits // 8) if bits in (8, 16, 32) or (bits and bits % 64 == 0) else (OTHER, 0)
 
 
-def width(kind: pa.DataType) -> int:
+def fixed_width(kind: pa.DataType) -> int:
     """Bytes a value of a fixed-width type that kernels move, else 0."""
-    how, wide = layout(kind)
+    how, wide = column_layout(kind)
     return wide if how == WORDS else 0
 
 
 def offset_width(kind: pa.DataType) -> int:
     """Bytes an offset of a byte-string type, else 0."""
-    how, wide = layout(kind)
+    how, wide = column_layout(kind)
     return wide if how == BYTES else 0
 
 
-def address(buffer: pa.Buffer | None) -> int:
+def buffer_address(buffer: pa.Buffer | None) -> int:
     """Where a buffer begins, 0 for none."""
     return 0 if buffer is None else int(buffer.address)
 
 
-class _Memory:
+class _ForeignMemory:
     """Memory as numpy imports it, and whose it is."""
 
     def __init__(self, array: Array) -> None:
@@ -65,28 +65,28 @@ class _Memory:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
-def plainly(array: Array) -> Array:
+def make_writable(array: Array) -> Array:
     """Make a writable array over the same memory, since numba would compile kernels again for a read-only one.
 
     Callers must not write to it.  O(1).
     """
-    return array if array.flags.writeable else np.asarray(_Memory(array))
+    return array if array.flags.writeable else np.asarray(_ForeignMemory(array))
 
 
-class Layouts(NamedTuple):
-    """Columns, and how a value of each is moved (`layout`): chosen once for all rows that have them."""
+class ColumnLayouts(NamedTuple):
+    """Columns, and how a value of each is moved (`column_layout`): chosen once for all rows that have them."""
 
     schema: pa.Schema
     names: list[str]
     ways: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> Layouts:
+    def from_schema(cls, schema: pa.Schema) -> ColumnLayouts:
         """Find the layouts of a schema's columns.  O(columns)."""
-        return cls(schema, schema.names, [layout(field.type) for field in schema])
+        return cls(schema, schema.names, [column_layout(field.type) for field in schema])
 
 
-class Laid(NamedTuple):
+class ColumnBuffers(NamedTuple):
     """A column as its buffers."""
 
     kind: pa.DataType
@@ -95,12 +95,12 @@ class Laid(NamedTuple):
     null_count: int
 
 
-Column = pa.Array | Laid
+Column = pa.Array | ColumnBuffers
 
 
 def to_arrays(columns: Iterable[Column]) -> list[pa.Array]:
     """Columns as Arrow has them.  O(columns)."""
-    return [pa.Array.from_buffers(*each) if isinstance(each, Laid) else each for each in columns]
+    return [pa.Array.from_buffers(*each) if isinstance(each, ColumnBuffers) else each for each in columns]
 
 
 SMALL = 256
@@ -134,7 +134,7 @@ class Arena:
         self.used = 0
 
     @classmethod
-    def of(cls, nbytes: int) -> Arena:
+    def with_capacity(cls, nbytes: int) -> Arena:
         """One with so many bytes to carve from, for arrays that live as long as each other.  O(1)."""
         arena = cls()
         arena.used = nbytes
@@ -150,7 +150,7 @@ class Arena:
             self.block = room[begin : begin + size]
         self.used = 0
 
-    def room(self, n: int) -> Callable[..., Any]:
+    def choose_allocator(self, n: int) -> Callable[..., Any]:
         """Return a function that makes arrays of about ``n``: `empty`, or numpy's if they are too short to carve."""
         return np.empty if n < SMALL else self.empty
 

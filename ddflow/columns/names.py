@@ -99,7 +99,7 @@ def check_known(names: Iterable[str], known: Sequence[str], asked: str, option: 
             raise SpecError(asked, found, did_you_mean(name, known))
 
 
-def check_apart(left: Sequence[str], right: Sequence[str], there: Sequence[str], asked: str) -> None:
+def check_no_overlap(left: Sequence[str], right: Sequence[str], there: Sequence[str], asked: str) -> None:
     """Refuse columns that both sides of a join show.  ``there``: all of the right.  Raises `SpecError`."""
     if both := [name for name in right if name in left]:
         found = f"both sides have the columns {both}, which are not joined"
@@ -107,10 +107,10 @@ def check_apart(left: Sequence[str], right: Sequence[str], there: Sequence[str],
         raise SpecError(asked, found, f"name the columns of one side that it shows: right.project({keeps})")
 
 
-def near(name: str, known: Iterable[str]) -> str | None:
+def find_nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Find the nearest known name; None if none is near.
 
-    >>> near("weight", ["id", "weight_kg"]), near("note", ["id", "weight_kg"])
+    >>> find_nearest_name("weight", ["id", "weight_kg"]), find_nearest_name("note", ["id", "weight_kg"])
     ('weight_kg', None)
     """
     known = list(dict.fromkeys(known))
@@ -132,5 +132,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     same = next((each for each in known if each != name and normalize("NFC", str(each)) == composed), None)
     if same is not None:
         return f"its letters are composed otherwise in {same!r} (unicodedata.normalize); copy the name from: {known}"
-    found = near(name, known)
+    found = find_nearest_name(name, known)
     return (f"did you mean {found!r}? " if found is not None else "") + f"there are {known}"

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Words, ordered_words, validity, view
+from ddflow.columns.hashing import Words, sortable_words, validity, view_values
 from ddflow.columns.layout import Array, offset_width
-from ddflow.columns.schema import is_flat, is_word, normal_type, plain
+from ddflow.columns.schema import decode_array, is_flat, is_word, normal_type
 from ddflow.errors import SpecError
 
 PREFIX = 2
@@ -52,7 +52,7 @@ class OrderColumn(NamedTuple):
     nulls_first: bool
 
 
-def exact(kind: pa.DataType) -> bool:
+def has_exact_words(kind: pa.DataType) -> bool:
     """Whether values of a type are equal where their words are: all but text and binary of any length.
 
     Two of those with equal words are the same value, or both have more than 15 bytes and share the first 15.
@@ -69,7 +69,7 @@ def exact(kind: pa.DataType) -> bool:
 
     Examples
     --------
-    >>> exact(pa.decimal128(38, 2)), exact(pa.string_view())
+    >>> has_exact_words(pa.decimal128(38, 2)), has_exact_words(pa.string_view())
     (True, False)
     """
     return not offset_width(normal_type(kind))
@@ -127,9 +127,9 @@ def order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> W
     Returns
     -------
     numpy.ndarray
-        uint64[n, words], C-contiguous: rows compare as these do, word by word, up to what `exact` says.  ``words`` is
-        the sum of the columns' `word_count`, so the declared types decide it alone, not the values and not whether a
-        field is nullable.
+        uint64[n, words], C-contiguous: rows compare as these do, word by word, up to what `has_exact_words` says.
+        ``words`` is the sum of the columns' `word_count`, so the declared types decide it alone, not the values and not
+        whether a field is nullable.
 
     Raises
     ------
@@ -146,16 +146,16 @@ def order_words(rows: pa.Table | pa.RecordBatch, by: Sequence[OrderColumn]) -> W
         found, begin = rows.column(column.name), 0
         for chunk in found.chunks if isinstance(found, pa.ChunkedArray) else [found]:
             if len(chunk):
-                _write(plain(chunk), column, out[begin : begin + len(chunk), at : at + count])
+                _write_words(decode_array(chunk), column, out[begin : begin + len(chunk), at : at + count])
             begin += len(chunk)
         at += count
     return out
 
 
-def _write(values: pa.Array, column: OrderColumn, out: Words) -> None:
+def _write_words(values: pa.Array, column: OrderColumn, out: Words) -> None:
     kind = values.type
     if is_word(kind):
-        np.bitwise_xor(ordered_words(values).view(np.uint64), SIGN, out=out[:, 0])
+        np.bitwise_xor(sortable_words(values).view(np.uint64), SIGN, out=out[:, 0])
         out[:, 1:] = SPARE
     elif pat.is_decimal(kind):
         _write_decimals(values, out)
@@ -179,7 +179,7 @@ def _write_decimals(values: pa.Array, out: Words) -> None:
     """Write the two's complement with its sign flipped, the most significant word first."""
     n, wide = len(values), values.type.bit_width // 8
     if wide <= 8:
-        out[:, 0] = view(values, np.dtype(f"i{wide}")).astype(np.int64).view(np.uint64)
+        out[:, 0] = view_values(values, np.dtype(f"i{wide}")).astype(np.int64).view(np.uint64)
     else:
         parts = np.frombuffer(values.buffers()[1], np.uint64, n * wide // 8, values.offset * wide).reshape(n, -1)
         out[:] = parts[:, : out.shape[1]][:, ::-1]
@@ -192,12 +192,12 @@ def _write_prefixes(values: pa.Array, out: Words) -> None:
     wide = offset_width(values.type)
     ends = np.frombuffer(offsets, f"i{wide}", len(values) + 1, values.offset * wide)
     size = np.minimum(np.diff(ends), 16)
-    out[:] = _sixteen(np.frombuffer(data or b"", np.uint8)[: ends[-1]], ends[:-1])
+    out[:] = _take_prefixes(np.frombuffer(data or b"", np.uint8)[: ends[-1]], ends[:-1])
     out[:, 0] &= _HIGH[size]
     out[:, 1] = out[:, 1] & _LOW[size] | (size + 1).astype(np.uint64)
 
 
-def _sixteen(data: Array, starts: Array) -> Array:
+def _take_prefixes(data: Array, starts: Array) -> Array:
     """Big-endian uint64[n, 2]: the sixteen bytes from each start on, which ascend; zeros after the end of the data."""
     close = max(data.size - 15, 0)
     tail = np.concatenate([data[close:], np.zeros(16, np.uint8)])

@@ -1,10 +1,10 @@
-"""Alike: which rows of a table have the values that some rows of another have, in columns that are named.
+"""RowMatcher: which rows of a table have the values that some rows of another have, in columns that are named.
 
 Invariant: equal is what identities call equal: a null equals a null, NaN equals NaN, and a number equals the same
 number of another width. Nothing is kept.
 
 >>> rows = pa.table({"city": ["Bern", "Chur", None], "n": [1, 2, 3]})
->>> Alike(Secret(1, 2)).rows(rows, pa.table({"place": ["Chur", None]}), {"city": "place"}).to_pylist()
+>>> RowMatcher(Secret(1, 2)).select_matches(rows, pa.table({"place": ["Chur", None]}), {"city": "place"}).to_pylist()
 [{'city': 'Chur', 'n': 2}, {'city': None, 'n': 3}]
 """
 
@@ -15,44 +15,44 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, RowHashes, Secret
-from ddflow.columns.schema import arrays
+from ddflow.columns.schema import column_arrays
 
 
-class Alike(NamedTuple):
+class RowMatcher(NamedTuple):
     """``secret``: for identities."""
 
     secret: Secret
 
-    def numbers(self, *parts: tuple[pa.Table, Sequence[str]]) -> list[Ints]:
+    def number_rows(self, *parts: tuple[pa.Table, Sequence[str]]) -> list[Ints]:
         """Assign a number to each row of each table: equal if the named columns are equal.  O(n log n)."""
-        every = [self._words(table, names) for table, names in parts]
+        every = [self._identify_rows(table, names) for table, names in parts]
         found = np.unique(np.concatenate(every), axis=0, return_inverse=True)[1].reshape(-1)
         ends = np.cumsum([len(words) for words in every])
         return np.split(found, ends[:-1])
 
-    def which(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> Flags:
+    def mark_matches(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> Flags:
         """Whether each of some rows is like a wanted one.  O(n), and for those that are like one O(m log m).
 
         ``names``: the columns, and what they are called there."""
         its = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
-        mine, theirs = self._words(rows, list(its)), self._words(wanted, list(its.values()))
+        mine, theirs = self._identify_rows(rows, list(its)), self._identify_rows(wanted, list(its.values()))
         near = np.flatnonzero(np.isin(mine[:, 0], theirs[:, 0]))
         found = np.unique(np.concatenate([theirs, mine[near]]), axis=0, return_inverse=True)[1].reshape(-1)
         out: Flags = np.zeros(len(mine), np.uint8)
         out[near] = np.isin(found[len(theirs) :], found[: len(theirs)])
         return out
 
-    def _words(self, table: pa.Table, names: Sequence[str]) -> Any:
+    def _identify_rows(self, table: pa.Table, names: Sequence[str]) -> Any:
         """Compute the identities of rows by some columns, (n, 2) words.  O(n)."""
         words = np.zeros((table.num_rows, 2), np.uint64)
         if names:
             fields = [table.schema.field(name).with_nullable(True) for name in names]
             unnamed = pa.schema([field.with_name(str(i)) for i, field in enumerate(fields)])
-            high, low = RowHashes(unnamed, self.secret).identities(arrays(table, names), table.num_rows)
+            high, low = RowHashes(unnamed, self.secret).identities(column_arrays(table, names), table.num_rows)
             words[:, 0] = high
             words[:, 1] = low if low.size else 0
         return words
 
-    def rows(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> pa.Table:
+    def select_matches(self, rows: pa.Table, wanted: pa.Table, names: Mapping[str, str] | Iterable[str]) -> pa.Table:
         """Return the rows that match a row of `wanted`."""
-        return rows.take(pa.array(np.flatnonzero(self.which(rows, wanted, names))))
+        return rows.take(pa.array(np.flatnonzero(self.mark_matches(rows, wanted, names))))

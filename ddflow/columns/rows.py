@@ -21,8 +21,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.layout import BITS, BYTES, OTHER, WORDS, Array, Column, Laid, Layouts, address, to_arrays
-from ddflow.columns.schema import arrays
+from ddflow.columns.layout import (
+    BITS,
+    BYTES,
+    OTHER,
+    WORDS,
+    Array,
+    Column,
+    ColumnBuffers,
+    ColumnLayouts,
+    buffer_address,
+    to_arrays,
+)
+from ddflow.columns.schema import column_arrays
 from ddflow.columns.threads import ALONE
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS, gather_bits, gather_columns, gather_sizes
@@ -44,28 +55,32 @@ class Rows:
 
     def __init__(self, table: pa.Table | pa.RecordBatch, filled: Container[str] = ()) -> None:
         self._table: pa.Table | pa.RecordBatch | None = table
-        columns = table.columns if isinstance(table, pa.RecordBatch) else arrays(table)
-        self._lay(columns, Layouts.of(table.schema), table.num_rows, filled)
+        columns = table.columns if isinstance(table, pa.RecordBatch) else column_arrays(table)
+        self._set_columns(columns, ColumnLayouts.from_schema(table.schema), table.num_rows, filled)
 
     @classmethod
-    def of(cls, columns: Sequence[Column], shape: Layouts, size: int, filled: Container[str] = ()) -> Rows:
+    def from_columns(
+        cls, columns: Sequence[Column], shape: ColumnLayouts, size: int, filled: Container[str] = ()
+    ) -> Rows:
         """So many rows of some columns; Arrow's arrays and a table of them are made when somebody asks for them."""
         out = object.__new__(cls)
         out._table = None
-        out._lay(columns, shape, size, filled)
+        out._set_columns(columns, shape, size, filled)
         return out
 
-    def _lay(self, columns: Sequence[Column], shape: Layouts, size: int, filled: Container[str]) -> None:
+    def _set_columns(self, columns: Sequence[Column], shape: ColumnLayouts, size: int, filled: Container[str]) -> None:
         self._given = columns
         self._columns: list[pa.Array] | None = None
         self.schema, self.size, self.holes, self.held = shape.schema, size, 0, 0
         self.addresses = np.zeros((len(columns), 5), np.uint64)
         for i, (column, name, (how, wide)) in enumerate(zip(columns, shape.names, shape.ways, strict=True)):
-            buffers, start = (column.buffers, 0) if isinstance(column, Laid) else (column.buffers(), column.offset)
+            buffers, start = (
+                (column.buffers, 0) if isinstance(column, ColumnBuffers) else (column.buffers(), column.offset)
+            )
             for buffer in buffers:
                 self.held += 0 if buffer is None else buffer.size
             if column.null_count and name not in filled:
-                self.addresses[i, 0], self.addresses[i, 3] = address(buffers[0]), start
+                self.addresses[i, 0], self.addresses[i, 3] = buffer_address(buffers[0]), start
                 self.holes |= 1 << i
             if how == BITS:
                 self.addresses[i, 4] = start
@@ -105,15 +120,15 @@ class RowPool:
     """
 
     def __init__(self, schema: pa.Schema, rows: Sequence[Rows | None] = ()) -> None:
-        self.schema, self.shape = schema, Layouts.of(schema)
+        self.schema, self.shape = schema, ColumnLayouts.from_schema(schema)
         self.at = {name: i for i, name in enumerate(schema.names)}
         self.rows: list[Rows | None] = []
         self.threads, self.holes = ALONE, 0
         self.addresses = np.zeros((len(schema), 5, 16), np.uint64)
         for i, each in enumerate(rows):
-            self.put(i, each)
+            self.set_batch(i, each)
 
-    def put(self, number: int, rows: Rows | None) -> None:
+    def set_batch(self, number: int, rows: Rows | None) -> None:
         """Make ``number`` stand for some rows, or for none.  O(columns), amortised."""
         while len(self.rows) <= number:
             self.rows.append(None)
@@ -132,14 +147,14 @@ class RowPool:
         out.__dict__.update(self.__dict__, rows=self.rows.copy(), addresses=self.addresses.copy())
         return out
 
-    def beside(self, events: Rows) -> RowPool:
+    def with_events(self, events: Rows) -> RowPool:
         """Copy the pool, with the rows of a step as batch 0.  O(columns * batches)."""
         out = self.copy()
-        out.put(0, events)
+        out.set_batch(0, events)
         return out
 
 
-class View:
+class RowView:
     """Rows named by reference; a column is gathered when somebody asks for it, and then kept.
 
     ``references``: int64[n], as `gather` takes them.  ``near``: gives a column otherwise where that is cheaper, else
@@ -169,13 +184,13 @@ class View:
     @property
     def columns(self) -> list[pa.Array]:
         """All columns.  O(n) each, once."""
-        return self.chosen(self.schema.names)
+        return self.gather_named(self.schema.names)
 
     def column(self, name: str) -> pa.Array:
         """One column.  O(n), once."""
-        return self.chosen([name])[0]
+        return self.gather_named([name])[0]
 
-    def chosen(self, names: Sequence[str]) -> list[pa.Array]:
+    def gather_named(self, names: Sequence[str]) -> list[pa.Array]:
         """Gather some columns.  O(n) each, once."""
         made, near = self._made, self.near
         missing: list[pa.Field] = []
@@ -187,23 +202,23 @@ class View:
                 else:
                     made[name] = column
         if missing:
-            for field, each in zip(missing, lay_out(self.pool, self.references, missing), strict=True):
-                made[field.name] = pa.Array.from_buffers(*each) if isinstance(each, Laid) else each
+            for field, each in zip(missing, gather_buffers(self.pool, self.references, missing), strict=True):
+                made[field.name] = pa.Array.from_buffers(*each) if isinstance(each, ColumnBuffers) else each
         return [made[name] for name in names]
 
-    def take(self, places: pa.Array) -> View:
+    def take(self, places: pa.Array) -> RowView:
         """Take the rows at some places; only columns gathered before are gathered again.  O(places)."""
-        out = View(self.pool, self.references.take(np.asarray(places)), self.schema)
+        out = RowView(self.pool, self.references.take(np.asarray(places)), self.schema)
         out._made = {name: column.take(places) for name, column in self._made.items()}
         return out
 
-    def slice(self, begin: int, size: int) -> View:
+    def slice(self, begin: int, size: int) -> RowView:
         """Slice the rows [begin, begin + size)."""
         return self.take(pa.array(np.arange(begin, begin + size)))
 
     def select(self, names: Sequence[str]) -> pa.Table:
         """Build a table of some columns."""
-        return pa.table(self.chosen(names), schema=pa.schema([self.schema.field(n) for n in names]))
+        return pa.table(self.gather_named(names), schema=pa.schema([self.schema.field(n) for n in names]))
 
 
 def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
@@ -217,7 +232,7 @@ def gather(pool: RowPool, references: Array, schema: pa.Schema) -> pa.Table:
 
 def gather_arrays(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[pa.Array]:
     """Gather columns as `gather` does, of a schema or of some fields."""
-    return to_arrays(lay_out(pool, references, fields))
+    return to_arrays(gather_buffers(pool, references, fields))
 
 
 def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array:
@@ -225,7 +240,7 @@ def gather_column(pool: RowPool, references: Array, field: pa.Field) -> pa.Array
     return gather_arrays(pool, references, [field])[0]
 
 
-def lay_out(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
+def gather_buffers(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> list[Column]:
     """Gather columns as `gather` does, for `Rows`."""
     columns: list[Column] = []
     plan: list[tuple[int, int, int, int]] = []
@@ -237,7 +252,7 @@ def lay_out(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> lis
         # Arrays of numpy are from the system's heap, which keeps what steps before it gave back.
         bases, validity, nulls = addresses[at], None, 0
         if how == OTHER:
-            columns.append(_take(pool.rows, references, at, field.type))
+            columns.append(_take_by_arrow(pool.rows, references, at, field.type))
             continue
         if field.nullable and pool.holes >> at & 1 and bases[0].any():
             bits = np.empty((n + 7) // 8, np.uint8)
@@ -253,22 +268,22 @@ def lay_out(pool: RowPool, references: Array, fields: Iterable[pa.Field]) -> lis
             buffers = [validity, pa.py_buffer(values)]
         else:
             ends = np.empty(n + 1, np.int64)
-            moved = _room(gather_sizes(references, bases[1], np.int64(wide), ends), wide, field.name)
+            moved = _allocate_text(gather_sizes(references, bases[1], np.int64(wide), ends), wide, field.name)
             read.append(pa.py_buffer(ends))
             plan.append((at, wide, moved.address, read[-1].address))
             buffers = [validity, read[-1] if wide == 8 else pa.py_buffer(ends.astype(np.int32)), moved]
-        columns.append(Laid(field.type, n, buffers, nulls))
+        columns.append(ColumnBuffers(field.type, n, buffers, nulls))
     if plan:
         todo = np.array(plan, np.uint64)
 
         def work(begin: int, end: int) -> None:
             gather_columns(references[begin:end], addresses, todo, begin)
 
-        pool.threads.over(n, work, MOVED * len(plan))
+        pool.threads.run_spans(n, work, MOVED * len(plan))
     return columns
 
 
-def _room(total: int, wide: int, name: str) -> pa.Buffer:
+def _allocate_text(total: int, wide: int, name: str) -> pa.Buffer:
     """Room for the bytes of gathered byte strings.  Raises `TooLarge` for more than their offsets reach."""
     if wide == 4 and total > 2**31 - 1:
         raise TooLarge(
@@ -280,7 +295,7 @@ def _room(total: int, wide: int, name: str) -> pa.Buffer:
     return pa.py_buffer(np.empty(total, np.uint8))
 
 
-def _take(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
+def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.DataType) -> pa.Array:
     """Any other type, by Arrow: each batch's rows taken together, then put in order."""
     batch, rows = (references >> SLOT) & SLOTS, references & ROWS
     counts = np.bincount(batch)
@@ -302,7 +317,7 @@ def _take(pool: Sequence[Rows | None], references: Array, at: int, kind: pa.Data
     return pa.concat_arrays(parts).take(pa.array(place))
 
 
-def shown_row(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
+def format_row(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
     """One row for an error's message: Python values, and the bare number of a time that Python has no value for."""
     out: dict[str, Any] = {}
     for name in rows.schema.names:
@@ -318,23 +333,23 @@ Chosen = tuple[str, int, str]
 """A column: its name, the side that it is of, and its name there."""
 
 
-class Paired:
+class PairedRows:
     """Rows of two collections side by side, as a join gives them; a column is gathered when it is asked for.
 
-    Row i is row i of each side. It has the methods of a table that operators use, as `View` has.
+    Row i is row i of each side. It has the methods of a table that operators use, as `RowView` has.
 
     ``sides``: views of as many rows each.  ``columns``: chosen of these.
 
     >>> import numpy as np, pyarrow as pa
     >>> cities, names = (pa.table({"of": column}) for column in (["Bern", "Basel"], ["Ann", "Bo"]))
     >>> given = (cities, np.array([1, 1])), (names, np.array([0, 1]))
-    >>> views = [View(RowPool(table.schema, [Rows(table)]), at, table.schema) for table, at in given]
-    >>> pairs = Paired(views, [("city", 0, "of"), ("name", 1, "of")])
+    >>> views = [RowView(RowPool(table.schema, [Rows(table)]), at, table.schema) for table, at in given]
+    >>> pairs = PairedRows(views, [("city", 0, "of"), ("name", 1, "of")])
     >>> pairs.take(pa.array([1])).select(["name", "city"]).to_pylist()
     [{'name': 'Bo', 'city': 'Basel'}]
     """
 
-    def __init__(self, sides: Sequence[View], columns: Sequence[Chosen]) -> None:
+    def __init__(self, sides: Sequence[RowView], columns: Sequence[Chosen]) -> None:
         self.sides, self.given = list(sides), list(columns)
         self.at = {name: (side, of) for name, side, of in columns}
         self.schema = pa.schema([self.sides[side].schema.field(of).with_name(name) for name, side, of in columns])
@@ -352,26 +367,26 @@ class Paired:
     @property
     def columns(self) -> list[pa.Array]:
         """All columns.  O(n) each, once."""
-        return self.chosen(self.schema.names)
+        return self.gather_named(self.schema.names)
 
     def column(self, name: str) -> pa.Array:
         """One column.  O(n), once."""
-        return self.chosen([name])[0]
+        return self.gather_named([name])[0]
 
-    def chosen(self, names: Sequence[str]) -> list[pa.Array]:
+    def gather_named(self, names: Sequence[str]) -> list[pa.Array]:
         """Gather some columns.  O(n) each, once."""
         read = [[of for side, of in map(self.at.__getitem__, names) if side == each] for each in range(len(self.sides))]
-        found = [iter(view.chosen(some)) for view, some in zip(self.sides, read, strict=True)]
+        found = [iter(view.gather_named(some)) for view, some in zip(self.sides, read, strict=True)]
         return [next(found[self.at[name][0]]) for name in names]
 
-    def take(self, places: pa.Array) -> Paired:
+    def take(self, places: pa.Array) -> PairedRows:
         """Take the rows at some places; only columns gathered before are gathered again.  O(places)."""
-        return Paired([view.take(places) for view in self.sides], self.given)
+        return PairedRows([view.take(places) for view in self.sides], self.given)
 
-    def slice(self, begin: int, size: int) -> Paired:
+    def slice(self, begin: int, size: int) -> PairedRows:
         """Slice the rows [begin, begin + size)."""
         return self.take(pa.array(np.arange(begin, begin + size)))
 
     def select(self, names: Sequence[str]) -> pa.Table:
         """Build a table of some columns."""
-        return pa.table(self.chosen(names), schema=pa.schema([self.schema.field(name) for name in names]))
+        return pa.table(self.gather_named(names), schema=pa.schema([self.schema.field(name) for name in names]))

@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import build_lists, exact, first_misfit, fitting, may_cast, spelled_type
-from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, near
-from ddflow.columns.wider import widen
+from ddflow.columns.casts import build_lists, cast_exactly, find_misfit, format_type, may_cast, suggest_type
+from ddflow.columns.names import DIFF, RESERVED, TIME, did_you_mean, find_nearest_name
+from ddflow.columns.wider import suggest_widening
 from ddflow.errors import Phrase, SchemaMismatch, TooLarge, Widen, shorten
 
 INTERVAL: Final[pa.DataType] = pa.month_day_nano_interval()  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def normal_field(field: pa.Field) -> pa.Field:
     return field.with_type(normal_type(field.type))
 
 
-def plain(array: pa.Array) -> pa.Array:
+def decode_array(array: pa.Array) -> pa.Array:
     """Convert values to their `normal_type`; no copy if they have it.  O(values).
 
     It works level by level, since Arrow's own casts know no nested run ends, and lose values of list views.
@@ -93,36 +93,40 @@ def plain(array: pa.Array) -> pa.Array:
     if kind == normal:
         return array
     if pat.is_dictionary(kind):
-        return plain(array.dictionary).take(array.indices)  # Arrow takes no views: Polars' categories are such
+        return decode_array(array.dictionary).take(array.indices)  # Arrow takes no views: Polars' categories are such
     if pat.is_run_end_encoded(kind):
         rows = np.arange(array.offset, array.offset + len(array))
-        return plain(array.values).take(pa.array(np.searchsorted(np.asarray(array.run_ends), rows, side="right")))
+        return decode_array(array.values).take(
+            pa.array(np.searchsorted(np.asarray(array.run_ends), rows, side="right"))
+        )
     if not pat.is_nested(kind):
         return array.cast(normal)
     gone = array.is_null()
     if pat.is_struct(kind):
-        return pa.StructArray.from_arrays([plain(child) for child in array.flatten()], fields=list(normal), mask=gone)
+        return pa.StructArray.from_arrays(
+            [decode_array(child) for child in array.flatten()], fields=list(normal), mask=gone
+        )
     if pat.is_fixed_size_list(kind):
         values = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
-        return pa.FixedSizeListArray.from_arrays(plain(values), type=normal, mask=gone)
+        return pa.FixedSizeListArray.from_arrays(decode_array(values), type=normal, mask=gone)
     if pat.is_list_view(kind) or pat.is_large_list_view(kind):
         sizes = pc.fill_null(pc.list_value_length(array), 0)
         ends, children = np.concatenate([[0], np.cumsum(np.asarray(sizes))]), array.flatten()
     else:
         ends, children = np.asarray(array.offsets), array.values
-    return build_lists(normal, ends, plain(children), gone)
+    return build_lists(normal, ends, decode_array(children), gone)
 
 
-def plain_size(rows: pa.Table | pa.RecordBatch) -> int:
+def decoded_size(rows: pa.Table | pa.RecordBatch) -> int:
     """Bytes that rows take once they are in their normal types.  O(columns), and O(rows) for those that are encoded.
 
     A slice of a dictionary's or of views' rows refers to all values, so Arrow would tell the bytes of them all.
     """
     chunks = (c.chunks if isinstance(c, pa.ChunkedArray) else [c] for c in rows.itercolumns())
-    return sum(_plain_size(chunk) for each in chunks for chunk in each)
+    return sum(_decoded_array_size(chunk) for each in chunks for chunk in each)
 
 
-def _plain_size(array: pa.Array) -> int:
+def _decoded_array_size(array: pa.Array) -> int:
     kind, normal, n = array.type, normal_type(array.type), len(array)
     if kind == normal:
         return int(array.nbytes)
@@ -133,7 +137,7 @@ def _plain_size(array: pa.Array) -> int:
     bytes_of = is_text(normal) or pat.is_binary(normal) or pat.is_large_binary(normal)
     if pat.is_dictionary(kind) and kind.value_type == normal and bytes_of:
         return (pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0) + 4 * n
-    return 8 * n if is_word(normal) else int(plain(array).nbytes)
+    return 8 * n if is_word(normal) else int(decode_array(array).nbytes)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -198,7 +202,7 @@ def _real_range(kind: pa.DataType) -> tuple[int, int] | None:
     return None
 
 
-def first_unreal(array: pa.Array) -> int:
+def find_invalid_time(array: pa.Array) -> int:
     """Find the first row with a time outside a day, or a moment outside the years 1 to 9999; -1 for none.  O(n)."""
     limits = _real_range(array.type)
     if limits is None or array.null_count == len(array):
@@ -230,12 +234,12 @@ def is_long_ascii(array: pa.Array) -> bool:
     return bool((at[1:] >= at[:-1]).all() and (not read.size or read.max() < 128))
 
 
-def has_unsound(kind: pa.DataType) -> bool:
+def needs_validation(kind: pa.DataType) -> bool:
     """Whether Arrow may give values of a type that the type does not have."""
     return not (pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_floating(kind) or pat.is_null(kind))
 
 
-def check_sound(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[int] | None = None) -> None:
+def check_values(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[int] | None = None) -> None:
     """Raise `SchemaMismatch` for columns with a value that their types do not have.  O(bytes), some 10 ns a value.
 
     ``columns``: those that may have some, by number, if it is known.
@@ -244,7 +248,7 @@ def check_sound(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[in
         column, before = rows.column(at), 0
         for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
             try:
-                found = _first_unsound(chunk)
+                found = _find_invalid_value(chunk)
             except pa.ArrowInvalid as error:
                 remedy = "mend it where it is made: its table.validate(full=True) fails, too"
                 name = rows.schema.names[at]
@@ -254,7 +258,7 @@ def check_sound(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[in
                 array, row = found
                 there = f"row {before + row:,} holds" if array is chunk else "it holds"
                 limits = "a time is within a day, a moment within the years 1 to 9999"
-                shown = f"{there} {_value(array, row)}, which no clock or calendar has"
+                shown = f"{there} {_format_value(array, row)}, which no clock or calendar has"
                 place = before + row if array is chunk else None
                 name = rows.schema.names[at]
                 asked = f"column {name!r} of rows for {what}"
@@ -262,14 +266,14 @@ def check_sound(rows: pa.Table | pa.RecordBatch, what: str, columns: Iterable[in
             before += len(chunk)
 
 
-def _first_unsound(array: pa.Array) -> tuple[pa.Array, int] | None:
+def _find_invalid_value(array: pa.Array) -> tuple[pa.Array, int] | None:
     """Find the first unreal value, with the array of its level.  Raises Arrow's errors for broken buffers.
 
     It works level by level, since Arrow looks at all children of a slice.
     """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _first_unsound(array.storage)
+        return _find_invalid_value(array.storage)
     if kind.num_fields and pat.is_struct(kind):
         children = array.flatten()
     elif kind.num_fields and (
@@ -280,12 +284,12 @@ def _first_unsound(array: pa.Array) -> tuple[pa.Array, int] | None:
             raise pa.ArrowInvalid("its offsets go back")
         children = [array.keys, array.items] if pat.is_map(kind) else [array.flatten()]
     else:
-        if (row := first_unreal(array)) >= 0:
+        if (row := find_invalid_time(array)) >= 0:
             return array, row
         if not is_long_ascii(array):
             array.validate(full=True)
-        return _first_unsound(array.dictionary) if pat.is_dictionary(kind) else None
-    return next((found for child in children if (found := _first_unsound(child)) is not None), None)
+        return _find_invalid_value(array.dictionary) if pat.is_dictionary(kind) else None
+    return next((found for child in children if (found := _find_invalid_value(child)) is not None), None)
 
 
 def conform(
@@ -303,11 +307,11 @@ def conform(
     for an unknown, duplicate or missing required column, a value that has no equal in the declared type, or a null that
     the schema forbids.  O(rows) only for columns that need a cast or have several chunks.
     """
-    check_sound(table, what)
+    check_values(table, what)
     if table.schema.equals(schema) and all(column.num_chunks == 1 for column in table.columns):
-        return _without_nulls(_in_days(table), what)
+        return _check_nulls(_normalize_interval_columns(table), what)
     if not table.num_columns and not table.num_rows:  # as {} is
-        return empty(schema)
+        return empty_table(schema)
     names = table.column_names
     undivided = len(names) == 1 and names[0] not in schema.names
     between = next((each for each in ";\t|" if undivided and each in names[0]), None)
@@ -334,38 +338,41 @@ def conform(
             remedy = f"{did_you_mean(name, schema.names)}; leave it out of the rows"
             if name in RESERVED:
                 remedy = "drop it: updates and reads carry it beside the columns of an input"
-            elif near(name, schema.names) is not None:
+            elif find_nearest_name(name, schema.names) is not None:
                 remedy += ", or declare it in the flow, too"
             elif input:
-                types = {input: {name: spelled_type(usual_type(table.schema.field(name).type))}}
+                types = {input: {name: format_type(usual_type(table.schema.field(name).type))}}
                 remedy += f", or take it in with engine.evolve({types})"
             raise SchemaMismatch(
                 f"rows for {what}", f"there is a column {name!r} that was not declared", remedy, column=name
             )
     deciding, asked = {*fixed, *required}, f"rows for {what}"
     columns = [
-        lossless(table.column(each.name), each, asked, partial(widen, input=input, fixed=each.name in deciding))
+        cast_losslessly(
+            table.column(each.name), each, asked, partial(suggest_widening, input=input, fixed=each.name in deciding)
+        )
         if each.name in names
         else pa.nulls(table.num_rows, each.type)
         for each in schema
     ]
-    return _without_nulls(_in_days(pa.Table.from_arrays(columns, schema=schema)), what)
+    return _check_nulls(_normalize_interval_columns(pa.Table.from_arrays(columns, schema=schema)), what)
 
 
-def _in_days(table: pa.Table) -> pa.Table:
+def _normalize_interval_columns(table: pa.Table) -> pa.Table:
     """Count the whole days of an interval as days: 24 hours are 1 day, and equal to it."""
     for index, field in enumerate(table.schema):
         if field.type == INTERVAL:
-            table = table.set_column(index, field, days_of_intervals(one_chunk(table.column(index))))
+            table = table.set_column(index, field, normalize_intervals(to_array(table.column(index))))
     return table
 
 
-def days_of_intervals(array: pa.Array) -> pa.Array:
+def normalize_intervals(array: pa.Array) -> pa.Array:
     """Give intervals days and nanoseconds of one sign, and less than a day of nanoseconds.
 
     Days beyond 32 bits stay nanoseconds.  O(rows).
 
-    >>> days_of_intervals(pa.array([(0, 0, 86_400_000_000_000), (1, 1, -1)], pa.month_day_nano_interval())).to_pylist()
+    >>> times = pa.array([(0, 0, 86_400_000_000_000), (1, 1, -1)], pa.month_day_nano_interval())
+    >>> normalize_intervals(times).to_pylist()
     [MonthDayNano(months=0, days=1, nanoseconds=0), MonthDayNano(months=1, days=0, nanoseconds=86399999999999)]
     """
     valid, buffer = array.buffers()
@@ -381,7 +388,7 @@ def days_of_intervals(array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(INTERVAL, len(array), [valid, pa.py_buffer(made)], offset=array.offset)
 
 
-def _without_nulls(table: pa.Table, what: str) -> pa.Table:
+def _check_nulls(table: pa.Table, what: str) -> pa.Table:
     """Refuse nulls that the schema forbids, or return the table.  Raises `SchemaMismatch`."""
     if bad := [f.name for i, f in enumerate(table.schema) if not f.nullable and table.column(i).null_count]:
         raise SchemaMismatch(
@@ -392,16 +399,18 @@ def _without_nulls(table: pa.Table, what: str) -> pa.Table:
     return table
 
 
-def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., Widen] | None = None) -> pa.Array:
+def cast_losslessly(
+    column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[..., Widen] | None = None
+) -> pa.Array:
     """``column`` as one array of the field's type.  Raises `SchemaMismatch` for a value that has no equal there.
 
-    ``how``: says, as `widen`, how a state's column becomes wider, for the error.
+    ``how``: says, as `suggest_widening`, how a state's column becomes wider, for the error.
     """
     source = column.type
     if source == field.type:
-        return one_chunk(column)
-    array = one_chunk(pa.chunked_array([plain(chunk) for chunk in column.chunks], normal_type(source)))
-    made = exact(array, field.type)
+        return to_array(column)
+    array = to_array(pa.chunked_array([decode_array(chunk) for chunk in column.chunks], normal_type(source)))
+    made = cast_exactly(array, field.type)
     if made is not None:
         return made
     asked, kind = f"column {field.name!r} of {what}", usual_type(source)
@@ -409,20 +418,22 @@ def lossless(column: pa.ChunkedArray, field: pa.Field, what: str, how: Callable[
         found = f"its text takes {array.nbytes:,} bytes, 32-bit offsets reach 2 GiB"
         raise TooLarge(asked, found, "take smaller steps, or declare the column large_string")
     if may_cast(array.type, field.type):
-        row = first_misfit(array, field.type)
-        found = f"row {row:,} holds {_value(array, row)} ({kind}), which does not fit {field.type}"
-        fits = usual_type(fitting(array.type, field.type))
+        row = find_misfit(array, field.type)
+        found = f"row {row:,} holds {_format_value(array, row)} ({kind}), which does not fit {field.type}"
+        fits = usual_type(suggest_type(array.type, field.type))
         rounds = pat.is_decimal(array.type) and pat.is_floating(field.type)
         mend = f"cast the column to {field.type} yourself, which rounds" if rounds else "mend the row"
         fix = Phrase(f"{mend}, or declare {fits}", how(field, fits) if how else "")
         raise SchemaMismatch(asked, found, fix, column=field.name, row=row)
     there = np.flatnonzero(np.asarray(array.is_valid()))[:1]
-    found = f"it is {kind}, declared is {field.type}" + "".join(f"; row {i:,} holds {_value(array, i)}" for i in there)
+    found = f"it is {kind}, declared is {field.type}" + "".join(
+        f"; row {i:,} holds {_format_value(array, i)}" for i in there
+    )
     fix = Phrase(f"cast it yourself, or declare {kind}", how(field, kind) if how else "")
     raise SchemaMismatch(asked, found, fix, column=field.name)
 
 
-def _value(array: pa.Array, row: int) -> str:
+def _format_value(array: pa.Array, row: int) -> str:
     """Format a value for messages: Python's way, or Arrow's if Python has no such value, cut short."""
     try:
         return shorten(repr(array[row].as_py()), 60)
@@ -435,27 +446,27 @@ def updates_schema(schema: pa.Schema, time_type: pa.DataType) -> pa.Schema:
     return pa.schema([*schema, pa.field(TIME, time_type, nullable=False), pa.field(DIFF, pa.int64(), nullable=False)])
 
 
-def empty(schema: pa.Schema) -> pa.Table:
+def empty_table(schema: pa.Schema) -> pa.Table:
     """No rows, of any types: Arrow's own ``empty_table`` knows no unions."""
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-def one_batch(table: Any) -> pa.RecordBatch:
+def to_batch(table: Any) -> pa.RecordBatch:
     """Convert a table or a view to a record batch; no copy if each column is in one chunk."""
-    return pa.RecordBatch.from_arrays(arrays(table), schema=table.schema.remove_metadata())
+    return pa.RecordBatch.from_arrays(column_arrays(table), schema=table.schema.remove_metadata())
 
 
-def arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
+def column_arrays(rows: Any, names: Sequence[str] | None = None) -> list[pa.Array]:
     """Return all or some columns of a table, batch or view, each as one array; no copy if it is one already."""
     columns: Any
     if isinstance(rows, pa.Table | pa.RecordBatch):
         columns = rows.columns if names is None else map(rows.column, names)
     else:
-        columns = rows.columns if names is None else rows.chosen(names)
-    return [one_chunk(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
+        columns = rows.columns if names is None else rows.gather_named(names)
+    return [to_array(column) if isinstance(column, pa.ChunkedArray) else column for column in columns]
 
 
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+def to_array(column: pa.ChunkedArray) -> pa.Array:
     """Convert a chunked column to one array; no copy if there is one chunk already."""
     if column.num_chunks == 1:
         return column.chunk(0)

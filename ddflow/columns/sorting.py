@@ -3,7 +3,7 @@
 Invariant: rows of one identity stand together, in the order in which they came. Everything that works by key
 (resolving, counting, consolidating, merging) begins here, and relies on that stability instead of sorting by time.
 
->>> by = sort(np.array([9, 4, 9], np.uint64), np.empty(0, np.uint64))
+>>> by = sort_by_identity(np.array([9, 4, 9], np.uint64), np.empty(0, np.uint64))
 >>> by.permutation.tolist(), by.starts.tolist()
 ([1, 0, 2], [0, 1, 3])
 """
@@ -30,7 +30,7 @@ FILLED, RESOLVED = 4, 25
 """Nanoseconds that it takes to put a row into its bucket, and to look a key up or resolve it, about."""
 
 
-class Sorted(NamedTuple):
+class SortedRows(NamedTuple):
     """Rows sorted by identity: the row at each place, the identities, where each key begins (and n at the end).
 
     Numbers are int32: no more than 2**31 rows at once.
@@ -42,43 +42,43 @@ class Sorted(NamedTuple):
     starts: Narrow
 
 
-def shards(by: Sorted, threads: Threads) -> list[tuple[int, int]]:
+def cut_shards(by: SortedRows, threads: Threads) -> list[tuple[int, int]]:
     """Cut the keys into equal ranges of identities, one per thread; one range if keys are few.  O(log n)."""
     keys = by.starts.size - 1
-    if threads.size == 1 or len(threads.spans(keys, RESOLVED)) < threads.size:
+    if threads.size == 1 or len(threads.cut_spans(keys, RESOLVED)) < threads.size:
         return [(0, keys)]
     bounds = np.array([-(-(i << 64) // threads.size) for i in range(1, threads.size)], np.uint64)
     cuts = np.searchsorted(by.starts, np.searchsorted(by.high, bounds)).tolist()
     return list(pairwise([0, *cuts, keys]))
 
 
-def sort(high: Words, low: Words, arena: Arena | None = None, threads: Threads = ALONE) -> Sorted:
+def sort_by_identity(high: Words, low: Words, arena: Arena | None = None, threads: Threads = ALONE) -> SortedRows:
     """Sort rows by identity, stably, and find the groups.  ``arena``: where the result is carved from.  O(n)."""
     n, arena = high.size, arena or Arena()
     bits = min(max((n - 1).bit_length(), 1), 20) if n else 1
-    empty = arena.room(n)
+    empty = arena.choose_allocator(n)
     permutation, starts = empty(n, np.int32), empty(n + 1, np.int32)
     ids, seconds = empty(n, np.uint64), empty(low.size, np.uint64)
-    spans = threads.spans(n, FILLED)
+    spans = threads.cut_spans(n, FILLED)
     at = empty((len(spans), 1 << bits), np.int32)
     written = permutation, ids, seconds
     if len(spans) == 1:
         groups = sort_rows(high, low, bits, at, *written, starts)
-        return Sorted(permutation, ids, seconds, starts[: groups + 1])
+        return SortedRows(permutation, ids, seconds, starts[: groups + 1])
     size = np.int64(bits)
-    threads.each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
+    threads.run_each(count_buckets, [(high[a:b], size, at[i]) for i, (a, b) in enumerate(spans)])
     begin_buckets(at)
     rows = [(high[a:b], low[a:b], np.int64(a), size, at[i], *written) for i, (a, b) in enumerate(spans)]
-    threads.each(fill_buckets, rows)
+    threads.run_each(fill_buckets, rows)
     cuts = [np.int64((i << bits) // len(spans)) for i in range(len(spans) + 1)]
-    threads.each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
+    threads.run_each(sort_buckets, [(at[-1], *cut, *written) for cut in pairwise(cuts)])
     groups = find_group_starts(ids, seconds, starts)
-    return Sorted(permutation, ids, seconds, starts[: groups + 1])
+    return SortedRows(permutation, ids, seconds, starts[: groups + 1])
 
 
-def in_order(high: Words, low: Words, order: Ints, arena: Arena | None = None) -> Sorted:
+def sort_by_words(high: Words, low: Words, order: Ints, arena: Arena | None = None) -> SortedRows:
     """Sort rows by identities of more than two words, ``order`` int64[n, w] being the others, unsigned.  O(n log n)."""
-    by = sort(high, NONE, arena)
+    by = sort_by_identity(high, NONE, arena)
     more, starts = np.ascontiguousarray(order).view(np.uint64), np.empty(high.size + 1, np.int32)
     n = sort_ordered(by.permutation, by.starts, low, more, np.empty(high.size, np.int32), starts)
-    return Sorted(by.permutation, by.high, low.take(by.permutation), starts[: n + 1])
+    return SortedRows(by.permutation, by.high, low.take(by.permutation), starts[: n + 1])

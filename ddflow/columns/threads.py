@@ -6,8 +6,8 @@ work is cut only where each span has more to do than that; and Python between th
 time.
 
 >>> with Threads(2) as threads:
-...     spans = threads.spans(10, cost=50_000)
-...     spans, threads.spans(9, cost=50_000), threads.each(lambda *span: sum(range(*span)), spans)
+...     spans = threads.cut_spans(10, cost=50_000)
+...     spans, threads.cut_spans(9, cost=50_000), threads.run_each(lambda *span: sum(range(*span)), spans)
 ([(0, 5), (5, 10)], [(0, 9)], [10, 35])
 """
 
@@ -40,7 +40,7 @@ class Threads:
         self._inside = threading.local()
 
     @classmethod
-    def of(cls, threads: int | Literal["auto"]) -> Self:
+    def from_option(cls, threads: int | Literal["auto"]) -> Self:
         """So many; "auto": as many as there are cores that this process may use, at most `MOST`."""
         if threads != "auto":
             return cls(threads)
@@ -58,24 +58,24 @@ class Threads:
             self._pool.shutdown()
             self._pool = None
 
-    def least(self, cost: float) -> float:
+    def least_rows(self, cost: float) -> float:
         """From how many rows on work is cut, where one takes ``cost`` nanoseconds, about."""
         return 2 * self.waking / cost if self.size > 1 else inf
 
-    def spans(self, n: int, cost: float) -> list[tuple[int, int]]:
+    def cut_spans(self, n: int, cost: float) -> list[tuple[int, int]]:
         """[0, n) in equal spans, one a thread, or fewer.  ``cost``: nanoseconds that one of the n takes, about."""
         if self.size == 1 or n < 2 or n * cost < 2 * self.waking:
             return [(0, n)]
         count = min(self.size, n, int(n * cost) // self.waking)
         return list(pairwise([n * i // count for i in range(count + 1)]))
 
-    def over(self, n: int, work: Callable[[int, int], T], cost: float) -> list[T]:
-        """``work(begin, end)`` for `spans` of [0, n), at the same time."""
+    def run_spans(self, n: int, work: Callable[[int, int], T], cost: float) -> list[T]:
+        """``work(begin, end)`` for `cut_spans` of [0, n), at the same time."""
         if self.size == 1 or n * cost < 2 * self.waking:
             return [work(0, n)]
-        return self.each(work, self.spans(n, cost))
+        return self.run_each(work, self.cut_spans(n, cost))
 
-    def each(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
+    def run_each(self, work: Callable[..., T], spans: Sequence[tuple[Any, ...]]) -> list[T]:
         """``work(*span)`` for each span, at the same time; the first error is raised when all have ended.
 
         The threads begin with the first work that there is for more than one.  Work within shared work is not shared.
@@ -84,15 +84,15 @@ class Threads:
             return list(starmap(work, spans))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.size - 1, "ddflow")
-        others = [self._pool.submit(self._within, work, span) for span in spans[1:]]
+        others = [self._pool.submit(self._run_span, work, span) for span in spans[1:]]
         try:
-            first = self._within(work, spans[0])
+            first = self._run_span(work, spans[0])
         finally:
             for other in others:
                 other.exception()
         return [first, *(other.result() for other in others)]
 
-    def _within(self, work: Callable[..., T], span: tuple[Any, ...]) -> T:
+    def _run_span(self, work: Callable[..., T], span: tuple[Any, ...]) -> T:
         """One span's work, which shares nothing itself."""
         self._inside.work = True
         try:

@@ -9,7 +9,7 @@ only some values of a type fit (an int64 as a double, an integer as a decimal) t
 >>> widen_column(pa.array([2**53 + 1]), pa.float64())
 Traceback (most recent call last):
     ...
-ddflow.columns.widening.Inexact: 9007199254740993 is no double
+ddflow.columns.widening.InexactValue: 9007199254740993 is no double
 """
 
 from typing import Any, Final
@@ -19,31 +19,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import arrays, is_text, one_chunk
-from ddflow.columns.wider import widening
+from ddflow.columns.schema import column_arrays, is_text, to_array
+from ddflow.columns.wider import find_widening
 
 PLAIN_SCALE: Final = 6
 """Arrow writes decimals of more fraction digits as 1E-7."""
 
 
-class Inexact(ValueError):
+class InexactValue(ValueError):
     """A value that the wider type does not hold.  ``column``: where it is, if that is known."""
 
     column = ""
 
 
 def widen_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert a column to a type that `widening` allows, or to its own; missing fields of a struct become null.
+    """Convert a column to a type that `find_widening` allows, or to its own; missing fields of a struct become null.
 
-    O(values).  Raises `Inexact` for a value that the type does not hold.
+    O(values).  Raises `InexactValue` for a value that the type does not hold.
     """
     old = column.type
     if old == kind:
         return column
     if pat.is_integer(old) and pat.is_float64(kind):
-        return _as_doubles(column)
+        return _widen_to_doubles(column)
     if is_text(kind) and not is_text(old):
-        return _as_text(column).cast(kind)
+        return _widen_to_text(column).cast(kind)
     if pat.is_struct(old):
         had = dict(zip([field.name for field in old], column.flatten(), strict=True))
         parts = [widen_column(had[f.name], f.type) if f.name in had else pa.nulls(len(column), f.type) for f in kind]
@@ -57,21 +57,21 @@ def widen_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
             return column.cast(pa.decimal256(20 + kind.scale, kind.scale)).cast(kind)
         return column.cast(kind)
     except pa.ArrowInvalid:
-        raise Inexact(f"{_first(column, kind)} is no {kind}") from None
+        raise InexactValue(f"{_find_inexact_value(column, kind)} is no {kind}") from None
 
 
-def _as_doubles(column: pa.Array) -> pa.Array:
+def _widen_to_doubles(column: pa.Array) -> pa.Array:
     plain = np.asarray(pc.fill_null(column, pa.scalar(0, column.type)))
     doubles = plain.astype(np.float64)
     top = 2.0 ** (plain.dtype.itemsize * 8 - (plain.dtype.kind == "i"))
     back = np.where(doubles < top, doubles, 0).astype(plain.dtype)
     wrong = np.flatnonzero((back != plain) | (doubles >= top))
     if wrong.size:
-        raise Inexact(f"{plain[wrong[0]]} is no double")
+        raise InexactValue(f"{plain[wrong[0]]} is no double")
     return pa.array(doubles, mask=np.asarray(column.is_null()))
 
 
-def _as_text(column: pa.Array) -> pa.Array:
+def _widen_to_text(column: pa.Array) -> pa.Array:
     kind = column.type
     if kind == pa.uuid() or (pat.is_decimal(kind) and not 0 <= kind.scale <= PLAIN_SCALE):
         said = format if pat.is_decimal(kind) else lambda value, _: str(value)
@@ -79,7 +79,7 @@ def _as_text(column: pa.Array) -> pa.Array:
     return column.cast(pa.string())
 
 
-def _first(column: pa.Array, kind: pa.DataType) -> str:
+def _find_inexact_value(column: pa.Array, kind: pa.DataType) -> str:
     """Find the first value that does not fit.  O(log n) casts."""
     low, high = 0, len(column)
     while high - low > 1:
@@ -87,7 +87,7 @@ def _first(column: pa.Array, kind: pa.DataType) -> str:
         try:
             widen_column(column.slice(low, middle - low), kind)
             low = middle
-        except Inexact:
+        except InexactValue:
             high = middle
     return str(column[low])
 
@@ -95,15 +95,15 @@ def _first(column: pa.Array, kind: pa.DataType) -> str:
 def fill_columns(table: Any, schema: pa.Schema) -> pa.RecordBatch:
     """Convert a table or batch to the columns of a schema: wider types, and nulls for missing columns and fields.
 
-    O(rows) a column that changes.  Raises `Inexact`.
+    O(rows) a column that changes.  Raises `InexactValue`.
     """
     there, rows = table.schema.names, table.num_rows
-    had = dict(zip(there, arrays(table), strict=True))
+    had = dict(zip(there, column_arrays(table), strict=True))
     columns = []
     for field in schema:
         try:
             made = widen_column(had[field.name], field.type) if field.name in had else pa.nulls(rows, field.type)
-        except Inexact as error:
+        except InexactValue as error:
             error.column = field.name
             raise
         columns.append(made)
@@ -122,8 +122,8 @@ def narrow_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
         column, at = table.column(name), schema.get_field_index(name)
         if at < 0 and column.null_count == len(column):
             table = table.drop_columns([name])
-        elif at >= 0 and widening(schema.field(at).type, column.type) is not None:
-            whole = one_chunk(column)
+        elif at >= 0 and find_widening(schema.field(at).type, column.type) is not None:
+            whole = to_array(column)
             try:
                 narrow = whole.cast(schema.field(at).type)
                 same = widen_column(narrow, column.type).equals(whole)

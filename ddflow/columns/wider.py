@@ -4,8 +4,10 @@ Invariant: it is pure on types. A *read* widening keeps identities and hashes, b
 and a float as a double; it is made where a file is read. Any other is a *rewrite*, and may still meet a value that the
 wider type does not hold (``widening``). Floats and times are never text, because their text is no contract.
 
->>> widening(pa.int32(), pa.int64()), widening(pa.int32(), pa.float64()), widening(pa.int64(), pa.int32())
-('read', 'rewrite', None)
+>>> find_widening(pa.int32(), pa.int64()), find_widening(pa.int32(), pa.float64())
+('read', 'rewrite')
+>>> find_widening(pa.int64(), pa.int32()) is None
+True
 """
 
 from decimal import Decimal, InvalidOperation
@@ -14,14 +16,14 @@ from typing import Final, Literal
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.casts import spelled_type
+from ddflow.columns.casts import format_type
 from ddflow.errors import Evolve, Widen
 
 Widening = Literal["read", "rewrite"]
 UNITS: Final = ("s", "ms", "us", "ns")
 
 
-def widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
+def find_widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
     """How a column of one type becomes one of another: None where it may not, also where both are the same.  O(type).
 
     ``"rewrite"`` may still meet a value that does not fit: see `widen_column`.
@@ -33,16 +35,16 @@ def widening(old: pa.DataType, new: pa.DataType) -> Widening | None:
     if pat.is_integer(old):
         return "rewrite" if pat.is_float64(new) or pat.is_decimal(new) or _is_text(new) else None
     if pat.is_decimal(old):
-        return "rewrite" if _is_text(new) or _holds(old, new) else None
+        return "rewrite" if _is_text(new) or _is_wider_decimal(old, new) else None
     if pat.is_date(old):
         midnight = pat.is_timestamp(new) and new.tz in (None, "UTC")
         return "rewrite" if midnight or _is_text(new) else None
     if pat.is_timestamp(old):
-        return "rewrite" if pat.is_timestamp(new) and old.tz == new.tz and _finer(old, new) else None
+        return "rewrite" if pat.is_timestamp(new) and old.tz == new.tz and _has_finer_unit(old, new) else None
     if pat.is_duration(old):
-        return "rewrite" if pat.is_duration(new) and _finer(old, new) else None
+        return "rewrite" if pat.is_duration(new) and _has_finer_unit(old, new) else None
     if pat.is_time(old):
-        return "rewrite" if _is_text(new) or (pat.is_time(new) and _finer(old, new)) else None
+        return "rewrite" if _is_text(new) or (pat.is_time(new) and _has_finer_unit(old, new)) else None
     if pat.is_boolean(old) or old == pa.uuid():
         return "rewrite" if _is_text(new) else None
     return _find_nested_widening(old, new)
@@ -57,13 +59,13 @@ def _keeps_hashes(old: pa.DataType, new: pa.DataType) -> bool:
     return (old, new) in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
 
 
-def _holds(old: pa.DataType, new: pa.DataType) -> bool:
+def _is_wider_decimal(old: pa.DataType, new: pa.DataType) -> bool:
     whole = (kind.precision - kind.scale for kind in (old, new)) if pat.is_decimal(new) else (1, 0)
     least, most = whole
     return bool(least <= most and old.scale <= new.scale)
 
 
-def _finer(old: pa.DataType, new: pa.DataType) -> bool:
+def _has_finer_unit(old: pa.DataType, new: pa.DataType) -> bool:
     return UNITS.index(old.unit) < UNITS.index(new.unit)
 
 
@@ -79,7 +81,7 @@ def _find_nested_widening(old: pa.DataType, new: pa.DataType) -> Widening | None
         if pat.is_struct(old) and one.name != other.name:
             return None
         if one.type != other.type:
-            each = widening(one.type, other.type)
+            each = find_widening(one.type, other.type)
             if each is None:
                 return None
             found = "rewrite" if "rewrite" in (each, found) else each
@@ -93,40 +95,42 @@ def keeps_order(old: pa.DataType, new: pa.DataType) -> bool:
     return _is_text(old) or not _is_text(new)
 
 
-def differing(old: pa.Schema, new: pa.Schema) -> list[str]:
+def list_changed_types(old: pa.Schema, new: pa.Schema) -> list[str]:
     """List the columns of both schemas whose types differ.  O(columns)."""
     return [f.name for f in old if f.name in new.names and new.field(f.name).type != f.type]
 
 
-def widen(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> Widen:
+def suggest_widening(field: pa.Field, kind: pa.DataType, input: str = "", fixed: bool = False) -> Widen:
     """Say how a column of a state becomes one of a type, behind a remedy that names the type.
 
     ``fixed``: whether it decides, as a key does.
 
-    >>> str(widen(pa.field("c", pa.int32()), pa.float64()))
+    >>> str(suggest_widening(pa.field("c", pa.int32()), pa.float64()))
     "; in a state the column becomes that by dd.evolve(STATE, {'c': 'double'})"
-    >>> str(widen(pa.field("c", pa.float64()), pa.string()))
+    >>> str(suggest_widening(pa.field("c", pa.float64()), pa.string()))
     '; a state cannot change it to that: make a new one'
     """
-    how = None if fixed else widening(field.type, kind)
-    types = {} if how is None else {field.name: spelled_type(kind)}
+    how = None if fixed else find_widening(field.type, kind)
+    types = {} if how is None else {field.name: format_type(kind)}
     return Widen(types, input, declared=True, reads=how == "read")
 
 
-def evolve_column(name: str, was: pa.DataType, to: pa.DataType) -> Evolve:
+def suggest_evolve(name: str, was: pa.DataType, to: pa.DataType) -> Evolve:
     """Return what to type to declare another type of a column that a state has.
 
-    >>> str(evolve_column("c", pa.int32(), pa.float64())), str(evolve_column("c", pa.float64(), pa.string()))
+    >>> str(suggest_evolve("c", pa.int32(), pa.float64())), str(suggest_evolve("c", pa.float64(), pa.string()))
     ("dd.evolve(STATE, {'c': 'double'})", "{'c': 'string'}, in a new state")
     """
-    return Evolve({name: spelled_type(to)}, moves=widening(was, to) is None)
+    return Evolve({name: format_type(to)}, moves=find_widening(was, to) is None)
 
 
-def holding(kind: pa.DataType, value: str) -> pa.DataType | None:
+def widen_for_value(kind: pa.DataType, value: str) -> pa.DataType | None:
     """Return the type that a column is widened to for a value, written as in JSON; None if it may not be.
 
-    >>> holding(pa.int32(), "3000000000"), holding(pa.int32(), "1.5"), holding(pa.decimal128(4, 2), "123.5")
-    (DataType(int64), DataType(double), Decimal128Type(decimal128(5, 2)))
+    >>> widen_for_value(pa.int32(), "3000000000"), widen_for_value(pa.int32(), "1.5")
+    (DataType(int64), DataType(double))
+    >>> widen_for_value(pa.decimal128(4, 2), "123.5")
+    Decimal128Type(decimal128(5, 2))
     """
     wide = pa.string()
     try:
@@ -142,7 +146,7 @@ def holding(kind: pa.DataType, value: str) -> pa.DataType | None:
             wide = pa.float64()
         else:
             wide = pa.int64() if -(2**63) <= number < 2**63 else pa.decimal128(38, 0)
-    return None if widening(kind, wide) is None else wide
+    return None if find_widening(kind, wide) is None else wide
 
 
 def _is_text(kind: pa.DataType) -> bool:

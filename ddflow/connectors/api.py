@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from ddflow.columns.names import near
+from ddflow.columns.names import find_nearest_name
 from ddflow.errors import SinkRefused, SpecError, UnreadableInput
 from ddflow.metrics import Look
 
@@ -321,7 +321,7 @@ def check_connector(asked: str, given: Any, base: type[Source | TableSink]) -> N
         if not isinstance(value, str) or not value:
             found = f"its {name!r} is {value!r:.99}"
             if value is None:
-                slip = near(name, known)
+                slip = find_nearest_name(name, known)
                 found = f"{type(given).__name__} has no {name!r}" + (f" but {slip!r}" if slip else "")
             raise SpecError(asked, found, f"give it as text, as in {name} = {example!r}")
     modes = getattr(given, "modes", ())

@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.columns.names import DELETED, DIFF, TIME
-from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import one_chunk
-from ddflow.columns.sorting import sort
+from ddflow.columns.rows import format_row
+from ddflow.columns.schema import to_array
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.connectors.api import Mode, TableChanges
 from ddflow.connectors.files.writers import format_json_objects
 from ddflow.connectors.formats.cells import CellForm, cast_cells, json_shape
@@ -104,7 +104,7 @@ def parse_row_messages(written: pa.Table, schema: pa.Schema) -> pa.Table:
     Raises `SinkRefused` for a message that ddflow did not write.
     """
     shape = {field.name: json_shape(field.type) for field in schema}
-    found, wrong = parse_objects(one_chunk(written.column("value")), {"before": shape, "after": shape})
+    found, wrong = parse_objects(to_array(written.column("value")), {"before": shape, "after": shape})
     parts = []
     for name, diff in (("before", -1), ("after", 1)):
         made = _cast_structs(pc.struct_field(found, name).drop_null(), schema, bool(wrong.any()))
@@ -143,7 +143,7 @@ def _format_objects(rows: pa.Table, places: Ints) -> pa.Array:
     """Format the rows at some places as JSON text; a place below 0 gives null."""
     there = np.flatnonzero(places >= 0)
     batch = pa.RecordBatch.from_arrays(
-        [one_chunk(column.take(pa.array(places[there]))) for column in rows.columns], schema=rows.schema
+        [to_array(column.take(pa.array(places[there]))) for column in rows.columns], schema=rows.schema
     )
     text = format_json_objects(batch, strict=True)
     if there.size == places.size:
@@ -231,11 +231,11 @@ def rows_with_diff(mode: Mode, table: pa.Table, updates: pa.Schema) -> pa.Table:
     diffs: Ints = np.ones(table.num_rows, np.int64)
     if mode == "changelog":
         gone = pa.array(["delete", "update_preimage"])
-        diffs -= 2 * np.array(pc.is_in(one_chunk(table.column(CHANGE)), gone), np.int64)
+        diffs -= 2 * np.array(pc.is_in(to_array(table.column(CHANGE)), gone), np.int64)
     elif mode == "retract":
-        diffs -= 2 * np.array(one_chunk(table.column(RETRACT)), np.int64)
+        diffs -= 2 * np.array(to_array(table.column(RETRACT)), np.int64)
     elif mode == "updates":
-        diffs = np.array(one_chunk(table.column(DIFF)), np.int64)
+        diffs = np.array(to_array(table.column(DIFF)), np.int64)
     beside = [name for name in (CHANGE, VERSION, WRITTEN, RETRACT, TIME, DIFF) if name in table.schema.names]
     return table.drop_columns(beside).append_column(DIFF, pa.array(diffs))
 
@@ -286,7 +286,7 @@ def _net_to_upserts(of: NetUpdates, key: Sequence[str], schema: pa.Schema) -> Ta
     there, every = np.flatnonzero(of.diffs > 0), np.arange(of.diffs.size)
     times = np.bincount(of.keys[there], of.diffs[there], every.size)
     if (twice := np.flatnonzero(times > 1)).size:
-        row = shown_row(of.rows.select(list(key)), int(twice[0]))
+        row = format_row(of.rows.select(list(key)), int(twice[0]))
         raise NotUnique("write an epoch as upserts", f"the key {row} has several rows", "choose another mode, or key")
     gone = of.rows.select(list(key)).take(pa.array(np.flatnonzero(of.keys == every)))
     return TableChanges(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)
@@ -294,8 +294,8 @@ def _net_to_upserts(of: NetUpdates, key: Sequence[str], schema: pa.Schema) -> Ta
 
 def _sum_diffs(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> NetUpdates:
     rows = updates.drop_columns([TIME, DIFF])
-    diffs, n = np.array(one_chunk(updates.column(DIFF)), np.int64), updates.num_rows
-    by = sort(*identities(rows.combine_chunks(), secret, n))
+    diffs, n = np.array(to_array(updates.column(DIFF)), np.int64), updates.num_rows
+    by = sort_by_identity(*identities(rows.combine_chunks(), secret, n))
     ranks, places, sums = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
     written, refused = net_changes(by.permutation, by.starts, np.zeros(n, np.int32), diffs, ranks, places, sums)
     if refused >= 0:
@@ -312,7 +312,7 @@ def _sum_diffs(updates: pa.Table, key: Sequence[str] | None, secret: Secret) -> 
 
 def _number_keys(keys: pa.Table, secret: Secret, n: int | None = None) -> Ints:
     """Map each key to the number of the first row that has it."""
-    by = sort(*identities(keys.combine_chunks(), secret, n))
+    by = sort_by_identity(*identities(keys.combine_chunks(), secret, n))
     out: Ints = np.empty(by.permutation.size, np.int64)
     out[by.permutation] = np.repeat(by.permutation[by.starts[:-1]], np.diff(by.starts))
     return out

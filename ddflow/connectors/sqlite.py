@@ -29,7 +29,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import quote_name
 from ddflow.columns.schema import is_bytes
-from ddflow.columns.wider import widen
+from ddflow.columns.wider import suggest_widening
 from ddflow.connectors.api import OpenSink, TableChanges, TableShape, TargetRecord
 from ddflow.connectors.file_database import FileDatabase, FileDatabaseSink, split_columns
 from ddflow.connectors.sql_table import InPlaceTable, KeyMatch, cast_to_text
@@ -124,7 +124,7 @@ def _cast_column(values: Any, field: pa.Field, target: str) -> pa.Array:
     except SchemaMismatch as error:
         kinds = {str: pa.string(), bytes: pa.binary(), float: pa.float64(), int: pa.int64()}
         wide = next(kind for of, kind in kinds.items() if any(isinstance(value, of) for value in values))
-        remedy = error.fix + widen(field, wide)
+        remedy = error.fix + suggest_widening(field, wide)
         raise SchemaMismatch(
             f"column {field.name!r} of {target}", f"{error.asked}: {error.found}", remedy, column=field.name
         ) from None

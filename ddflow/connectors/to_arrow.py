@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.declared import without_index
+from ddflow.columns.declared import drop_index_columns
 from ddflow.errors import NotArrow, SchemaMismatch, shorten
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def to_arrow_rows(given: Any, what: str, schema: pa.Schema, guessed: Collection[
         return scanned
     if hasattr(given, "__arrow_c_stream__"):
         rows: pa.RecordBatchReader = import_arrow(pa.RecordBatchReader.from_stream, given, what)
-        named = without_index(rows.schema, given)
+        named = drop_index_columns(rows.schema, given)
         return rows if len(named) == len(rows.schema) else rows.read_all().select(named.names)
     if hasattr(given, "__arrow_c_array__"):
         batch: pa.RecordBatch = import_arrow(pa.record_batch, given, what)

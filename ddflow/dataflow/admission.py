@@ -25,9 +25,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Flags, Ints, validity, word_reader
-from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import INTERVAL, MANY, check_sound, conform, has_unsound, is_long_ascii, is_text, one_batch
+from ddflow.columns.hashing import Flags, Ints, build_word_reader, validity
+from ddflow.columns.rows import format_row
+from ddflow.columns.schema import (
+    INTERVAL,
+    MANY,
+    check_values,
+    conform,
+    is_long_ascii,
+    is_text,
+    needs_validation,
+    to_batch,
+)
 from ddflow.connectors.formats.base import (
     BAD as MARK,
     DELETED,
@@ -95,7 +104,7 @@ class Admission:
         self.greatest, self.what, self.required = NEVER, repr(bound.name), bound.needed_columns
         self.table: str | None = None
         """That messages are of, once one has said it; the engine sets it."""
-        doubted = [at for at, field in enumerate(bound.schema) if bound.format is None and has_unsound(field.type)]
+        doubted = [at for at, field in enumerate(bound.schema) if bound.format is None and needs_validation(field.type)]
         self.texts = [at for at in doubted if is_text(bound.schema.field(at).type)]
         self.doubted = [at for at in doubted if at not in self.texts]
         """The columns, but for `texts`, that may have values beyond their types."""
@@ -104,7 +113,7 @@ class Admission:
         """Whether values of a column may be written in several ways; the column keeps one."""
         self.key = [name for name in bound.required_columns if name not in self.certain]
         """The columns that may not be null in an event."""
-        self.words = None if bound.spec.time is None else word_reader(bound.time_type)
+        self.words = None if bound.spec.time is None else build_word_reader(bound.time_type)
         """Reads the events' times."""
         self.notes = bound.event_schema != bound.schema
         """Whether events have other columns than rows."""
@@ -203,13 +212,13 @@ class Admission:
                     if batch.num_rows < MANY or not is_long_ascii(batch.column(at)):
                         batch.column(at).validate(full=True)
             except pa.ArrowInvalid:
-                check_sound(batch, self.what, self.texts)
+                check_values(batch, self.what, self.texts)
             if self.doubted:
-                check_sound(batch, self.what, self.doubted)
+                check_values(batch, self.what, self.doubted)
             if not batch.schema.equals(schema, check_metadata=True):
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
         else:
-            batch = one_batch(
+            batch = to_batch(
                 conform(table, schema, self.what, self.required, self.bound.name, self.bound.deciding_columns)
             )
         return self.bound.add_event_columns(batch, table.column_names) if self.notes else batch
@@ -317,7 +326,7 @@ class Admission:
                 input=self.bound.name,
                 column=next(name for name in self.key if events.column(name).null_count),
             )
-            error.cells = shorten(str(shown_row(events, int(rows[0]))))
+            error.cells = shorten(str(format_row(events, int(rows[0]))))
             raise error
 
     def _stamp_late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.layout import plainly
+from ddflow.columns.layout import make_writable
 from ddflow.kernels.sort import order_by_rank
 from ddflow.operators.updates import Updates
 from ddflow.storage.files.batch_store import BatchStore
@@ -44,7 +44,7 @@ class UpdateBuffer:
         there = self.scratch.write_mapped(pa.Table.from_arrays(columns, schema=schema).to_batches(), schema)
         width = len(rows.schema)
         kept = pa.Table.from_arrays(there.columns[:width], schema=rows.schema)
-        ranks, diffs = (plainly(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
+        ranks, diffs = (make_writable(there.column(width + i).to_numpy()) for i in range(2))  # they are read-only
         return Updates(kept, ranks, diffs, updates.times)
 
     def output(

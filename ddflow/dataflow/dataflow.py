@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.layout import keep_freed_memory
-from ddflow.columns.schema import empty
+from ddflow.columns.schema import empty_table
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.connectors.error_location import add_file_to_error, is_path
 from ddflow.dataflow.admission import Admission, Look, MessagesRead
@@ -95,7 +95,7 @@ class Dataflow:
         outputs = {name: node.updates_schema(flow.time_type) for name, node in flow.outputs.items()}
         self.sides = flow.side_outputs()
         none = SideOutputs(self.sides, flow.time_type).tables()
-        self.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **none}
+        self.nothing = {**{name: empty_table(schema) for name, schema in outputs.items()}, **none}
         self.frontier = self.last = self.since = self.before = NEVER
         self.claimed = CLOSED
         """The least time that readers held before the last step."""

@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Secret
-from ddflow.columns.row_match import Alike
-from ddflow.columns.schema import empty
+from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.schema import empty_table
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import Command, Option, Phrase, PlanChanged
 from ddflow.operators.base import Context, Readable, Running, as_updates
@@ -272,7 +272,7 @@ class Graph:
                     done[each] = graph._compute_rows(each, done, as_of)
         if exact:
             return done[node]
-        return pick_alike(done[node], pa.table(dict(given)), {name: name for name in given}, Alike(self.secret))
+        return pick_alike(done[node], pa.table(dict(given)), {name: name for name in given}, RowMatcher(self.secret))
 
     def _find_lookups(self, node: Collection, names: Iterable[str]) -> Names | None:
         """Find the collections to look up for some columns, with the names in each; None if that is not enough."""
@@ -326,16 +326,16 @@ class Graph:
 
 def _concat_pieces(pieces: Iterable[Updates], schema: pa.Schema) -> Updates:
     """Combine pieces into one, with the columns of ``schema``. O(rows)."""
-    every = list(pieces) or [as_updates(empty(schema))]
+    every = list(pieces) or [as_updates(empty_table(schema))]
     if len(every) == 1 and every[0].rows.schema.names == schema.names:
         return every[0]
     rows = pa.concat_tables([piece.rows.select(schema.names) for piece in every])
     return as_updates(rows)._replace(diffs=np.concatenate([piece.diffs for piece in every]))
 
 
-def pick_alike(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: Alike) -> Updates:
+def pick_alike(updates: Updates, given: pa.Table, names: Mapping[str, str], alike: RowMatcher) -> Updates:
     """Return the updates that have the values of a row. ``names``: its columns, as the updates name them. O(n)."""
-    return updates.pick(np.flatnonzero(alike.which(updates.rows.select([*names]), given, names)))
+    return updates.pick(np.flatnonzero(alike.mark_matches(updates.rows.select([*names]), given, names)))
 
 
 def trace_names(nodes: Sequence[Collection], asked: Mapping[str, str], kept: Container[Collection] = ()) -> Names:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.rows import gather_arrays
-from ddflow.columns.schema import plain_size
+from ddflow.columns.schema import decoded_size
 from ddflow.connectors.formats.base import BAD as MARK, DELETED, Truncate
 from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.to_arrow import to_arrow_rows, to_table
@@ -226,7 +226,7 @@ def split_rows(given: Any, admission: Admission, most: int) -> Iterator[pa.Table
     size, none = 0, True
     for batch in given:
         batches.append(batch)
-        size += plain_size(batch)
+        size += decoded_size(batch)
         if size >= most:
             yield from _split_table(pa.Table.from_batches(batches, given.schema), what, most)
             batches, size, none = [], 0, False
@@ -235,7 +235,7 @@ def split_rows(given: Any, admission: Admission, most: int) -> Iterator[pa.Table
 
 
 def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
-    size = plain_size(table)
+    size = decoded_size(table)
     if size <= most:
         yield table
         return

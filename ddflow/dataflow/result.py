@@ -5,8 +5,8 @@ collection's columns, then ``_time`` and ``_diff``, sorted by time, retractions 
 never change afterwards and own their memory. Every event has exactly one verdict or is pending, so events in = resolved
 + pending. Causes are looked at in the order of `NAMES`: an event that is bad is not also late.
 
->>> from ddflow.columns.schema import empty, updates_schema
->>> step = Step({"v": empty(updates_schema(pa.schema({"v": pa.int64()}), pa.int64()))}, Verdicts.of({}), 5)
+>>> from ddflow.columns.schema import empty_table, updates_schema
+>>> step = Step({"v": empty_table(updates_schema(pa.schema({"v": pa.int64()}), pa.int64()))}, Verdicts.of({}), 5)
 >>> step["v"].schema.names, len(step), step.frontier
 (['v', '_time', '_diff'], 1, 5)
 """

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints
 from ddflow.columns.names import TIME
-from ddflow.columns.schema import empty, updates_schema
+from ddflow.columns.schema import empty_table, updates_schema
 from ddflow.connectors.formats.base import BAD_TYPE
 from ddflow.dataflow.admission import RefusedRows
 from ddflow.dataflow.result import name_verdicts
@@ -133,7 +133,7 @@ class SideOutputs:
         out = {}
         for name, (_, schema) in self.wanted.items():
             made = self.made[name]
-            out[name] = pa.concat_tables(made) if made else empty(updates_schema(schema, self.time_type))
+            out[name] = pa.concat_tables(made) if made else empty_table(updates_schema(schema, self.time_type))
             if len(made) > 1:
                 out[name] = out[name].sort_by(TIME)
         return out

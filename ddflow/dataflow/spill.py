@@ -52,7 +52,7 @@ class EventRanges:
 
     def add(self, events: Events) -> None:
         """Write some events in the order of ranges.  O(n).  Raises `SpillFull`, `SpillFailed`."""
-        rows, (high, _) = events.rows, self.keys.of(events.rows)
+        rows, (high, _) = events.rows, self.keys.identify_rows(events.rows)
         # Shifted by all 64 bits a word would stay as it is.
         at = (high >> np.uint64(63) >> np.uint64(1) if not self.bits else high >> np.uint64(64 - self.bits)).astype(
             np.uint16

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, identities
 from ddflow.columns.names import DIFF
-from ddflow.columns.schema import empty
+from ddflow.columns.schema import empty_table
 from ddflow.dataflow.buffer import UpdateBuffer
 from ddflow.dataflow.graph import ComputedStep, Graph, ReleasedEvents
 from ddflow.operators.inputs import ResolvedDifferences
@@ -209,7 +209,7 @@ class Computation:
         found = self.done.get(node)
         if found:
             return found
-        return [Updates(empty(self.graph.needed[node]), few(), ints(), self.times)]
+        return [Updates(empty_table(self.graph.needed[node]), few(), ints(), self.times)]
 
     def _consolidate_output(self, node: Collection) -> list[Updates]:
         pieces, out = self.receive_updates(node, None), []

@@ -346,7 +346,7 @@ def _restore_regrown(
     keys = RowHashes(pa.schema([field for field in identified if field.name in there]), secret)
 
     def hash_regrown(rows: pa.Table | pa.RecordBatch) -> Hashes:
-        return *keys.of(rows), made(fill_columns(rows, empty.schema))[2]
+        return *keys.identify_rows(rows), made(fill_columns(rows, empty.schema))[2]
 
     # Groups of an ordered one are of columns that it was written with.
     arrangements.restore(old, record, what, batch_store, False, made if empty.ordered else hash_regrown, False)

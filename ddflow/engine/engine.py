@@ -67,7 +67,11 @@ def freeze_plan(flow: Plan, options: EngineOptions) -> Plan:
 
 def make_dataflow(flow: Plan, options: EngineOptions, durable: Commits | None) -> Dataflow:
     """Make an empty dataflow. ``durable``: the commits of its state; None for state in memory."""
-    lists, threads, memory = options.verdicts == "rows", Threads.of(options.threads), parse_size(options.memory)
+    lists, threads, memory = (
+        options.verdicts == "rows",
+        Threads.from_option(options.threads),
+        parse_size(options.memory),
+    )
     secret = (options.secret or Secret.fresh()) if durable is None else durable.secret
     budget = Budget(memory, options.spill, None if durable is None else durable.log.manifest_log.store)
     if durable is not None and budget.spills:

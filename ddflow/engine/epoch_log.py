@@ -30,7 +30,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
-from ddflow.columns.widening import Inexact, fill_columns
+from ddflow.columns.widening import InexactValue, fill_columns
 from ddflow.connectors.parquet.sink import Fragment
 from ddflow.engine.garbage import collect_file_names, gc
 from ddflow.engine.outputs import Outputs
@@ -247,7 +247,7 @@ class EpochLog:
             return table
         try:
             return pa.Table.from_batches([fill_columns(table, schema)])
-        except Inexact as error:
+        except InexactValue as error:
             raise SchemaMismatch(
                 f"epoch {epoch} given again",
                 f"column {error.column!r} of output {name!r} had a value that its type of now does not hold: {error}",

@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.schema import empty
+from ddflow.columns.schema import empty_table
 from ddflow.columns.widening import fill_columns
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
@@ -96,7 +96,7 @@ def convert_dataflow(dataflow: Dataflow, plan: Plan, nodes: Nodes, change: PlanC
     dataflow.__dict__.pop("ids", None)
     outputs = {name: node.updates_schema(plan.time_type) for name, node in plan.outputs.items()}
     none = SideOutputs(dataflow.sides, plan.time_type).tables()
-    dataflow.nothing = {**{name: empty(schema) for name, schema in outputs.items()}, **none}
+    dataflow.nothing = {**{name: empty_table(schema) for name, schema in outputs.items()}, **none}
     dataflow.owed = {
         name: pa.Table.from_batches([fill_columns(table, outputs[name])]) for name, table in dataflow.owed.items()
     }

@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import NONE, Secret, Words, flags, ordered_words, validity, value_hashes
+from ddflow.columns.hashing import NONE, Secret, Words, sortable_words, true_flags, validity, value_hashes
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import gather_arrays, shown_row
+from ddflow.columns.rows import format_row, gather_arrays
 from ddflow.columns.schema import is_text, is_word
-from ddflow.columns.sorting import Sorted, sort
+from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, shorten
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.upsert.events import Events
@@ -78,15 +78,15 @@ class FullContents:
             events = events.filter(pa.array(keyless == 0))
         if not events.num_rows:
             return
-        if self.scope is not None and (outside := np.flatnonzero(flags(self.scope(events)) == 0)).size:
-            keys = [shown_row(events.select(list(self.bound.spec.key)), int(row)) for row in outside[:NAMED]]
+        if self.scope is not None and (outside := np.flatnonzero(true_flags(self.scope(events)) == 0)).size:
+            keys = [format_row(events.select(list(self.bound.spec.key)), int(row)) for row in outside[:NAMED]]
             raise OutOfScope(
                 self.asked,
                 f"{outside.size:,} rows from row {begin:,} on are not in the scope "
                 f"{shorten(repr(self.text))}, first {keys}",
                 "leave them out, or widen the scope; nothing was taken in",
             )
-        self._ids.append(self.upsert.keys.of(events))
+        self._ids.append(self.upsert.keys.identify_rows(events))
         if self.bound.spec.exclusive and self.bound.merging is not None:
             # Rows that are bad name their keys, but give nobody an order.
             events = events.filter(pa.array(self.bound.merging.mark_misordered(events) == 0))
@@ -98,13 +98,13 @@ class FullContents:
                 best = both.slice(find_greatest_row(both), 1)
             self.order = pa.concat_batches([best])  # so that the rest of the rows is not kept
 
-    def sort_identities(self) -> Sorted:
+    def sort_identities(self) -> SortedRows:
         """Sort the identities of all rows. O(rows)."""
         highs, lows = zip(*(self._ids or [(NONE, NONE)]), strict=True)
         self._ids = []
-        return sort(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
+        return sort_by_identity(np.concatenate(highs), np.concatenate(lows), None, self.upsert.threads)
 
-    def refuse_duplicates(self, by: Sorted, rows: Iterable[Events], began: int) -> None:
+    def refuse_duplicates(self, by: SortedRows, rows: Iterable[Events], began: int) -> None:
         """Raise `DuplicateKeys` if a key has several rows. O(keys).
 
         ``rows``: all of them, for the message; ``began``: the number of the first among all events.
@@ -116,9 +116,9 @@ class FullContents:
         keys: dict[int, Any] = {}
         at: dict[int, list[int]] = {}
         for events in rows:
-            high, _ = self.upsert.keys.of(events.rows)
+            high, _ = self.upsert.keys.identify_rows(events.rows)
             for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
-                keys[int(high[row])] = shown_row(events.rows.select(list(self.bound.spec.key)), int(row))
+                keys[int(high[row])] = format_row(events.rows.select(list(self.bound.spec.key)), int(row))
                 at.setdefault(int(high[row]), []).append(int(events.arrival[row]) - began)
         one, other, *_ = sorted(next(iter(at.values())))
         raise DuplicateKeys(
@@ -131,7 +131,7 @@ class FullContents:
             "full contents name each key once: mend them; nothing was taken in",
         )
 
-    def find_absent(self, by: Sorted) -> Iterator[pa.RecordBatch]:
+    def find_absent(self, by: SortedRows) -> Iterator[pa.RecordBatch]:
         """Make a row for each key to delete, in the columns of the input's events.
 
         ``by``: the result of `sort_identities`. The row's columns have the stored values, order and sequence are the
@@ -149,7 +149,7 @@ class FullContents:
                 rows = gather_arrays(arranged.pool(), gone[begin : begin + PIECE], schema)
                 batch = pa.RecordBatch.from_arrays(rows, schema=schema)
                 if self.scope is not None:
-                    batch = batch.filter(pa.array(flags(self.scope(batch)) != 0))
+                    batch = batch.filter(pa.array(true_flags(self.scope(batch)) != 0))
                 if batch.num_rows:
                     yield self._make_deletes(batch)
 
@@ -201,7 +201,7 @@ def encode_order(order: pa.RecordBatch) -> tuple[Word, ...]:
         if column.null_count:
             out.append(None)
         elif is_word(kind):
-            out.append(int(ordered_words(column)[0]))
+            out.append(int(sortable_words(column)[0]))
         else:
             out.append(value.hex() if isinstance(value, bytes) else str(value))
     return tuple(out)
@@ -253,12 +253,12 @@ def find_greatest_row(rows: pa.RecordBatch) -> int:
             left, column = left[present != 0], column.filter(pa.array(present != 0))
         elif present.size:
             continue
-        word = ordered_words(column)
+        word = sortable_words(column)
         left = left[word == word.max()]
     return int(left[0])
 
 
-def mark_members(by: Sorted, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def mark_members(by: SortedRows, high: Words, low: Words) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """bool[n]: which of some identities are in ``by``.  O(n log rows), side by side in memory."""
     out = np.zeros(high.size, np.bool_)
     if not by.high.size:

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.errors import ExpressionError, SpecError, shorten
-from ddflow.expressions.evaluate import ArrowRun, FunctionRun
+from ddflow.expressions.evaluate import ArrowRunner, FunctionRunner
 from ddflow.expressions.types import BOOL, sql_name
 
 RowFunction: TypeAlias = Callable[[pa.RecordBatch], Any]
@@ -92,11 +92,11 @@ def compile(expression: Source, schema: pa.Schema, *, boolean: bool = False, wha
         _check_boolean(made.type, boolean, f"cannot compile {what} {shorten(expression)}")
         return Expression(expression, names, made.type, what, made, expression)
     refuse_foreign(expression, schema, boolean, what)
-    run: ArrowRun | FunctionRun
+    run: ArrowRunner | FunctionRunner
     if isinstance(expression, pc.Expression):
-        run = ArrowRun(expression, schema, what)
+        run = ArrowRunner(expression, schema, what)
     elif callable(expression):
-        run = FunctionRun(expression, schema, what)
+        run = FunctionRunner(expression, schema, what)
     else:
         found = f"it is {type(expression).__name__}"
         raise ExpressionError(asked, found, "give SQL, a pyarrow expression or a function over a RecordBatch")

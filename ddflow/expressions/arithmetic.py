@@ -23,8 +23,8 @@ import pyarrow.types as pat
 
 from ddflow.errors import shorten
 from ddflow.expressions.casts import convert
-from ddflow.expressions.digits import WIDEST, fit, with_numpy
-from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, constant, null, on_arrays
+from ddflow.expressions.digits import WIDEST, compute_with_numpy, fit_decimals
+from ddflow.expressions.node import Compute, Datum, Node, Refusal, accept_scalars, apply, constant, null
 from ddflow.expressions.types import (
     DATE,
     DOUBLE,
@@ -36,14 +36,14 @@ from ddflow.expressions.types import (
     STRING,
     UNITS,
     bounded_decimal,
-    decimal_of,
+    common_type,
     is_decimal,
     is_duration,
     is_integer,
     is_number,
     is_time,
-    meeting,
     sql_name,
+    to_decimal_type,
 )
 
 _ADDED: Final[dict[str, Compute]] = {"+": pc.add_checked, "-": pc.subtract_checked}
@@ -52,19 +52,19 @@ _PARTS: Final = {"DAY": (86_400, None), "HOUR": (3_600, 24), "MINUTE": (60, 60)}
 FIELDS: Final = (*_PARTS, "EPOCH")
 
 
-def lasting(sign: str, left: Node, right: Node) -> Node | None:
+def duration_arithmetic(sign: str, left: Node, right: Node) -> Node | None:
     """Compute ``left sign right`` for durations, or the difference of two moments; None for other types.  O(rows).
 
     >>> import datetime
     >>> from ddflow.expressions.node import constant
     >>> noon, midnight = (constant(pa.scalar(datetime.datetime(2024, 1, 3, hour))) for hour in (12, 0))
-    >>> lasting("-", noon, midnight).constant
+    >>> duration_arithmetic("-", noon, midnight).constant
     <pyarrow.DurationScalar: datetime.timedelta(seconds=43200)>
-    >>> part("EPOCH", lasting("-", noon, midnight)).constant
+    >>> extract_duration_part("EPOCH", duration_arithmetic("-", noon, midnight)).constant
     <pyarrow.DoubleScalar: 43200.0>
     """
     if sign == "-" and _is_moment(left) and _is_moment(right):
-        return days_between(left, right) if left.type == right.type == DATE else _between(left, right)
+        return days_between(left, right) if left.type == right.type == DATE else _subtract_moments(left, right)
     if sign == "+" and is_duration(left.type) and _is_moment(right):
         return _move_moment(sign, right, left)
     if sign in _ADDED and is_duration(right.type) and _is_moment(left):
@@ -73,7 +73,7 @@ def lasting(sign: str, left: Node, right: Node) -> Node | None:
         left, right = right, left
     if sign in ("*", "/") and is_duration(left.type):
         return _scale_duration(sign, left, right)
-    kind = meeting([left.type, right.type])
+    kind = common_type([left.type, right.type])
     if sign in _ADDED and kind is not None and is_duration(kind):
         return apply(_ADDED[sign], convert(left, kind), convert(right, kind), fallible=True)
     return None
@@ -88,7 +88,7 @@ def days_between(end: Node, start: Node) -> Node:
     return apply(compute, end, start, fallible=True)
 
 
-def part(field: str, node: Node) -> Node:
+def extract_duration_part(field: str, node: Node) -> Node:
     """Extract a part of a duration by its name in ``FIELDS``: a signed whole number, or all seconds as a double."""
     second = 1000 ** UNITS.index(node.type.unit)
     if field == "EPOCH":
@@ -106,8 +106,8 @@ def _is_moment(node: Node) -> bool:
     return node.type == DATE or is_time(node.type)
 
 
-def _between(end: Node, start: Node) -> Node:
-    kind = meeting([end.type, start.type])
+def _subtract_moments(end: Node, start: Node) -> Node:
+    kind = common_type([end.type, start.type])
     assert kind is not None
     return apply(pc.subtract_checked, convert(end, kind), convert(start, kind), fallible=True)
 
@@ -127,14 +127,14 @@ def _scale_duration(sign: str, duration: Node, number: Node) -> Node | None:
     if not is_number(number.type):
         return None
     if is_integer(number.type):
-        compute = pc.multiply_checked if sign == "*" else on_arrays(_scaled_quotient)
+        compute = pc.multiply_checked if sign == "*" else accept_scalars(_scaled_quotient)
         return apply(compute, duration, convert(number, INT64), fallible=True)
 
     def scale_values(values: pa.Array, by: pa.Array) -> pa.Array:
         exact = (pc.multiply if sign == "*" else pc.divide_checked)(values.cast(INT64).cast(DOUBLE, safe=False), by)
         return pc.round(exact, round_mode="half_towards_infinity").cast(INT64).cast(values.type)
 
-    return apply(on_arrays(scale_values), duration, convert(number, DOUBLE), fallible=True)
+    return apply(accept_scalars(scale_values), duration, convert(number, DOUBLE), fallible=True)
 
 
 def _scaled_quotient(values: pa.Array, by: pa.Array) -> pa.Array:
@@ -151,11 +151,11 @@ _CHECKED: dict[str, Compute] = {"+": pc.add_checked, "-": pc.subtract_checked, "
 
 def arithmetic(sign: str, left: Node, right: Node) -> Node:
     """Compute ``left sign right`` for + - * / % div pmod. Raises Refusal for types without that operation. O(rows)."""
-    if (found := lasting(sign, left, right)) is not None:
+    if (found := duration_arithmetic(sign, left, right)) is not None:
         return found
     if DATE in (left.type, right.type) and sign in "+-":
         return _move_date(sign, left, right)
-    kind = meeting([left.type, right.type])
+    kind = common_type([left.type, right.type])
     if kind == NULL:
         kind = DOUBLE
     if kind is None or not is_number(kind) or left.type == right.type == STRING:
@@ -166,7 +166,7 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
             or "cast to numbers first; for dates there are date_add, date_sub and datediff",
         )
     if is_decimal(kind):
-        return _decimals(sign, _as_decimal(left, kind), _as_decimal(right, kind))
+        return _decimal_arithmetic(sign, _convert_to_decimal(left, kind), _convert_to_decimal(right, kind))
     if sign == "div":
         if not is_integer(kind):
             raise Refusal("div takes integers and decimals, not floats", "use / and floor, or cast to bigint")
@@ -175,11 +175,11 @@ def arithmetic(sign: str, left: Node, right: Node) -> Node:
         return apply(pc.divide_checked, convert(left, DOUBLE), convert(right, DOUBLE), fallible=True)
     left, right = convert(left, kind), convert(right, kind)
     if sign in ("%", "pmod"):
-        return apply(on_arrays(_remainder if sign == "%" else _positive_remainder), left, right, fallible=True)
+        return apply(accept_scalars(_remainder if sign == "%" else _positive_remainder), left, right, fallible=True)
     return apply(_CHECKED[sign], left, right, fallible=is_integer(kind))
 
 
-def minus(node: Node) -> Node:
+def negate_number(node: Node) -> Node:
     """Negate a number; text is a double first."""
     node = convert(node, DOUBLE) if node.type in (STRING, NULL) else node
     if is_duration(node.type):
@@ -221,7 +221,7 @@ def _move_date(sign: str, left: Node, right: Node) -> Node:
     return shift_days(date, days, sign)
 
 
-def _nonzero(divisor: pa.Array, dividend: pa.Array) -> None:
+def _check_divisor(divisor: pa.Array, dividend: pa.Array) -> None:
     """Raise where a value is divided by zero; beside a null it is no division."""
     zero = pc.and_(pc.equal(divisor, pa.scalar(0, divisor.type)), pc.is_valid(dividend))
     if pc.any(zero).as_py():
@@ -229,8 +229,8 @@ def _nonzero(divisor: pa.Array, dividend: pa.Array) -> None:
 
 
 def _remainder(left: pa.Array, right: pa.Array) -> pa.Array:
-    _nonzero(right, left)
-    return with_numpy(np.fmod, left, right)
+    _check_divisor(right, left)
+    return compute_with_numpy(np.fmod, left, right)
 
 
 def _positive_remainder(left: pa.Array, right: pa.Array) -> pa.Array:
@@ -239,83 +239,87 @@ def _positive_remainder(left: pa.Array, right: pa.Array) -> pa.Array:
         wrapped: np.ndarray[Any, Any] = np.where(rest < 0, np.fmod(rest + n, n), rest)
         return wrapped
 
-    _nonzero(right, left)
-    return with_numpy(compute, left, right)
+    _check_divisor(right, left)
+    return compute_with_numpy(compute, left, right)
 
 
-def _as_decimal(node: Node, kind: pa.DataType) -> Node:
+def _convert_to_decimal(node: Node, kind: pa.DataType) -> Node:
     """Convert an operand of a decimal to a decimal; an integer literal has as many digits as its text."""
     if node.literal and is_integer(node.type) and node.constant is not None:
         return convert(node, pa.decimal128(len(str(abs(node.constant.as_py()))), 0))
-    return convert(node, kind if node.type == NULL else decimal_of(node.type))
+    return convert(node, kind if node.type == NULL else to_decimal_type(node.type))
 
 
-def _decimals(sign: str, left: Node, right: Node) -> Node:
+def _decimal_arithmetic(sign: str, left: Node, right: Node) -> Node:
     result, compute = _DECIMALS[sign](left.type, right.type)
     if left.constant is not None and not left.constant.is_valid:
         return null(result)
 
     def exact(a: pa.Array, b: pa.Array) -> pa.Array:
         value = compute(a, b)
-        fitted = fit(value, result.precision, result.scale)
+        fitted = fit_decimals(value, result.precision, result.scale)
         if fitted.null_count > value.null_count:
             raise pa.ArrowInvalid(f"overflow: a result does not fit {sql_name(result)}")
         return fitted
 
-    node = apply(on_arrays(exact), left, right, fallible=True)
+    node = apply(accept_scalars(exact), left, right, fallible=True)
     return convert(node, INT64) if sign == "div" else node
 
 
 Plan = tuple[pa.DataType, Compute]
 
 
-def _sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
+def _plan_sum(compute: Compute) -> Callable[[pa.DataType, pa.DataType], Plan]:
     def plan(a: pa.DataType, b: pa.DataType) -> Plan:
         scale = max(a.scale, b.scale)
         precision = max(a.precision - a.scale, b.precision - b.scale) + scale + 1
-        return bounded_decimal(precision, scale), _in_room(compute, precision)
+        return bounded_decimal(precision, scale), _widen_if_needed(compute, precision)
 
     return plan
 
 
-def _product(a: pa.DataType, b: pa.DataType) -> Plan:
+def _plan_product(a: pa.DataType, b: pa.DataType) -> Plan:
     precision = a.precision + b.precision + 1
-    _room(precision, "*", a, b)
-    return bounded_decimal(precision, a.scale + b.scale), _in_room(pc.multiply_checked, precision)
+    _check_digit_count(precision, "*", a, b)
+    return bounded_decimal(precision, a.scale + b.scale), _widen_if_needed(pc.multiply_checked, precision)
 
 
-def _in_room(compute: Compute, precision: int) -> Compute:
+def _widen_if_needed(compute: Compute, precision: int) -> Compute:
     """Return ``compute`` unchanged if its result has at most 38 digits, else compute in 76."""
-    return compute if precision <= MOST_DIGITS else lambda x, y: compute(_wide(x), _wide(y))
+    return compute if precision <= MOST_DIGITS else lambda x, y: compute(_widen_decimals(x), _widen_decimals(y))
 
 
-def _quotient(a: pa.DataType, b: pa.DataType) -> Plan:
+def _plan_quotient(a: pa.DataType, b: pa.DataType) -> Plan:
     scale = max(6, a.scale + b.precision + 1)
     result = bounded_decimal(a.precision - a.scale + b.scale + scale, scale)
     return result, _divide(a, b, result.scale + 1)
 
 
-def _whole_quotient(a: pa.DataType, b: pa.DataType) -> Plan:
+def _plan_whole_quotient(a: pa.DataType, b: pa.DataType) -> Plan:
     whole = max(a.precision - a.scale + b.scale, 1)
     divide = _divide(a, b, 0)
     return bounded_decimal(whole, 0), lambda x, y: pc.trunc(divide(x, y))
 
 
-def _rest(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan]:
+def _plan_remainder(positive: bool) -> Callable[[pa.DataType, pa.DataType], Plan]:
     def plan(a: pa.DataType, b: pa.DataType) -> Plan:
         scale, whole = max(a.scale, b.scale), a.precision - a.scale
         divide = _divide(a, b, 0)
-        _room(max(whole + b.scale + b.precision, whole + scale) + 1, "%", a, b)
+        _check_digit_count(max(whole + b.scale + b.precision, whole + scale) + 1, "%", a, b)
         count, taken = pa.decimal256(whole + b.scale, 0), pa.decimal256(whole + b.scale, b.scale)
         rest_type = pa.decimal256(whole + scale, scale)
 
         def compute(x: pa.Array, y: pa.Array) -> Datum:
-            _nonzero(y, x)
+            _check_divisor(y, x)
             quotient = pc.trunc(divide(x, y)).cast(count)
-            rest = pc.subtract(_wide(x), pc.multiply(quotient, _wide(y)).cast(taken)).cast(rest_type)
+            rest = pc.subtract(_widen_decimals(x), pc.multiply(quotient, _widen_decimals(y)).cast(taken)).cast(
+                rest_type
+            )
             if positive:
                 wraps = pc.and_(pc.less(rest, pa.scalar(0, rest_type)), pc.greater(y, pa.scalar(0, y.type)))
-                rest = pc.if_else(wraps, pc.add(rest, _wide(y)), rest.cast(pc.add(rest, _wide(y)).type))
+                rest = pc.if_else(
+                    wraps, pc.add(rest, _widen_decimals(y)), rest.cast(pc.add(rest, _widen_decimals(y)).type)
+                )
             return rest
 
         return bounded_decimal(min(whole, b.precision - b.scale) + scale, scale), compute
@@ -348,7 +352,7 @@ def _divide_by_value(x: pa.Array, y: pa.Array, scale: int) -> pa.Array:
     return pa.array(out, pa.decimal256(WIDEST, scale))
 
 
-def _room(digits: int, sign: str, a: pa.DataType, b: pa.DataType) -> None:
+def _check_digit_count(digits: int, sign: str, a: pa.DataType, b: pa.DataType) -> None:
     if digits > WIDEST:
         raise Refusal(
             f"{sql_name(a)} {sign} {sql_name(b)} needs more than {WIDEST} digits",
@@ -356,25 +360,25 @@ def _room(digits: int, sign: str, a: pa.DataType, b: pa.DataType) -> None:
         )
 
 
-def _wide(values: Datum) -> Datum:
+def _widen_decimals(values: Datum) -> Datum:
     return values.cast(pa.decimal256(values.type.precision, values.type.scale))
 
 
 _DECIMALS: dict[str, Callable[[pa.DataType, pa.DataType], Plan]] = {
-    "+": _sum(pc.add_checked),
-    "-": _sum(pc.subtract_checked),
-    "*": _product,
-    "/": _quotient,
-    "div": _whole_quotient,
-    "%": _rest(positive=False),
-    "pmod": _rest(positive=True),
+    "+": _plan_sum(pc.add_checked),
+    "-": _plan_sum(pc.subtract_checked),
+    "*": _plan_product,
+    "/": _plan_quotient,
+    "div": _plan_whole_quotient,
+    "%": _plan_remainder(positive=False),
+    "pmod": _plan_remainder(positive=True),
 }
 
 
-def number(text: str) -> Node:
+def parse_number(text: str) -> Node:
     """Parse a literal number: int, bigint or decimal by its digits, double with an exponent.
 
-    >>> number("1.50").type, number("3000000000").type
+    >>> parse_number("1.50").type, parse_number("3000000000").type
     (Decimal128Type(decimal128(3, 2)), DataType(int64))
     """
     if "e" in text.lower():

@@ -28,16 +28,16 @@ from ddflow.expressions.digits import (
     WIDEST,
     decimal_to_double,
     double_to_decimal,
-    fit,
-    read_boolean,
-    read_date,
-    read_decimal,
-    read_float,
-    read_integer,
-    read_timestamp,
-    within,
+    fit_decimals,
+    narrow_integers,
+    parse_booleans,
+    parse_dates,
+    parse_decimal_texts,
+    parse_floats,
+    parse_integers,
+    parse_timestamps,
 )
-from ddflow.expressions.node import Node, Refusal, apply, null, on_arrays
+from ddflow.expressions.node import Node, Refusal, accept_scalars, apply, null
 from ddflow.expressions.types import (
     BINARY,
     BOOL,
@@ -50,7 +50,6 @@ from ddflow.expressions.types import (
     STRING,
     UNITS,
     WALL,
-    decimal_of,
     is_decimal,
     is_duration,
     is_float,
@@ -58,7 +57,8 @@ from ddflow.expressions.types import (
     is_number,
     is_time,
     sql_name,
-    working,
+    to_decimal_type,
+    working_type,
 )
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -75,21 +75,21 @@ def convert(node: Node, kind: pa.DataType, attempt: bool = False) -> Node:
         return node
     if node.type == NULL:
         return null(kind)
-    turn, loses = _turn(node.type, kind)
+    turn, loses = _choose_conversion(node.type, kind)
     if not loses:
-        return apply(on_arrays(turn), node)
-    return apply(on_arrays(turn if attempt else _strict(turn, node.type, kind)), node, fallible=not attempt)
+        return apply(accept_scalars(turn), node)
+    return apply(accept_scalars(turn if attempt else _fail_on_loss(turn, node.type, kind)), node, fallible=not attempt)
 
 
-def load(array: pa.Array) -> pa.Array:
+def load_column(array: pa.Array) -> pa.Array:
     """Cast a column to its working type. Raises ArrowInvalid if that overflows (2 GB of text in a batch). O(rows)."""
-    kind = working(array.type)
+    kind = working_type(array.type)
     if array.type == kind:
         return array
     if pat.is_dictionary(array.type):
-        return load(array.dictionary).take(array.indices)
+        return load_column(array.dictionary).take(array.indices)
     if pat.is_run_end_encoded(array.type):
-        return load(pc.run_end_decode(array))
+        return load_column(pc.run_end_decode(array))
     return array.cast(kind)
 
 
@@ -104,7 +104,7 @@ _POINT: Final = Phrase(
 )
 
 
-def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
+def _fail_on_loss(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
     def convert_strictly(array: pa.Array) -> pa.Array:
         result = turn(array)
         if result.null_count == array.null_count:
@@ -125,23 +125,23 @@ def _strict(turn: Convert, source: pa.DataType, kind: pa.DataType) -> Convert:
     return convert_strictly
 
 
-def _turn(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
+def _choose_conversion(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
     """Choose how to convert values of ``source`` to ``kind``, and whether a value may have no counterpart (null)."""
     found: tuple[Convert, bool] | None = None
     if source == STRING:
-        found = _from_text(kind)
+        found = _choose_text_parser(kind)
     elif kind == STRING:
-        found = _to_text(source)
+        found = _choose_text_format(source)
     elif source == BOOL or kind == BOOL:
-        found = _with_boolean(source, kind)
+        found = _choose_boolean_cast(source, kind)
     elif is_number(source) and is_number(kind):
-        found = _numbers(source, kind)
+        found = _choose_number_cast(source, kind)
     elif is_duration(source) and is_duration(kind):
-        found = (lambda array: _another_unit(array, kind)), True
+        found = (lambda array: _change_unit(array, kind)), True
     elif source == pa.list_(NULL) and pat.is_list(kind):
         found = (lambda array: array.cast(kind)), False
     elif source == DATE or is_time(source) or is_time(kind):
-        found = _times(source, kind)
+        found = _choose_time_cast(source, kind)
     if found is None:
         remedy = "compare or combine values of one type" + (", or cast to a decimal first" if is_float(source) else "")
         if is_duration(source):
@@ -152,74 +152,74 @@ def _turn(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
     return found
 
 
-def _from_text(kind: pa.DataType) -> tuple[Convert, bool] | None:
+def _choose_text_parser(kind: pa.DataType) -> tuple[Convert, bool] | None:
     if is_integer(kind):
-        return lambda array: read_integer(array, kind), True
+        return lambda array: parse_integers(array, kind), True
     if is_float(kind):
-        return lambda array: read_float(array, kind), True
+        return lambda array: parse_floats(array, kind), True
     if is_decimal(kind):
-        return lambda array: read_decimal(array, kind.precision, kind.scale), True
+        return lambda array: parse_decimal_texts(array, kind.precision, kind.scale), True
     if is_time(kind):
-        return lambda array: read_timestamp(array, kind), True
+        return lambda array: parse_timestamps(array, kind), True
     others: dict[pa.DataType, tuple[Convert, bool]] = {
-        BOOL: (read_boolean, True),
-        DATE: (read_date, True),
+        BOOL: (parse_booleans, True),
+        DATE: (parse_dates, True),
         BINARY: (lambda array: array.cast(BINARY), False),
     }
     return others.get(kind)
 
 
-def _to_text(source: pa.DataType) -> tuple[Convert, bool] | None:
+def _choose_text_format(source: pa.DataType) -> tuple[Convert, bool] | None:
     if is_time(source):
-        return _time_text, False
+        return _format_times, False
     plain = is_decimal(source) and source.scale <= PLAIN_TEXT_SCALE
     if plain or is_integer(source) or source in (BOOL, DATE, BINARY):
         return lambda array: array.cast(STRING), False
     return None
 
 
-def _time_text(array: pa.Array) -> pa.Array:
+def _format_times(array: pa.Array) -> pa.Array:
     """Format as yyyy-mm-dd hh:mm:ss, with a fraction if there is one, without its closing zeros."""
     text = array.cast(pa.timestamp(array.type.unit)).cast(STRING)
     return pc.replace_substring_regex(text, r"^(.{19}(?:\.[0-9]*[1-9])?)\.?0*$", r"\1")
 
 
-def _with_boolean(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | None:
+def _choose_boolean_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | None:
     if is_number(source):
         zero = pa.scalar(0, source)
         return lambda array: pc.not_equal(array, zero), False
     if is_decimal(kind):
-        return lambda array: fit(array.cast(INT8).cast(pa.decimal128(3, 0)), kind.precision, kind.scale), True
+        return lambda array: fit_decimals(array.cast(INT8).cast(pa.decimal128(3, 0)), kind.precision, kind.scale), True
     if is_number(kind):
         return lambda array: array.cast(INT8).cast(kind), False
     return None
 
 
-def _numbers(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
+def _choose_number_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
     if is_decimal(kind):
-        return _to_decimal(source, kind)
+        return _choose_decimal_cast(source, kind)
     if is_decimal(source):
         if is_float(kind):
             return lambda array: decimal_to_double(array, kind), False
-        return lambda array: _whole(array, kind), True
+        return lambda array: _truncate_decimals(array, kind), True
     if is_float(kind):
         return lambda array: array.cast(kind, safe=False), False
     if is_integer(source):
-        return lambda array: within(array, kind), source.bit_width > kind.bit_width
-    return lambda array: _cut_doubles(array, kind), True
+        return lambda array: narrow_integers(array, kind), source.bit_width > kind.bit_width
+    return lambda array: _truncate_doubles(array, kind), True
 
 
-def _to_decimal(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
+def _choose_decimal_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool]:
     if is_float(source):
         return lambda array: double_to_decimal(array, kind.precision, kind.scale), True
-    exact = decimal_of(source)
+    exact = to_decimal_type(source)
     loses = exact.precision - exact.scale > kind.precision - kind.scale or exact.scale > kind.scale
     if is_decimal(source):
-        return lambda array: fit(array, kind.precision, kind.scale), loses
-    return lambda array: fit(array.cast(exact), kind.precision, kind.scale), loses
+        return lambda array: fit_decimals(array, kind.precision, kind.scale), loses
+    return lambda array: fit_decimals(array.cast(exact), kind.precision, kind.scale), loses
 
 
-def _whole(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _truncate_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert the whole part of decimals to integers; null if it does not fit."""
     cut = pc.trunc(array.cast(pa.decimal256(WIDEST, array.type.scale)))
     limits = np.iinfo(kind.to_pandas_dtype())
@@ -228,7 +228,7 @@ def _whole(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.if_else(inside, cut, pa.scalar(None, cut.type)).cast(pa.decimal256(WIDEST, 0)).cast(kind)
 
 
-def _cut_doubles(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _truncate_doubles(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert the whole part of doubles to integers; null if it does not fit, and for NaN."""
     cut = pc.trunc(array.cast(DOUBLE))
     bound = 2.0 ** (kind.bit_width - 1)
@@ -236,28 +236,31 @@ def _cut_doubles(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.if_else(inside, cut, pa.scalar(None, DOUBLE)).cast(kind)
 
 
-def _times(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | None:
+def _choose_time_cast(source: pa.DataType, kind: pa.DataType) -> tuple[Convert, bool] | None:
     if source == DATE:
-        return (lambda array: _in_range(array, 86_400, kind).cast(kind), True) if is_time(kind) else None
+        return (lambda array: _drop_out_of_range(array, 86_400, kind).cast(kind), True) if is_time(kind) else None
     if is_integer(source) and is_time(kind) and kind.tz:
-        return lambda array: _in_range(array.cast(INT64), 1, kind).cast(pa.timestamp("s")).cast(kind), True
+        return lambda array: _drop_out_of_range(array.cast(INT64), 1, kind).cast(pa.timestamp("s")).cast(kind), True
     if is_float(source) and is_time(kind) and kind.tz:
-        return lambda array: _cut_doubles(pc.multiply(array.cast(DOUBLE), 1e6), INT64).cast(INSTANT).cast(kind), True
+        return (
+            lambda array: _truncate_doubles(pc.multiply(array.cast(DOUBLE), 1e6), INT64).cast(INSTANT).cast(kind),
+            True,
+        )
     if not is_time(source):
         return None
     if kind == DATE:
-        return lambda array: wall(array).cast(DATE), False
+        return lambda array: to_wall_clock(array).cast(DATE), False
     if is_time(kind):
         # Finer than a microsecond is cut; through wall-clock time, for a zone would ask for a database of zones.
         if kind.unit == "us":
-            return lambda array: wall(array).cast(kind), False
-        return lambda array: _in_range(array, 1 / 1000 ** UNITS.index(source.unit), kind).cast(kind), True
+            return lambda array: to_wall_clock(array).cast(kind), False
+        return lambda array: _drop_out_of_range(array, 1 / 1000 ** UNITS.index(source.unit), kind).cast(kind), True
     if is_integer(kind) and source.tz:
-        return lambda array: within(_seconds(array), kind), kind != INT64
+        return lambda array: narrow_integers(_epoch_seconds(array), kind), kind != INT64
     return None
 
 
-def _in_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa.Array:
+def _drop_out_of_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa.Array:
     """Return days or units of so many ``seconds``, null if a timestamp of a kind has no room for one.  O(rows)."""
     most = (2**63 - 1) // max(round(seconds * 1000 ** UNITS.index(kind.unit)), 1)
     numbers = array.cast(pa.int32()).cast(INT64) if array.type == DATE else array.cast(INT64)
@@ -265,7 +268,7 @@ def _in_range(array: pa.Array, seconds: float, kind: pa.DataType) -> pa.Array:
     return array if pc.all(inside).as_py() is not False else pc.if_else(inside, array, pa.scalar(None, array.type))
 
 
-def _another_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _change_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert durations to another unit, cut; null if its range is too small for them."""
     finer = UNITS.index(kind.unit) - UNITS.index(array.type.unit)
     factor, values = 1000 ** abs(finer), array.cast(INT64)
@@ -275,11 +278,11 @@ def _another_unit(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.multiply(pc.if_else(inside, values, pa.scalar(None, INT64)), factor).cast(kind)
 
 
-def wall(array: pa.Array) -> pa.Array:
+def to_wall_clock(array: pa.Array) -> pa.Array:
     """Convert timestamps to wall-clock time of UTC in microseconds, floored."""
     plain = array.cast(pa.timestamp(array.type.unit))
     return plain if plain.type == WALL else pc.floor_temporal(plain, unit="microsecond").cast(WALL)
 
 
-def _seconds(array: pa.Array) -> pa.Array:
-    return pc.floor_temporal(wall(array), unit="second").cast(pa.timestamp("s")).cast(INT64)
+def _epoch_seconds(array: pa.Array) -> pa.Array:
+    return pc.floor_temporal(to_wall_clock(array), unit="second").cast(pa.timestamp("s")).cast(INT64)

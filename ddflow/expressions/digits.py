@@ -27,7 +27,7 @@ _EXACT_POWERS = 22  # powers of ten up to here are exact as doubles
 _EXACT_DIGITS = 15  # integers of so many digits are exact as doubles
 
 
-def with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa.Array) -> pa.Array:
+def compute_with_numpy(compute: Callable[..., np.ndarray[Any, Any]], *arrays: pa.Array) -> pa.Array:
     """Run ``compute`` over the values of primitive arrays of one length; null if any of them is null. Two passes."""
     plain = [pc.fill_null(array, 1) if array.null_count else array for array in arrays]
     with np.errstate(all="ignore"):
@@ -64,9 +64,9 @@ def round_double(array: pa.Array, places: int) -> pa.Array:
         found: np.ndarray[Any, Any] = (size >= 1e14) & (size < (1e17 if places >= 0 else 1e30))
         return found
 
-    result = with_numpy(compute, array)
+    result = compute_with_numpy(compute, array)
     if abs(places) <= _EXACT_POWERS:
-        many = pc.fill_null(with_numpy(long, array), False)
+        many = pc.fill_null(compute_with_numpy(long, array), False)
         if many.true_count:
             exact = array.filter(many).cast(pa.string()).cast(pa.decimal256(WIDEST, 40))
             exact = pc.round(exact, places, round_mode="half_towards_infinity").cast(pa.string()).cast(DOUBLE)
@@ -74,20 +74,20 @@ def round_double(array: pa.Array, places: int) -> pa.Array:
     return result
 
 
-def fit(array: pa.Array, precision: int, scale: int) -> pa.Array:
+def fit_decimals(array: pa.Array, precision: int, scale: int) -> pa.Array:
     """Round decimals half up to ``scale``, as decimal(precision, scale); null if they do not fit."""
     kind = array.type
     if kind == pa.decimal128(precision, scale):
         return array
     if scale < kind.scale:
-        array = _round(array, scale)
+        array = _round_half_up(array, scale)
     if array.type.precision - array.type.scale > precision - scale:
         limit = pa.scalar(Decimal(10) ** (precision - scale), array.type)
         array = pc.if_else(pc.less(pc.abs(array), limit), array, pa.scalar(None, array.type))
     return array.cast(pa.decimal128(precision, scale))
 
 
-def _round(array: pa.Array, places: int) -> pa.Array:
+def _round_half_up(array: pa.Array, places: int) -> pa.Array:
     """Round half up in the same scale, with one more digit, because 9.9 becomes 10.0."""
     kind = array.type
     more = kind.precision + 1
@@ -98,7 +98,7 @@ def _round(array: pa.Array, places: int) -> pa.Array:
 
 def round_decimal(array: pa.Array, places: int, precision: int, scale: int) -> pa.Array:
     """Round decimals half up to ``places``, as decimal(precision, scale); null if they do not fit."""
-    return fit(_round(array, places), precision, scale)
+    return fit_decimals(_round_half_up(array, places), precision, scale)
 
 
 def decimal_to_double(array: pa.Array, kind: pa.DataType = DOUBLE) -> pa.Array:
@@ -121,7 +121,7 @@ def double_to_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
     array = pc.if_else(inside, array, pa.scalar(None, array.type))
     tiny = pc.less(size, pa.scalar(10.0 ** -(scale + 1)))
     array = pc.if_else(tiny, 0.0, array)
-    return fit(array.cast(pa.string()).cast(pa.decimal256(WIDEST, scale + 18)), precision, scale)
+    return fit_decimals(array.cast(pa.string()).cast(pa.decimal256(WIDEST, scale + 18)), precision, scale)
 
 
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -135,17 +135,17 @@ _REGION = r"[A-Za-z]/[A-Za-z]"
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def _matching(array: pa.Array, pattern: str) -> pa.Array:
+def _keep_matching(array: pa.Array, pattern: str) -> pa.Array:
     """Keep the texts that match; null for the others."""
     return pc.if_else(pc.match_substring_regex(array, pattern), array, pa.scalar(None, STRING))
 
 
-def _all(mask: pa.Array) -> bool:
+def _is_all_true(mask: pa.Array) -> bool:
     """Whether no value is false."""
     return bool(pc.all(mask, min_count=0).as_py())
 
 
-def within(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def narrow_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Cast integers to a narrower type; null if they do not fit."""
     try:
         return array.cast(kind)
@@ -156,44 +156,44 @@ def within(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pc.if_else(inside, array, pa.scalar(None, array.type)).cast(kind)
 
 
-def read_integer(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def parse_integers(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Parse integers: optional blanks and sign, then digits only.
 
     >>> import pyarrow as pa
-    >>> read_integer(pa.array([" +7 ", "0x10", "1.5", None]), pa.int32()).to_pylist()
+    >>> parse_integers(pa.array([" +7 ", "0x10", "1.5", None]), pa.int32()).to_pylist()
     [7, None, None, None]
-    >>> read_date(pa.array(["2024-2-29", "2023-02-29", "2024"])).to_pylist()
+    >>> parse_dates(pa.array(["2024-2-29", "2023-02-29", "2024"])).to_pylist()
     [datetime.date(2024, 2, 29), None, datetime.date(2024, 1, 1)]
     """
     text = pc.ascii_trim_whitespace(array)
-    if _all(pc.match_substring_regex(text, r"^[+-]?[0-9]{1,18}$")):
-        return within(pc.utf8_ltrim(text, characters="+").cast(INT64), kind)
-    text = _matching(text, r"^[+-]?[0-9]+$")
+    if _is_all_true(pc.match_substring_regex(text, r"^[+-]?[0-9]{1,18}$")):
+        return narrow_integers(pc.utf8_ltrim(text, characters="+").cast(INT64), kind)
+    text = _keep_matching(text, r"^[+-]?[0-9]+$")
     text = pc.replace_substring_regex(text, r"^([+-]?)0+([0-9])", r"\1\2")
-    whole = _matching(text, r"^[+-]?[0-9]{1,19}$").cast(pa.decimal128(19, 0))
+    whole = _keep_matching(text, r"^[+-]?[0-9]{1,19}$").cast(pa.decimal128(19, 0))
     low, high = (pa.scalar(limit, pa.decimal128(19, 0)) for limit in (-(2**63), 2**63 - 1))
     inside = pc.and_(pc.greater_equal(whole, low), pc.less_equal(whole, high))
-    return within(pc.if_else(inside, whole, pa.scalar(None, whole.type)).cast(INT64), kind)
+    return narrow_integers(pc.if_else(inside, whole, pa.scalar(None, whole.type)).cast(INT64), kind)
 
 
-def read_float(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def parse_floats(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Parse a number with fraction and exponent, with Java's suffixes d and f; inf, infinity and nan in any case."""
     text = pc.ascii_trim_whitespace(array)
-    number = pc.utf8_rtrim(_matching(text, _NUMBER + "[dDfF]?$"), characters="dDfF")
-    return pc.utf8_ltrim(pc.coalesce(number, _matching(text, _SPECIAL)), characters="+").cast(kind)
+    number = pc.utf8_rtrim(_keep_matching(text, _NUMBER + "[dDfF]?$"), characters="dDfF")
+    return pc.utf8_ltrim(pc.coalesce(number, _keep_matching(text, _SPECIAL)), characters="+").cast(kind)
 
 
-def read_decimal(array: pa.Array, precision: int, scale: int) -> pa.Array:
+def parse_decimal_texts(array: pa.Array, precision: int, scale: int) -> pa.Array:
     """Parse a number, rounded half up to ``scale``."""
-    text = _matching(pc.ascii_trim_whitespace(array), _NUMBER + "$")
+    text = _keep_matching(pc.ascii_trim_whitespace(array), _NUMBER + "$")
     size = pc.abs(pc.utf8_ltrim(text, characters="+").cast(DOUBLE))
     inside = pc.less(size, pa.scalar(10.0 ** (precision - scale + 1)))
     text = pc.if_else(inside, text, pa.scalar(None, STRING))
     text = pc.if_else(pc.less(size, pa.scalar(10.0 ** -(scale + 1))), "0", text)  # more digits than the parser takes
-    return fit(text.cast(pa.decimal256(WIDEST, WIDEST - (precision - scale) - 1)), precision, scale)
+    return fit_decimals(text.cast(pa.decimal256(WIDEST, WIDEST - (precision - scale) - 1)), precision, scale)
 
 
-def read_boolean(array: pa.Array) -> pa.Array:
+def parse_booleans(array: pa.Array) -> pa.Array:
     """Parse t, true, y, yes, 1 and their opposites, in any case."""
     text = pc.utf8_lower(pc.ascii_trim_whitespace(array))
     yes = pc.is_in(text, value_set=pa.array(["t", "true", "y", "yes", "1"]))
@@ -213,41 +213,41 @@ def civil_days(year: Ints, month: Ints, day: Ints) -> tuple[Ints, Any]:
     return days, known & (day >= 1) & (day <= last)
 
 
-def _fields(array: pa.Array, pattern: str) -> tuple[dict[str, pa.Array], pa.Array]:
+def _extract_groups(array: pa.Array, pattern: str) -> tuple[dict[str, pa.Array], pa.Array]:
     """Extract the named groups of ``pattern`` ("" without a match), and mark the rows that match."""
     found = pc.extract_regex(array, pattern)
     names = [found.type.field(i).name for i in range(found.type.num_fields)]
     return {name: pc.fill_null(pc.struct_field(found, name), "") for name in names}, found.is_valid()
 
 
-def _number(texts: pa.Array, default: int) -> Ints:
+def _parse_numbers(texts: pa.Array, default: int) -> Ints:
     filled = pc.if_else(pc.equal(texts, ""), str(default), texts)
     values: Ints = filled.cast(INT64).to_numpy(zero_copy_only=True)
     return values
 
 
-def _result(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataType, carrier: pa.DataType) -> pa.Array:
+def _build_times(values: Ints, ok: Any, matched: pa.Array, kind: pa.DataType, carrier: pa.DataType) -> pa.Array:
     good = pc.and_(matched, pa.array(np.asarray(ok, dtype=np.bool_)))
     return pc.if_else(good, pa.array(values).cast(carrier).cast(kind), pa.scalar(None, kind))
 
 
-def read_date(array: pa.Array) -> pa.Array:
+def parse_dates(array: pa.Array) -> pa.Array:
     """Parse yyyy, yyyy-m or yyyy-m-d; anything may follow a blank or T."""
     try:
         return array.cast(DATE)  # Arrow takes exactly yyyy-mm-dd
     except pa.ArrowInvalid:
         text = pc.ascii_trim_whitespace(array)
-    parts, matched = _fields(text, r"(?s)" + _DAY + r"(?:[ T].*)?)?)?$")
-    days, ok = civil_days(*(_number(parts[name], 1) for name in ("y", "mo", "d")))
-    return _result(days, ok, matched, DATE, pa.int32())
+    parts, matched = _extract_groups(text, r"(?s)" + _DAY + r"(?:[ T].*)?)?)?$")
+    days, ok = civil_days(*(_parse_numbers(parts[name], 1) for name in ("y", "mo", "d")))
+    return _build_times(days, ok, matched, DATE, pa.int32())
 
 
-def read_timestamp(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def parse_timestamps(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Parse a date, then an optional time of up to six fraction digits (more are cut) and an optional offset from UTC.
 
     The offset moves an instant (a type with a zone); wall-clock times ignore it.
     """
-    if _all(pc.match_substring_regex(array, _PLAIN_TIME)):
+    if _is_all_true(pc.match_substring_regex(array, _PLAIN_TIME)):
         try:
             return array.cast(WALL).cast(kind)
         except pa.ArrowInvalid:
@@ -255,15 +255,15 @@ def read_timestamp(array: pa.Array, kind: pa.DataType) -> pa.Array:
     text = pc.ascii_trim_whitespace(array)
     if pc.any(pc.match_substring_regex(text, _REGION)).as_py():
         raise pa.ArrowInvalid("a time zone in it is a region's name: only Z, UTC, GMT and offsets like +02:00 are read")
-    parts, matched = _fields(text, _DAY + "(?:" + _CLOCK + "(?:" + _ZONE + ")?)?)?)?$")
-    days, ok = civil_days(*(_number(parts[name], 1) for name in ("y", "mo", "d")))
-    hour, minute, second = (_number(parts[name], 0) for name in ("h", "mi", "s"))
-    fraction = _number(pc.utf8_slice_codeunits(pc.utf8_rpad(parts["f"], 6, padding="0"), 0, 6), 0)
+    parts, matched = _extract_groups(text, _DAY + "(?:" + _CLOCK + "(?:" + _ZONE + ")?)?)?)?$")
+    days, ok = civil_days(*(_parse_numbers(parts[name], 1) for name in ("y", "mo", "d")))
+    hour, minute, second = (_parse_numbers(parts[name], 0) for name in ("h", "mi", "s"))
+    fraction = _parse_numbers(pc.utf8_slice_codeunits(pc.utf8_rpad(parts["f"], 6, padding="0"), 0, 6), 0)
     micros = ((days * 24 + hour) * 60 + minute) * 60_000_000 + second * 1_000_000 + fraction
     ok = ok & (hour < 24) & (minute < 60) & (second < 60)
-    ahead = _number(parts["zh"], 0) * 60 + _number(parts["zm"], 0)
+    ahead = _parse_numbers(parts["zh"], 0) * 60 + _parse_numbers(parts["zm"], 0)
     ok = ok & (ahead <= 18 * 60)
     if kind.tz:
         west = pc.equal(parts["sign"], "-").to_numpy(zero_copy_only=False)
         micros = micros - np.where(west, -ahead, ahead) * 60_000_000
-    return _result(micros, ok, matched, kind, WALL)
+    return _build_times(micros, ok, matched, kind, WALL)

@@ -6,7 +6,7 @@ over a million rows does not say which row it was, so the row is searched for. N
 
 >>> import pyarrow as pa
 >>> batch = pa.record_batch({"a": [1, 2]})
->>> FunctionRun(lambda batch: [1, 2], batch.schema, "projection of 'b'")
+>>> FunctionRunner(lambda batch: [1, 2], batch.schema, "projection of 'b'")
 Traceback (most recent call last):
     ...
 ddflow.errors.ExpressionError: cannot compute projection of 'b': the function gave a list for no rows; it must ...
@@ -21,25 +21,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.aside import aside
-from ddflow.columns.schema import empty, one_batch, one_chunk
+from ddflow.columns.schema import empty_table, to_array, to_batch
 from ddflow.errors import ExpressionError, Phrase, Row, SchemaMismatch, shorten
-from ddflow.expressions.casts import load
-from ddflow.expressions.node import FAILURES, Frame, Node, TooBig, broadcast
-from ddflow.expressions.types import sql_name, working
+from ddflow.expressions.casts import load_column
+from ddflow.expressions.node import FAILURES, Frame, Node, TextTooLarge, broadcast
+from ddflow.expressions.types import sql_name, working_type
 
 _SHOWN = 40  # characters of a value in a message
 _SHALLOW = 8  # levels of an expression that run on the caller's stack
 _LESS = "give smaller batches, or make less of a row"
 
 
-class SqlRun:
+class SqlRunner:
     """A runner of an SQL expression's node; ``fields`` are the columns it reads. ``bare``: it is only a column.
     ``nested``: its number of levels; with many it runs on a separate stack.
     """
 
     def __init__(self, node: Node, fields: Sequence[pa.Field], bare: bool, nested: int, asked: str) -> None:
         self._node, self._fields, self._bare, self._asked = node, tuple(fields), bare, asked
-        self._schema, self._works = pa.schema(fields), all(working(field.type) == field.type for field in fields)
+        self._schema, self._works = pa.schema(fields), all(working_type(field.type) == field.type for field in fields)
         self._deep, self.fallible = nested > _SHALLOW, node.fallible
         self.type: pa.DataType = fields[0].type if bare else node.type
 
@@ -47,13 +47,13 @@ class SqlRun:
         if batch.schema.equals(self._schema):
             arrays = batch.columns
         else:
-            arrays = [self._column(batch, field) for field in self._fields]
+            arrays = [self._find_column(batch, field) for field in self._fields]
         if self._bare:
             return arrays[0]
         if batch.num_rows == 0:
             return pa.array([], self.type)
         try:
-            frame = Frame(tuple(arrays if self._works else map(load, arrays)), batch.num_rows)
+            frame = Frame(tuple(arrays if self._works else map(load_column, arrays)), batch.num_rows)
         except FAILURES as error:
             raise ExpressionError(self._asked, str(error), "give smaller batches") from error
         return aside(partial(self._run_node, frame)) if self._deep else self._run_node(frame)
@@ -65,13 +65,13 @@ class SqlRun:
             found = f"what it makes of {frame.rows:,} rows does not fit a column of a batch ({error})"
             raise ExpressionError(self._asked, found, _LESS) from error
         except FAILURES as error:
-            if isinstance(error, TooBig):
+            if isinstance(error, TextTooLarge):
                 known = error.row is not None and error.rows == frame.rows  # else it is a row of some of the rows
-                place = self._place(frame, error.row) if known and error.row is not None else Phrase()
+                place = self._describe_row(frame, error.row) if known and error.row is not None else Phrase()
                 raise ExpressionError(self._asked, str(error) + place, _LESS) from error
             raise self._locate_failure(frame, error) from error
 
-    def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    def _find_column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         index = batch.schema.get_field_index(field.name)
         if index < 0 or batch.column(index).type != field.type:
             found = "is not there once" if index < 0 else f"is {batch.column(index).type}, and was {field.type}"
@@ -97,34 +97,34 @@ class SqlRun:
             self._node.run(frame.slice(low, 1))
             place = Phrase()
         except FAILURES as first:
-            error, place = first, self._place(frame, low)
+            error, place = first, self._describe_row(frame, low)
         remedy = "filter such rows out first, or guard with try_cast, nullif or CASE"
         found = next((each for each in error.args if isinstance(each, Phrase)), str(error))
         return ExpressionError(self._asked, found + place, remedy)
 
-    def _place(self, frame: Frame, row: int) -> Phrase:
+    def _describe_row(self, frame: Frame, row: int) -> Phrase:
         shown = ", ".join(
-            f"{field.name} = {_text(column, row)[:_SHOWN]}"
+            f"{field.name} = {_format_value(column, row)[:_SHOWN]}"
             for field, column in zip(self._fields, frame.columns, strict=True)
         )
         return Phrase(" (", Row(row, after=": " if shown else "", inner=True), f"{shown})")
 
 
-def _text(column: pa.Array, row: int) -> str:
+def _format_value(column: pa.Array, row: int) -> str:
     try:
         return str(column[row])
     except (OverflowError, ValueError):  # Python's calendar ends with the year 9999
         return " ".join(str(column.slice(row, 1)).split())
 
 
-class ArrowRun:
+class ArrowRunner:
     """A runner of a pyarrow expression, through Acero on one thread, which keeps the rows' order."""
 
     def __init__(self, expression: pc.Expression, schema: pa.Schema, what: str) -> None:
         self._expression, shown = expression, shorten(str(expression))
         self._asked = f"cannot compute {what} {shown}"
         try:
-            self.type: pa.DataType = self._compute(one_batch(empty(schema))).type
+            self.type: pa.DataType = self._compute(to_batch(empty_table(schema))).type
         except (pa.ArrowException, KeyError) as error:
             names = ", ".join(map(repr, schema.names))
             found = shorten(str(error).partition("\n")[0])
@@ -150,26 +150,26 @@ class ArrowRun:
 
         source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))
         project = acero.Declaration("project", acero.ProjectNodeOptions([self._expression], ["result"]))
-        return one_chunk(acero.Declaration.from_sequence([source, project]).to_table(use_threads=False).column(0))
+        return to_array(acero.Declaration.from_sequence([source, project]).to_table(use_threads=False).column(0))
 
 
-class FunctionRun:
+class FunctionRunner:
     """A runner of a user's function; its type is the type of the result for a batch without rows."""
 
     def __init__(self, function: Callable[[pa.RecordBatch], Any], schema: pa.Schema, what: str) -> None:
         self._function, self._what = function, what
         try:
-            result = function(one_batch(empty(schema)))
+            result = function(to_batch(empty_table(schema)))
         except Exception as error:
             raise ExpressionError(
                 f"cannot compile {what}",
                 f"the function raised {type(error).__name__} for a batch without rows: {error}",
                 "its result type is found by calling it with no rows; let it take that",
             ) from error
-        self.type: pa.DataType = self._array(result, 0).type
+        self.type: pa.DataType = self._check_result(result, 0).type
 
     def __call__(self, batch: pa.RecordBatch) -> pa.Array:
-        result = self._array(self._function(batch), batch.num_rows)
+        result = self._check_result(self._function(batch), batch.num_rows)
         if result.type != self.type:
             raise ExpressionError(
                 f"cannot compute {self._what}",
@@ -178,11 +178,11 @@ class FunctionRun:
             )
         return result
 
-    def _array(self, result: Any, rows: int) -> pa.Array:
+    def _check_result(self, result: Any, rows: int) -> pa.Array:
         if isinstance(result, np.ndarray) and result.ndim == 1:
             result = pa.array(result)
         elif isinstance(result, pa.ChunkedArray):
-            result = one_chunk(result)
+            result = to_array(result)
         elif isinstance(result, pa.Scalar):
             result = broadcast(result, rows)
         if isinstance(result, pa.Array) and len(result) == rows:

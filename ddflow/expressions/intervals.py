@@ -5,8 +5,8 @@ length. A date moved by months or whole days is a date; moved by hours or less i
 Months keep the day, or take the last one that the month has (31 January and a month is 29 February in a leap year).
 What leaves the range of its type fails, as all ANSI arithmetic does.
 
-Limits: an interval is a literal. One without months is a duration wherever it stands (`value`); one of months stands
-beside ``+`` and ``-`` alone.
+Limits: an interval is a literal. One without months is a duration wherever it stands (`interval_to_duration`); one of
+months stands beside ``+`` and ``-`` alone.
 
 >>> import datetime
 >>> from ddflow.expressions.node import constant
@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from ddflow.expressions.arithmetic import arithmetic
 from ddflow.expressions.casts import convert
 from ddflow.expressions.digits import Ints, civil_days
-from ddflow.expressions.node import Node, Refusal, apply, constant, on_arrays
+from ddflow.expressions.node import Node, Refusal, accept_scalars, apply, constant
 from ddflow.expressions.types import DATE, DURATION, INSTANT, INT32, INT64, is_duration, is_time, sql_name
 
 Part = tuple[str, str | None, str | None]
@@ -65,7 +65,7 @@ def parse_interval(parts: Sequence[Part]) -> Interval:
     months = micros = 0
     units = set[str]()
     for text, unit, until in parts:
-        for number, name in _span(text, unit, until) if until is not None else _numbers(text, unit):
+        for number, name in _parse_unit_range(text, unit, until) if until is not None else _parse_units(text, unit):
             units.add(name)
             if name in _MONTHS:
                 months += int(number) * _MONTHS[name]
@@ -78,7 +78,7 @@ def parse_interval(parts: Sequence[Part]) -> Interval:
     return Interval(months, micros, not months and units <= {"DAY", "WEEK"})
 
 
-def _numbers(text: str, unit: str | None) -> list[tuple[Decimal, str]]:
+def _parse_units(text: str, unit: str | None) -> list[tuple[Decimal, str]]:
     """Parse ``3`` of a unit, or ``1 day 2 hours``."""
     texts = [(text.strip(), unit)] if unit else re.findall(r"([+-]?\s*[0-9.]+)\s+([A-Za-z]+)(?:\s+|$)", text.strip())
     if not unit and re.sub(r"[+-]?\s*[0-9.]+\s+[A-Za-z]+(\s+|$)", "", text.strip()):
@@ -88,40 +88,40 @@ def _numbers(text: str, unit: str | None) -> list[tuple[Decimal, str]]:
         name = name.upper().removesuffix("S")
         fraction = name == "SECOND" and re.fullmatch(r"[+-]?\s*([0-9]+\.?[0-9]{0,9}|\.[0-9]{1,9})", number)
         if name not in {**_MONTHS, **_MICROS} or not (fraction or re.fullmatch(r"[+-]?\s*[0-9]{1,18}", number)):
-            raise _no(f"{number} {name.lower()}")
+            raise _build_refusal(f"{number} {name.lower()}")
         out.append((Decimal(number.replace(" ", "")), name))
     if not out:
-        raise _no(repr(text))
+        raise _build_refusal(repr(text))
     return out
 
 
-def _span(text: str, first: str | None, last: str) -> list[tuple[Decimal, str]]:
+def _parse_unit_range(text: str, first: str | None, last: str) -> list[tuple[Decimal, str]]:
     """Parse ``'1-2' year to month`` and ``'1 02:03:04.5' day to second``."""
     fields: tuple[str, ...] = ("YEAR", "MONTH")
     if (first, last) != fields:
         if first not in _CLOCK or last not in _CLOCK or _CLOCK.index(first) >= _CLOCK.index(last):
-            raise _no(f"{first} to {last}".lower())
+            raise _build_refusal(f"{first} to {last}".lower())
         fields = _CLOCK[_CLOCK.index(first) : _CLOCK.index(last) + 1]
     marks = ["-" if name == "MONTH" else " " if name == "HOUR" else ":" for name in fields[1:]]
     shapes = [r"([0-9]{1,9}(?:\.[0-9]{1,9})?)" if name == "SECOND" else "([0-9]{1,9})" for name in fields]
     pattern = "([+-]?)" + shapes[0] + "".join(mark + shape for mark, shape in zip(marks, shapes[1:], strict=True))
     found = re.fullmatch(pattern, text.strip())
     if found is None:
-        raise _no(repr(text))
+        raise _build_refusal(repr(text))
     numbers = [Decimal(each) for each in found.groups()[1:]]
     if any(number >= _LEAST.get(name, 12) for number, name in zip(numbers[1:], fields[1:], strict=True)):
-        raise _no(repr(text))
+        raise _build_refusal(repr(text))
     return [(-number if found[1] == "-" else number, name) for number, name in zip(numbers, fields, strict=True)]
 
 
-def value(interval: Interval) -> Node:
+def interval_to_duration(interval: Interval) -> Node:
     """Convert an interval to a duration.  Raises Refusal for an interval of months."""
     if interval.months:
         raise Refusal("an interval of months has no length of its own", "add it to a date or a timestamp")
     return constant(pa.scalar(interval.micros, INT64).cast(DURATION))
 
 
-def _no(what: str) -> Refusal:
+def _build_refusal(what: str) -> Refusal:
     return Refusal(f"{what} is no interval", _REMEDY)
 
 
@@ -132,35 +132,35 @@ def shift_by_interval(node: Node, interval: Interval, sign: int) -> Node:
     range of its type.
     """
     if is_duration(node.type):
-        return arithmetic("+" if sign > 0 else "-", node, value(interval))
+        return arithmetic("+" if sign > 0 else "-", node, interval_to_duration(interval))
     if node.type != DATE and not is_time(node.type):
         found = f"{sql_name(node.type)} {'+' if sign > 0 else '-'} an interval is no arithmetic"
         raise Refusal(found, "an interval moves a date or a timestamp: cast to one first")
     months, micros = sign * interval.months, sign * interval.micros
     if node.type == DATE and interval.months == 0 and interval.days:
-        return apply(on_arrays(partial(_days_on, days=micros // _DAY)), node, fallible=True)
+        return apply(accept_scalars(partial(_add_days, days=micros // _DAY)), node, fallible=True)
     if node.type == DATE and micros:
         node = convert(node, INSTANT)
     if node.type == DATE:
-        return apply(on_arrays(partial(_months_on, months=months)), node, fallible=True)
-    return apply(on_arrays(partial(_move_moments, months=months, micros=micros)), node, fallible=True)
+        return apply(accept_scalars(partial(_add_months, months=months)), node, fallible=True)
+    return apply(accept_scalars(partial(_shift_timestamps, months=months, micros=micros)), node, fallible=True)
 
 
-def _days_on(dates: pa.Array, days: int) -> pa.Array:
+def _add_days(dates: pa.Array, days: int) -> pa.Array:
     return pc.add_checked(dates.cast(INT32).cast(INT64), pa.scalar(days, INT64)).cast(INT32).cast(DATE)
 
 
-def _months_on(dates: pa.Array, months: int) -> pa.Array:
+def _add_months(dates: pa.Array, months: int) -> pa.Array:
     """Move dates by months, on their day or the month's last one."""
     here = pc.fill_null(dates.cast(INT32), 0).cast(DATE)
     year, month, day = (np.asarray(part(here)) for part in (pc.year, pc.month, pc.day))
-    days = _months_after(year, month, day, months)
+    days = _shift_civil_months(year, month, day, months)
     if days.size and (days.min() < -(2**31) or days.max() >= 2**31):
         raise pa.ArrowInvalid("a date leaves the range of dates")
     return pc.if_else(dates.is_valid(), pa.array(days.astype(np.int32)).cast(DATE), pa.scalar(None, DATE))
 
 
-def _months_after(year: Ints, month: Ints, day: Ints, months: int) -> Ints:
+def _shift_civil_months(year: Ints, month: Ints, day: Ints, months: int) -> Ints:
     total = year * 12 + (month - 1) + months
     year, month = total // 12, total % 12 + 1
     first, _ = civil_days(year, month, np.ones_like(day))
@@ -170,14 +170,14 @@ def _months_after(year: Ints, month: Ints, day: Ints, months: int) -> Ints:
     return days
 
 
-def _move_moments(moments: pa.Array, months: int, micros: int) -> pa.Array:
+def _shift_timestamps(moments: pa.Array, months: int, micros: int) -> pa.Array:
     """Move timestamps by months, then by microseconds."""
     scale = 1000 if moments.type.unit == "ns" else 1
     values = moments.cast(INT64)
     if months:
         wall = np.asarray(pc.fill_null(values, 0))
         days = wall // (_DAY * scale)
-        dates = _months_on(pa.array(days.astype(np.int32)).cast(DATE), months)
+        dates = _add_months(pa.array(days.astype(np.int32)).cast(DATE), months)
         length = pc.multiply_checked(dates.cast(INT32).cast(INT64), pa.scalar(_DAY * scale, INT64))
         later = pc.add_checked(length, pa.array(wall - days * (_DAY * scale)))
         values = pc.if_else(values.is_valid(), later, pa.scalar(None, INT64))

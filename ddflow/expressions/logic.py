@@ -31,38 +31,38 @@ from ddflow.expressions.node import (
     Frame,
     Node,
     Refusal,
+    accept_scalars,
     apply,
     broadcast,
     column,
+    compute_where,
     constant,
     null,
-    on_arrays,
-    where,
 )
 from ddflow.expressions.types import (
     BOOL,
     MOST_DIGITS,
     NULL,
     STRING,
-    decimal_of,
+    common_type,
     is_decimal,
     is_float,
     is_integer,
-    meeting,
     sql_name,
+    to_decimal_type,
 )
 
 
-def condition(node: Node, place: str) -> Node:
+def to_condition(node: Node, place: str) -> Node:
     """Convert ``node`` to a boolean. Raises Refusal naming ``place`` if it is none."""
     if node.type not in (BOOL, NULL, STRING):
         raise Refusal(f"{place} needs a boolean, and this is {sql_name(node.type)}", "compare it with something")
     return convert(node, BOOL)
 
 
-def meet(nodes: Sequence[Node], place: str) -> list[Node]:
+def convert_to_common_type(nodes: Sequence[Node], place: str) -> list[Node]:
     """Cast ``nodes`` to the type that they meet in. Raises Refusal naming ``place`` without one."""
-    kind = meeting([node.type for node in nodes])
+    kind = common_type([node.type for node in nodes])
     if kind is None:
         found = ", ".join(sql_name(node.type) for node in nodes)
         raise Refusal(f"{place} has no type in common for {found}", "cast the operands to one type")
@@ -71,15 +71,15 @@ def meet(nodes: Sequence[Node], place: str) -> list[Node]:
 
 def conjunction(left: Node, right: Node) -> Node:
     """Compute AND: false wins over null. The right side runs only for rows whose left side is not false."""
-    return _junction(left, right, pc.and_kleene, False)
+    return _build_junction(left, right, pc.and_kleene, False)
 
 
 def disjunction(left: Node, right: Node) -> Node:
     """Compute OR: true wins over null. The right side runs only for rows whose left side is not true."""
-    return _junction(left, right, pc.or_kleene, True)
+    return _build_junction(left, right, pc.or_kleene, True)
 
 
-def _junction(left: Node, right: Node, kernel: Callable[..., Datum], wins: bool) -> Node:
+def _build_junction(left: Node, right: Node, kernel: Callable[..., Datum], wins: bool) -> Node:
     if left.constant is not None and left.constant.is_valid:
         return constant(pa.scalar(wins)) if left.constant.as_py() == wins else right
     if not right.fallible:
@@ -88,7 +88,7 @@ def _junction(left: Node, right: Node, kernel: Callable[..., Datum], wins: bool)
     def run(frame: Frame, first: Datum) -> Datum:
         first = broadcast(first, frame.rows)
         undecided = pc.fill_null(pc.not_equal(first, wins), True)
-        return kernel(first, where(right, frame, undecided))
+        return kernel(first, compute_where(right, frame, undecided))
 
     return Node(BOOL, run, (left,), framed=True, fallible=True)
 
@@ -108,9 +108,9 @@ def is_truth(node: Node, truth: bool) -> Node:
     return apply(lambda value: pc.fill_null(value if truth else pc.invert(value), False), node)
 
 
-def choice(conditions: Sequence[Node], values: Sequence[Node], place: str) -> Node:
+def case_when(conditions: Sequence[Node], values: Sequence[Node], place: str) -> Node:
     """Compute CASE: the value of the first true condition, else the last value, of which there is one more."""
-    *taken, default = meet(values, place)
+    *taken, default = convert_to_common_type(values, place)
     pairs: list[tuple[Node, Node]] = []
     for test, value in zip(conditions, taken, strict=True):
         if test.constant is None:
@@ -122,32 +122,32 @@ def choice(conditions: Sequence[Node], values: Sequence[Node], place: str) -> No
         return default
     tests, results = [test for test, _ in pairs], [*(value for _, value in pairs), default]
     if any(node.fallible for node in (*tests, *results)):
-        return _lazy_choice(tests, results)
+        return _lazy_case_when(tests, results)
     count = len(tests)
     if count == 1:
         return apply(lambda test, yes, no: pc.if_else(pc.fill_null(test, False), yes, no), *tests, *results)
     return apply(lambda *data: pc.case_when(pc.make_struct(*data[:count]), *data[count:]), *tests, *results)
 
 
-def _lazy_choice(tests: Sequence[Node], results: Sequence[Node]) -> Node:
+def _lazy_case_when(tests: Sequence[Node], results: Sequence[Node]) -> Node:
     def run(frame: Frame) -> Datum:
         open_rows = broadcast(pa.scalar(True), frame.rows)
         hits, values = [], []
         for test, result in zip(tests, results, strict=False):
-            true = pc.fill_null(where(test, frame, open_rows), False)
+            true = pc.fill_null(compute_where(test, frame, open_rows), False)
             hits.append(pc.and_(open_rows, true))
-            values.append(broadcast(where(result, frame, hits[-1]), frame.rows))
+            values.append(broadcast(compute_where(result, frame, hits[-1]), frame.rows))
             open_rows = pc.and_not(open_rows, true)
-        return pc.case_when(pc.make_struct(*hits), *values, where(results[-1], frame, open_rows))
+        return pc.case_when(pc.make_struct(*hits), *values, compute_where(results[-1], frame, open_rows))
 
     return Node(results[0].type, run, framed=True, fallible=True)
 
 
-def first_valid(nodes: Sequence[Node], place: str) -> Node:
+def coalesce(nodes: Sequence[Node], place: str) -> Node:
     """Compute COALESCE: the first value that is not null. Each value runs only for rows without an earlier one."""
-    nodes = [node for node in meet(nodes, place) if node.constant is None or node.constant.is_valid] or [
-        null(meet(nodes, place)[0].type)
-    ]
+    nodes = [
+        node for node in convert_to_common_type(nodes, place) if node.constant is None or node.constant.is_valid
+    ] or [null(convert_to_common_type(nodes, place)[0].type)]
     if len(nodes) == 1:
         return nodes[0]
     if not any(node.fallible for node in nodes[1:]):
@@ -156,7 +156,7 @@ def first_valid(nodes: Sequence[Node], place: str) -> Node:
     def run(frame: Frame, first: Datum) -> Datum:
         value = broadcast(first, frame.rows)
         for node in nodes[1:]:
-            value = pc.coalesce(value, where(node, frame, value.is_null()))
+            value = pc.coalesce(value, compute_where(node, frame, value.is_null()))
         return value
 
     return Node(nodes[0].type, run, (nodes[0],), framed=True, fallible=True)
@@ -180,26 +180,26 @@ _PLAIN: dict[str, Compare] = {
 _MIRRORED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def _equal(a: Datum, b: Datum) -> Datum:
+def _equal_floats(a: Datum, b: Datum) -> Datum:
     return pc.or_(pc.equal(a, b), pc.and_(pc.is_nan(a), pc.is_nan(b)))
 
 
-def _less(a: Datum, b: Datum) -> Datum:
+def _less_floats(a: Datum, b: Datum) -> Datum:
     return pc.and_not(pc.invert(pc.less_equal(b, a)), pc.is_nan(a))
 
 
-def _at_most(a: Datum, b: Datum) -> Datum:
+def _less_equal_floats(a: Datum, b: Datum) -> Datum:
     return pc.or_(pc.less_equal(a, b), pc.is_nan(b))
 
 
 # With NaN on top, for any two floats.
 _FLOATS: dict[str, Compare] = {
-    "=": _equal,
-    "<>": lambda a, b: pc.invert(_equal(a, b)),
-    "<": _less,
-    "<=": _at_most,
-    ">": lambda a, b: _less(b, a),
-    ">=": lambda a, b: _at_most(b, a),
+    "=": _equal_floats,
+    "<>": lambda a, b: pc.invert(_equal_floats(a, b)),
+    "<": _less_floats,
+    "<=": _less_equal_floats,
+    ">": lambda a, b: _less_floats(b, a),
+    ">=": lambda a, b: _less_equal_floats(b, a),
 }
 # The same where b is a number, not NaN: "not at most" holds for NaN too.
 _FLOAT_AND_NUMBER: dict[str, Compare] = {
@@ -209,60 +209,60 @@ _FLOAT_AND_NUMBER: dict[str, Compare] = {
 }
 
 
-def compare(sign: str, left: Node, right: Node) -> Node:
+def comparison(sign: str, left: Node, right: Node) -> Node:
     """Compare ``left sign right`` for =, <>, <, <=, >, >=. Raises Refusal if the types do not meet. O(rows).
 
     >>> import pyarrow as pa
     >>> from ddflow.expressions.node import Frame, column, constant
-    >>> above = compare(">", column(0, pa.float64()), constant(pa.scalar(5.0)))
+    >>> above = comparison(">", column(0, pa.float64()), constant(pa.scalar(5.0)))
     >>> above.run(Frame((pa.array([4.0, 6.0, float("nan"), None]),), 4)).to_pylist()
     [False, True, True, None]
     """
-    left, right = _operands(left, right, f"the comparison {sign}")
+    left, right = _prepare_operands(left, right, f"the comparison {sign}")
     if not is_float(left.type):
         return apply(_PLAIN[sign], left, right)
-    if _is_number(left):
+    if _is_constant_number(left):
         left, right, sign = right, left, _MIRRORED[sign]
-    return apply((_FLOAT_AND_NUMBER if _is_number(right) else _FLOATS)[sign], left, right)
+    return apply((_FLOAT_AND_NUMBER if _is_constant_number(right) else _FLOATS)[sign], left, right)
 
 
-def same(left: Node, right: Node) -> Node:
+def null_safe_equal(left: Node, right: Node) -> Node:
     """Compare by ``<=>``: equal, or both null; never null itself."""
-    left, right = _operands(left, right, "the comparison <=>")
-    equal = compare("=", left, right)
+    left, right = _prepare_operands(left, right, "the comparison <=>")
+    equal = comparison("=", left, right)
     both = apply(lambda a, b: pc.and_(pc.is_null(a), pc.is_null(b)), left, right)
     return apply(pc.coalesce, equal, both)
 
 
-def among(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> Node:
+def is_in(node: Node, items: Sequence[Node], lists: Sequence[pa.Array] = ()) -> Node:
     """Compute IN: true if any equals; else null if the value or any item is null; else false. O(1) a row for constants.
 
     ``lists``: literals among the items, those of one type together.
     """
     listed = [column(0, each.type) for each in lists]
-    if all(_exact_decimal(each.type) for each in (node, *items, *listed)) and _too_wide([node, *items, *listed]):
-        return _any_equal(node, [*items, *_each(lists)])
-    met, *others = meet([node, *items, *listed], "IN")
+    if all(_is_exact_number(each.type) for each in (node, *items, *listed)) and _is_too_wide([node, *items, *listed]):
+        return _any_equal(node, [*items, *_list_constants(lists)])
+    met, *others = convert_to_common_type([node, *items, *listed], "IN")
     items, listed = others[: len(items)], others[len(items) :]
     try:
         known: list[Any] = [each.run(Frame((values,), len(values))) for each, values in zip(listed, lists, strict=True)]
     except FAILURES as error:  # text that is not of the type
-        return _failing(error, met)
+        return _build_failure(error, met)
     if any(item.constant is None for item in items):
-        return _any_equal(met, [*items, *_each(known)])
+        return _any_equal(met, [*items, *_list_constants(known)])
     if met.type == NULL:
         return null(BOOL)
     values = [item.constant for item in items if item.constant is not None]
     known += [pa.repeat(value, 1) for value in values if value.is_valid]
     nulls = sum(not value.is_valid for value in values)
-    return apply(_membership(pa.concat_arrays([pa.array([], met.type), *known]), nulls > 0), met)
+    return apply(_build_membership_test(pa.concat_arrays([pa.array([], met.type), *known]), nulls > 0), met)
 
 
-def _each(lists: Iterable[pa.Array]) -> list[Node]:
+def _list_constants(lists: Iterable[pa.Array]) -> list[Node]:
     return [constant(value) for values in lists for value in values]
 
 
-def _failing(error: Exception, node: Node) -> Node:
+def _build_failure(error: Exception, node: Node) -> Node:
     """Build a node that raises ``error`` for every row."""
 
     def compute(_: Datum) -> Datum:
@@ -271,7 +271,7 @@ def _failing(error: Exception, node: Node) -> Node:
     return Node(BOOL, compute, (node,), fallible=True)
 
 
-def _membership(known: pa.Array, or_null: bool) -> Compute:
+def _build_membership_test(known: pa.Array, or_null: bool) -> Compute:
     """Test values for membership in ``known``; with ``or_null``, a miss is null."""
     kind = known.type
     zero = pa.scalar(0.0, kind) if is_float(kind) else None
@@ -289,44 +289,44 @@ def _membership(known: pa.Array, or_null: bool) -> Compute:
             return pc.if_else(hit, hit, pa.scalar(None, BOOL))
         return pc.if_else(pc.is_valid(value), hit, pa.scalar(None, BOOL)) if value.null_count else hit
 
-    return on_arrays(compute)
+    return accept_scalars(compute)
 
 
 def _any_equal(node: Node, items: Sequence[Node]) -> Node:
-    found = compare("=", node, items[0])
+    found = comparison("=", node, items[0])
     for item in items[1:]:
-        found = disjunction(found, compare("=", node, item))
+        found = disjunction(found, comparison("=", node, item))
     return found
 
 
-def _is_number(node: Node) -> bool:
+def _is_constant_number(node: Node) -> bool:
     value: Any = None if node.constant is None else node.constant.as_py()
     return value is not None and not math.isnan(value)
 
 
-def _exact_decimal(kind: pa.DataType) -> bool:
+def _is_exact_number(kind: pa.DataType) -> bool:
     return is_integer(kind) or is_decimal(kind)
 
 
-def _too_wide(nodes: Sequence[Node]) -> bool:
+def _is_too_wide(nodes: Sequence[Node]) -> bool:
     """Whether a decimal for all of these would need more than 38 digits."""
-    kinds = [decimal_of(node.type) for node in nodes]
+    kinds = [to_decimal_type(node.type) for node in nodes]
     whole, scale = max(kind.precision - kind.scale for kind in kinds), max(kind.scale for kind in kinds)
     return bool(whole + scale > MOST_DIGITS)
 
 
-def _operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
-    if _exact_decimal(left.type) and _exact_decimal(right.type) and _too_wide([left, right]):
-        return _exactly(left), _exactly(right)
-    left, right = meet([left, right], place)
+def _prepare_operands(left: Node, right: Node, place: str) -> tuple[Node, Node]:
+    if _is_exact_number(left.type) and _is_exact_number(right.type) and _is_too_wide([left, right]):
+        return _widen_number(left), _widen_number(right)
+    left, right = convert_to_common_type([left, right], place)
     if left.type == NULL:
         return null(BOOL), null(BOOL)
     return left, right
 
 
-def _exactly(node: Node) -> Node:
+def _widen_number(node: Node) -> Node:
     """Widen a number of up to 38 digits to 76, so that Arrow can bring any two to one scale."""
-    exact = convert(node, decimal_of(node.type))
+    exact = convert(node, to_decimal_type(node.type))
     wide = pa.decimal256(MOST_DIGITS, exact.type.scale)
     return apply(lambda value: value.cast(wide), exact)
 
@@ -337,7 +337,7 @@ def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
     text = literal_text(pattern, "the pattern of LIKE")
     if text is None:
         return null(BOOL)
-    parts = _like_parts(text, escape)
+    parts = _split_like_pattern(text, escape)
     plain = [part for part in parts if part not in ("%", "_")]
     if not ignore_case and len(plain) <= 1 and "_" not in parts and parts.count("%") <= 2:
         needle, kinds = "".join(plain)[1:], ["%" if part == "%" else "x" for part in parts]
@@ -355,7 +355,7 @@ def like(node: Node, pattern: Node, escape: str, ignore_case: bool) -> Node:
     return apply(lambda value: pc.match_substring_regex(value, regex, ignore_case=ignore_case), node)
 
 
-def _like_parts(pattern: str, escape: str) -> list[str]:
+def _split_like_pattern(pattern: str, escape: str) -> list[str]:
     """Split a pattern into ``%``, ``_``, and runs of plain text, each after an ``=``."""
     parts: list[str] = []
     letters = iter(pattern)
@@ -378,10 +378,10 @@ def _like_parts(pattern: str, escape: str) -> list[str]:
     return parts
 
 
-def matches(node: Node, pattern: Node) -> Node:
+def rlike(node: Node, pattern: Node) -> Node:
     """Match RLIKE: find a literal regular expression (RE2's language) anywhere in the text."""
     node = as_text(node)
-    text = checked_regex(pattern, "the pattern of RLIKE")
+    text = literal_regex(pattern, "the pattern of RLIKE")
     return null(BOOL) if text is None else apply(lambda value: pc.match_substring_regex(value, text), node)
 
 
@@ -393,7 +393,7 @@ def literal_text(node: Node, place: str) -> str | None:
     return value
 
 
-def checked_regex(node: Node, place: str) -> str | None:
+def literal_regex(node: Node, place: str) -> str | None:
     """Return the text of a constant regular expression, None for null. Raises Refusal if RE2 refuses it."""
     text = literal_text(node, place)
     return None if text is None else _check_regex(text, place, "use RE2's syntax: no look-around, no back references")

@@ -7,7 +7,7 @@ numbered in the order of their first mention. Chains of operators (a thousand AN
 >>> import pyarrow as pa
 >>> from ddflow.expressions.node import Frame
 >>> from ddflow.expressions.parse import parse
->>> lowering = Lowering(Columns(pa.schema({"a": pa.int64()})))
+>>> lowering = Lowering(ColumnResolver(pa.schema({"a": pa.int64()})))
 >>> node = lowering.lower(parse("a between 1 and 3 or a is null").tree)
 >>> node.run(Frame((pa.array([1, 5, None]),), 3)).to_pylist()
 [True, False, True]
@@ -25,25 +25,25 @@ import pyarrow.types as pat
 from sqlglot import exp
 
 from ddflow.expressions import intervals
-from ddflow.expressions.arithmetic import arithmetic, minus, number
+from ddflow.expressions.arithmetic import arithmetic, negate_number, parse_number
 from ddflow.expressions.casts import convert
 from ddflow.expressions.functions import dates, lists, strings
-from ddflow.expressions.functions.catalog import TYPES, find
+from ddflow.expressions.functions.catalog import TYPES, find_function
 from ddflow.expressions.logic import (
-    among,
-    choice,
-    compare,
-    condition,
+    case_when,
+    comparison,
     conjunction,
+    convert_to_common_type,
     disjunction,
+    is_in,
     is_null,
     is_truth,
     like,
     literal_text,
-    matches,
-    meet,
     negation,
-    same,
+    null_safe_equal,
+    rlike,
+    to_condition,
 )
 from ddflow.expressions.node import Node, Refusal, apply, column, constant, null
 from ddflow.expressions.parse import Tree, format_tree
@@ -57,44 +57,44 @@ from ddflow.expressions.types import (
     STRING,
     is_integer,
     sql_name,
-    working,
+    working_type,
 )
 
 
 @dataclass
-class Columns:
+class ColumnResolver:
     """The columns of ``schema`` that an expression reads: ``names``, in the order of first mention.
 
     >>> import pyarrow as pa
-    >>> columns = Columns(pa.schema({"City": pa.string(), "at": pa.struct({"x": pa.int32()})}))
-    >>> columns.resolve(["at", "X"]).type, columns.resolve(["city"]).type, columns.names
+    >>> columns = ColumnResolver(pa.schema({"City": pa.string(), "at": pa.struct({"x": pa.int32()})}))
+    >>> columns.resolve_column(["at", "X"]).type, columns.resolve_column(["city"]).type, columns.names
     (DataType(int32), DataType(string), ['at', 'City'])
     """
 
     schema: pa.Schema
     names: list[str] = field(default_factory=list)
 
-    def resolve(self, parts: Sequence[str]) -> Node:
+    def resolve_column(self, parts: Sequence[str]) -> Node:
         """Build the node of ``parts``: a column, then fields of structs. O(columns) once, then O(columns read)."""
-        name = self._find(parts)
+        name = self._find_column(parts)
         if name not in self.names:
             self.names.append(name)
-        node = column(self.names.index(name), working(self.schema.field(name).type))
+        node = column(self.names.index(name), working_type(self.schema.field(name).type))
         for part in parts[1:]:
             node = field_of(node, part)
         return node
 
     @cached_property
-    def _spelt(self) -> dict[str, list[str]]:
+    def _exact_names(self) -> dict[str, list[str]]:
         return _group_names(self.schema.names, str)
 
     @cached_property
-    def _lower(self) -> dict[str, list[str]]:
+    def _lowercase_names(self) -> dict[str, list[str]]:
         return _group_names(self.schema.names, str.lower)
 
-    def _find(self, parts: Sequence[str]) -> str:
+    def _find_column(self, parts: Sequence[str]) -> str:
         asked, names = parts[0], self.schema.names
-        found = self._spelt.get(asked) or self._lower.get(asked.lower(), [])
+        found = self._exact_names.get(asked) or self._lowercase_names.get(asked.lower(), [])
         if len(found) == 1:
             return str(found[0])
         if found:
@@ -103,7 +103,9 @@ class Columns:
                 "write the name in its own case, and let no two columns have one name",
             )
         dotted = ".".join(parts)
-        near = [self._lower[each][-1] for each in get_close_matches(asked.lower(), self._lower, n=1)]
+        near = [
+            self._lowercase_names[each][-1] for each in get_close_matches(asked.lower(), self._lowercase_names, n=1)
+        ]
         hint = f"write `{dotted}` in backquotes" if dotted in names else f"did you mean {near[0]!r}?" if near else ""
         raise Refusal(
             f"there is no column {asked!r}",
@@ -130,7 +132,7 @@ def field_of(node: Node, name: str) -> Node:
             f"there is {'no' if not found else 'more than one'} field {name!r}", f"fields are {', '.join(names)}"
         )
     index = names.index(found[0])
-    target = working(kind.field(index).type)
+    target = working_type(kind.field(index).type)
     return apply(lambda values: pc.struct_field(values, [index]).cast(target), node)
 
 
@@ -166,50 +168,56 @@ NO_VALUE = (exp.Star, exp.Distinct)
 class Lowering:
     """A compiler of trees over one schema; it gathers the columns read in ``columns``."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: ColumnResolver) -> None:
         self.columns = columns
         self._handlers: dict[type[Any], Callable[[Tree], Node]] = {
-            exp.Column: self._column,
-            exp.Dot: self._dot,
-            exp.Add: lambda tree: self._move_by_interval(self._right(tree), tree.this, 1),
+            exp.Column: self._lower_column,
+            exp.Dot: self._lower_dotted_name,
+            exp.Add: lambda tree: self._move_by_interval(self._lower_right(tree), tree.this, 1),
             exp.Paren: lambda tree: self.lower(tree.this),
-            exp.Literal: self._literal,
+            exp.Literal: self._lower_literal,
             exp.RawString: lambda tree: constant(pa.scalar(str(tree.this)), literal=True),
             exp.Concat: lambda tree: strings.concat(*map(self.lower, tree.expressions)),
             exp.Boolean: lambda tree: constant(pa.scalar(bool(tree.this))),
             exp.Null: lambda tree: null(NULL),
-            exp.Not: lambda tree: negation(condition(self.lower(tree.this), "NOT")),
-            exp.Is: self._is,
-            exp.In: self._in,
-            exp.Between: self._between,
-            exp.Like: self._like,
-            exp.ILike: self._like,
-            exp.Escape: self._like,
-            exp.RegexpLike: lambda tree: self._apply_negation(tree, matches(*self._pair(tree))),
-            exp.Neg: self._neg,
-            exp.BitwiseNot: lambda tree: apply(pc.bit_wise_not, self._integer(self.lower(tree.this), "~")),
-            exp.DPipe: self._concatenation,
-            exp.Case: self._case,
-            exp.Cast: self._cast_literal,
-            exp.TryCast: self._cast_literal,
+            exp.Not: lambda tree: negation(to_condition(self.lower(tree.this), "NOT")),
+            exp.Is: self._lower_is,
+            exp.In: self._lower_in,
+            exp.Between: self._lower_between,
+            exp.Like: self._lower_like,
+            exp.ILike: self._lower_like,
+            exp.Escape: self._lower_like,
+            exp.RegexpLike: lambda tree: self._apply_negation(tree, rlike(*self._lower_both(tree))),
+            exp.Neg: self._lower_negation,
+            exp.BitwiseNot: lambda tree: apply(pc.bit_wise_not, self._check_integer(self.lower(tree.this), "~")),
+            exp.DPipe: self._lower_concatenation,
+            exp.Case: self._lower_case,
+            exp.Cast: self._lower_cast_of_literal,
+            exp.TryCast: self._lower_cast_of_literal,
             exp.Extract: lambda tree: dates.extract(tree.this.name, self.lower(tree.expression)),
-            exp.Interval: lambda tree: intervals.value(_interval(tree)),
-            exp.Trim: self._trim,
-            exp.Substring: self._substring,
-            exp.Anonymous: self._call,
+            exp.Interval: lambda tree: intervals.interval_to_duration(_read_interval(tree)),
+            exp.Trim: self._lower_trim,
+            exp.Substring: self._lower_substring,
+            exp.Anonymous: self._lower_call,
         }
         self._chained: dict[type[Any], Callable[[Tree, Node], Node]] = {
-            exp.And: lambda tree, left: conjunction(condition(left, "AND"), condition(self._right(tree), "AND")),
-            exp.Or: lambda tree, left: disjunction(condition(left, "OR"), condition(self._right(tree), "OR")),
-            exp.NullSafeEQ: lambda tree, left: same(left, self._right(tree)),
-            exp.NullSafeNEQ: lambda tree, left: negation(same(left, self._right(tree))),
-            exp.Cast: self._cast,
-            exp.TryCast: self._cast,
-            **dict.fromkeys(_COMPARE, lambda tree, left: compare(_COMPARE[type(tree)], left, self._right(tree))),
-            **dict.fromkeys(_ARITHMETIC, self._arithmetic),
-            exp.Bracket: self._element,
-            exp.Dot: self._field,
-            **dict.fromkeys(_BITS, self._bits),
+            exp.And: lambda tree, left: conjunction(
+                to_condition(left, "AND"), to_condition(self._lower_right(tree), "AND")
+            ),
+            exp.Or: lambda tree, left: disjunction(
+                to_condition(left, "OR"), to_condition(self._lower_right(tree), "OR")
+            ),
+            exp.NullSafeEQ: lambda tree, left: null_safe_equal(left, self._lower_right(tree)),
+            exp.NullSafeNEQ: lambda tree, left: negation(null_safe_equal(left, self._lower_right(tree))),
+            exp.Cast: self._lower_cast,
+            exp.TryCast: self._lower_cast,
+            **dict.fromkeys(
+                _COMPARE, lambda tree, left: comparison(_COMPARE[type(tree)], left, self._lower_right(tree))
+            ),
+            **dict.fromkeys(_ARITHMETIC, self._lower_arithmetic),
+            exp.Bracket: self._lower_element,
+            exp.Dot: self._lower_field,
+            **dict.fromkeys(_BITS, self._lower_bit_operation),
         }
 
     def lower(self, tree: Tree) -> Node:
@@ -232,81 +240,81 @@ class Lowering:
             node = self._chained[type(each)](each, node)
         return node
 
-    def _right(self, tree: Tree) -> Node:
+    def _lower_right(self, tree: Tree) -> Node:
         return self.lower(tree.expression)
 
-    def _pair(self, tree: Tree) -> tuple[Node, Node]:
+    def _lower_both(self, tree: Tree) -> tuple[Node, Node]:
         return self.lower(tree.this), self.lower(tree.expression)
 
     def _apply_negation(self, tree: Tree, node: Node) -> Node:
         return negation(node) if tree.args.get("negate") else node
 
-    def _column(self, tree: Tree) -> Node:
+    def _lower_column(self, tree: Tree) -> Node:
         if not all(isinstance(part, exp.Identifier) for part in tree.parts):
             raise Refusal(f"{format_tree(tree)} names several columns", "name one column")
-        return self.columns.resolve([part.name for part in tree.parts])
+        return self.columns.resolve_column([part.name for part in tree.parts])
 
-    def _dot(self, tree: Tree) -> Node:
+    def _lower_dotted_name(self, tree: Tree) -> Node:
         parts = tree.parts
         if not all(isinstance(part, exp.Identifier) for part in parts):
             raise _build_refusal(tree)
-        return self.columns.resolve([part.name for part in parts])
+        return self.columns.resolve_column([part.name for part in parts])
 
-    def _literal(self, tree: Tree) -> Node:
-        return constant(pa.scalar(str(tree.this)), literal=True) if tree.is_string else number(str(tree.this))
+    def _lower_literal(self, tree: Tree) -> Node:
+        return constant(pa.scalar(str(tree.this)), literal=True) if tree.is_string else parse_number(str(tree.this))
 
-    def _neg(self, tree: Tree) -> Node:
+    def _lower_negation(self, tree: Tree) -> Node:
         if isinstance(tree.this, exp.Literal) and not tree.this.is_string:
-            return number("-" + str(tree.this.this))
-        return minus(self.lower(tree.this))
+            return parse_number("-" + str(tree.this.this))
+        return negate_number(self.lower(tree.this))
 
-    def _concatenation(self, tree: Tree) -> Node:
+    def _lower_concatenation(self, tree: Tree) -> Node:
         parts = []
         while isinstance(tree, exp.DPipe):
             parts.append(tree.expression)
             tree = tree.this
         return strings.join_texts(*map(self.lower, [tree, *reversed(parts)]))
 
-    def _integer(self, node: Node, place: str) -> Node:
+    def _check_integer(self, node: Node, place: str) -> Node:
         if not (is_integer(node.type) or node.type == NULL):
             raise Refusal(f"{place} takes integers, and this is {sql_name(node.type)}", "cast to bigint first")
         return convert(node, INT32) if node.type == NULL else node
 
-    def _bits(self, tree: Tree, left: Node) -> Node:
-        left, right = (self._integer(node, "a bit operation") for node in (left, self._right(tree)))
-        return apply(_BITS[type(tree)], *meet([left, right], "a bit operation"))
+    def _lower_bit_operation(self, tree: Tree, left: Node) -> Node:
+        left, right = (self._check_integer(node, "a bit operation") for node in (left, self._lower_right(tree)))
+        return apply(_BITS[type(tree)], *convert_to_common_type([left, right], "a bit operation"))
 
-    def _arithmetic(self, tree: Tree, left: Node) -> Node:
-        if isinstance(tree, exp.Add | exp.Sub) and _intervals(tree.expression):
+    def _lower_arithmetic(self, tree: Tree, left: Node) -> Node:
+        if isinstance(tree, exp.Add | exp.Sub) and _list_interval_parts(tree.expression):
             return self._move_by_interval(left, tree.expression, 1 if isinstance(tree, exp.Add) else -1)
-        return arithmetic(_ARITHMETIC[type(tree)], left, self._right(tree))
+        return arithmetic(_ARITHMETIC[type(tree)], left, self._lower_right(tree))
 
     def _move_by_interval(self, node: Node, tree: Tree, sign: int) -> Node:
         """Move a date, a timestamp or a duration by an interval literal."""
-        return intervals.shift_by_interval(node, _interval(tree), sign)
+        return intervals.shift_by_interval(node, _read_interval(tree), sign)
 
-    def _element(self, tree: Tree, left: Node) -> Node:
+    def _lower_element(self, tree: Tree, left: Node) -> Node:
         if len(tree.expressions) != 1 or isinstance(tree.expressions[0], exp.Slice):
             raise _build_refusal(tree)
-        return lists.element(left, self.lower(tree.expressions[0]))
+        return lists.index_list(left, self.lower(tree.expressions[0]))
 
-    def _field(self, tree: Tree, left: Node) -> Node:
+    def _lower_field(self, tree: Tree, left: Node) -> Node:
         if not isinstance(tree.expression, exp.Identifier):
             raise _build_refusal(tree)
         return field_of(left, tree.expression.name)
 
-    def _is(self, tree: Tree) -> Node:
+    def _lower_is(self, tree: Tree) -> Node:
         node = self.lower(tree.this)
         if isinstance(tree.expression, exp.Null):
             return is_null(node)
         if isinstance(tree.expression, exp.Boolean):
-            return is_truth(condition(node, "IS TRUE or IS FALSE"), bool(tree.expression.this))
+            return is_truth(to_condition(node, "IS TRUE or IS FALSE"), bool(tree.expression.this))
         raise Refusal(
             f"{format_tree(tree)} is not supported",
             "IS takes NULL, TRUE, FALSE, UNKNOWN, DISTINCT FROM; for NaN use isnan",
         )
 
-    def _in(self, tree: Tree) -> Node:
+    def _lower_in(self, tree: Tree) -> Node:
         if not tree.expressions:
             raise _build_refusal(tree.args.get("query") or tree)
         texts, numbers, others = list[str](), list[int](), list[Tree]()
@@ -318,15 +326,15 @@ class Lowering:
             else:
                 others.append(item)
         lists = [pa.array(values, kind) for values, kind in ((texts, STRING), (numbers, INT32)) if values]
-        return self._apply_negation(tree, among(self.lower(tree.this), [self.lower(item) for item in others], lists))
+        return self._apply_negation(tree, is_in(self.lower(tree.this), [self.lower(item) for item in others], lists))
 
-    def _between(self, tree: Tree) -> Node:
+    def _lower_between(self, tree: Tree) -> Node:
         if tree.args.get("symmetric"):
             raise Refusal("BETWEEN SYMMETRIC is not supported", "write the lower bound first")
         node, low, high = self.lower(tree.this), self.lower(tree.args["low"]), self.lower(tree.args["high"])
-        return self._apply_negation(tree, conjunction(compare(">=", node, low), compare("<=", node, high)))
+        return self._apply_negation(tree, conjunction(comparison(">=", node, low), comparison("<=", node, high)))
 
-    def _like(self, tree: Tree) -> Node:
+    def _lower_like(self, tree: Tree) -> Node:
         escape = "\\"
         if isinstance(tree, exp.Escape):
             mark = literal_text(self.lower(tree.expression), "the escape of LIKE")
@@ -335,52 +343,52 @@ class Lowering:
             tree, escape = tree.this, mark
         if isinstance(tree.expression, exp.Any | exp.All):
             raise Refusal(f"{format_tree(tree)} is not supported", "write one LIKE for each pattern, with OR or AND")
-        node, pattern = self._pair(tree)
+        node, pattern = self._lower_both(tree)
         return self._apply_negation(tree, like(node, pattern, escape, isinstance(tree, exp.ILike)))
 
-    def _case(self, tree: Tree) -> Node:
+    def _lower_case(self, tree: Tree) -> Node:
         subject = None if tree.this is None else self.lower(tree.this)
         tests, values = [], []
         for branch in tree.args["ifs"]:
             test = self.lower(branch.this)
-            test = condition(test, "WHEN") if subject is None else compare("=", subject, test)
+            test = to_condition(test, "WHEN") if subject is None else comparison("=", subject, test)
             tests.append(test)
             values.append(self.lower(branch.args["true"]))
         default = tree.args.get("default")
-        return choice(tests, [*values, null(NULL) if default is None else self.lower(default)], "CASE")
+        return case_when(tests, [*values, null(NULL) if default is None else self.lower(default)], "CASE")
 
-    def _cast(self, tree: Tree, node: Node) -> Node:
-        return convert(node, _type(tree.to), attempt=bool(tree.args.get("safe")))
+    def _lower_cast(self, tree: Tree, node: Node) -> Node:
+        return convert(node, _read_cast_type(tree.to), attempt=bool(tree.args.get("safe")))
 
-    def _cast_literal(self, tree: Tree) -> Node:
-        kind = _type(tree.to)
+    def _lower_cast_of_literal(self, tree: Tree) -> Node:
+        kind = _read_cast_type(tree.to)
         if not tree.this.is_string and kind in (FLOAT, DOUBLE):
             return constant(pa.scalar(float(tree.this.this), kind))  # 0.1D is the double, not a decimal turned one
         if tree.this.is_string and kind == DURATION:
-            return intervals.value(intervals.parse_interval([(str(tree.this.this), None, None)]))
-        node = self._cast(tree, self.lower(tree.this))
+            return intervals.interval_to_duration(intervals.parse_interval([(str(tree.this.this), None, None)]))
+        node = self._lower_cast(tree, self.lower(tree.this))
         return constant(node.constant, literal=True) if is_integer(kind) and node.constant is not None else node
 
-    def _trim(self, tree: Tree) -> Node:
+    def _lower_trim(self, tree: Tree) -> Node:
         characters = None if tree.expression is None else self.lower(tree.expression)
-        return strings.trim(self.lower(tree.this), str(tree.args.get("position") or "BOTH").upper(), characters)
+        return strings.trim_text(self.lower(tree.this), str(tree.args.get("position") or "BOTH").upper(), characters)
 
-    def _substring(self, tree: Tree) -> Node:
+    def _lower_substring(self, tree: Tree) -> Node:
         arguments = [tree.this, tree.args.get("start"), tree.args.get("length")]
-        return find("substring").call([self.lower(each) for each in arguments if each is not None])
+        return find_function("substring").call([self.lower(each) for each in arguments if each is not None])
 
-    def _call(self, tree: Tree) -> Node:
-        function = find(tree.name)
+    def _lower_call(self, tree: Tree) -> Node:
+        function = find_function(tree.name)
         for argument in tree.expressions:
             if isinstance(argument, NO_VALUE):
                 raise _build_refusal(argument)
         return function.call([self.lower(argument) for argument in tree.expressions])
 
 
-def _interval(tree: Tree) -> intervals.Interval:
+def _read_interval(tree: Tree) -> intervals.Interval:
     """Read an interval literal.  Raises Refusal."""
     parts = []
-    for each in _intervals(tree):
+    for each in _list_interval_parts(tree):
         if not isinstance(each.this, exp.Literal):
             raise Refusal(f"{format_tree(each)} is no literal", "write n * interval 1 day, or date_add(d, n)")
         unit = each.args.get("unit")
@@ -391,10 +399,14 @@ def _interval(tree: Tree) -> intervals.Interval:
 
 
 def _begins_with_interval(tree: Tree) -> bool:
-    return isinstance(tree, exp.Add) and bool(_intervals(tree.this)) and not _intervals(tree.expression)
+    return (
+        isinstance(tree, exp.Add)
+        and bool(_list_interval_parts(tree.this))
+        and not _list_interval_parts(tree.expression)
+    )
 
 
-def _intervals(tree: Tree) -> list[Tree]:
+def _list_interval_parts(tree: Tree) -> list[Tree]:
     """List the parts of an interval literal: ``interval 1 day 2 hours`` parses as a sum.  Empty for anything else."""
     tree, found = tree.unnest(), list[Tree]()
     while isinstance(tree, exp.Add) and isinstance(tree.expression, exp.Interval):
@@ -407,7 +419,7 @@ def _is_cast_literal(tree: Tree) -> bool:
     return isinstance(tree, exp.Cast) and isinstance(tree.this, exp.Literal)
 
 
-def _type(tree: Tree) -> pa.DataType:
+def _read_cast_type(tree: Tree) -> pa.DataType:
     """Return the Arrow type of a type's name in CAST."""
     name = str(getattr(tree.this, "name", tree.this))
     name = _TYPE_NAMES.get(name, name.lower())

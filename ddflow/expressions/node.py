@@ -32,68 +32,68 @@ COLUMN: Final = 2**31 - 2
 _made: ContextVar[int] = ContextVar("made", default=0)
 
 
-class TooBig(pa.ArrowInvalid):
+class TextTooLarge(pa.ArrowInvalid):
     """Text that is too large.  ``row``: the one of ``rows`` that is too large by itself, if there is one.
 
     >>> texts = pa.array(["a", "bc"])
-    >>> fits("repeat", [texts], lambda size: size * 10**9, lambda: pc.multiply(lengths(texts), 1e9))
+    >>> check_text_size("repeat", [texts], lambda size: size * 10**9, lambda: pc.multiply(byte_lengths(texts), 1e9))
     Traceback (most recent call last):
         ...
-    ddflow.expressions.node.TooBig: repeat would make 3,000,000,000 bytes of 2 rows, up to 2,000,000,000 of one, and ...
+    ddflow.expressions.node.TextTooLarge: repeat would make 3,000,000,000 bytes of 2 rows, up to 2,000,000,000 of ...
     """
 
     row: int | None = None
     rows = 0
 
 
-def fresh() -> None:
+def reset_constants() -> None:
     """Start counting the constants of another expression."""
     _made.set(0)
 
 
 def count_constant(value: pa.Scalar) -> pa.Scalar:
-    """Count the text of a computed constant.  Raises TooBig for more than `CONSTANTS`."""
-    _made.set(_made.get() + _bytes(value, 1))
+    """Count the text of a computed constant.  Raises TextTooLarge for more than `CONSTANTS`."""
+    _made.set(_made.get() + _estimate_text_bytes(value, 1))
     if _made.get() > CONSTANTS:
-        raise TooBig(f"the constants in it take more than {CONSTANTS:,} bytes")
+        raise TextTooLarge(f"the constants in it take more than {CONSTANTS:,} bytes")
     return value
 
 
-def lengths(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
+def byte_lengths(value: pa.Array | pa.Scalar) -> pa.Array | pa.Scalar:
     """Return the bytes of each text, 0 for null, as doubles, because sizes computed from them may exceed an integer."""
     return pc.fill_null(pc.binary_length(value), 0).cast(pa.float64())
 
 
-def fits(
+def check_text_size(
     name: str, values: Sequence[Any], rough: Callable[[int], float], exact: Callable[[], Any] | None = None
 ) -> None:
-    """Raise TooBig when function ``name`` would make more text of ``values`` than there is room for.
+    """Raise TextTooLarge when function ``name`` would make more text of ``values`` than there is room for.
 
     ``rough``: of bytes in, how many come out at most.  ``exact``: bytes of each result, asked for only where the rough
     number is too large.  Some of Arrow's kernels wrap around there, and others end the process.  O(1), else O(rows).
     """
     rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
-    most = rough(sum(_bytes(value, 1 if rows is None else rows) for value in values))
+    most = rough(sum(_estimate_text_bytes(value, 1 if rows is None else rows) for value in values))
     if most <= (CONSTANTS if rows is None else COLUMN):
         return
     if rows is None:
         size = most if exact is None else exact().as_py() or 0
         if size > CONSTANTS:
-            raise TooBig(f"{name} would make a constant of {size:,.0f} bytes, and it may take {CONSTANTS:,}")
+            raise TextTooLarge(f"{name} would make a constant of {size:,.0f} bytes, and it may take {CONSTANTS:,}")
         return
     sizes = None if exact is None else exact()
     total = most if sizes is None else pc.sum(sizes).as_py() or 0
     if total > COLUMN:
         largest = most / rows if sizes is None else pc.max(sizes).as_py()
         made = f"{total:,.0f} bytes of {rows:,} rows, up to {largest:,.0f} of one"
-        error = TooBig(f"{name} would make {made}, and a column of a batch holds {COLUMN:,}")
+        error = TextTooLarge(f"{name} would make {made}, and a column of a batch holds {COLUMN:,}")
         error.rows = rows
         if sizes is not None and largest > COLUMN:
             error.row = pc.index(sizes, largest).as_py()
         raise error
 
 
-def _bytes(value: Any, rows: int) -> int:
+def _estimate_text_bytes(value: Any, rows: int) -> int:
     """Estimate the bytes of text that ``rows`` rows of a value take, at most."""
     if not isinstance(value, pa.Scalar):
         return int(value.nbytes)
@@ -148,7 +148,7 @@ class Node:
     def run(self, frame: Frame) -> Datum:
         """Compute the values for a frame.  Nested parts take no stack, unless a framed node runs others."""
         values: dict[Node, Datum] = {}
-        for node, done in self._steps:
+        for node, done in self._ordered_nodes:
             given = map(values.__getitem__, node.parts)
             values[node] = node.compute(frame, *given) if node.framed else node.compute(*given)
             for part in done:
@@ -156,7 +156,7 @@ class Node:
         return values[self]
 
     @cached_property
-    def _steps(self) -> list[tuple[Node, list[Node]]]:
+    def _ordered_nodes(self) -> list[tuple[Node, list[Node]]]:
         """All nested parts and this node, each once and after its parts; with each, the values that it reads last."""
         order, seen, stack = list[Node](), set[Node](), [(self, False)]
         while stack:
@@ -201,7 +201,7 @@ def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
         if None not in constants:
             try:
                 return constant(count_constant(compute(*constants)))
-            except TooBig as error:
+            except TextTooLarge as error:
                 raise Refusal(str(error), "write what is to be made as a column, or make less of it") from error
             except pa.ArrowInvalid:
                 fallible = True  # it fails when it is run, and only if some row asks for it
@@ -214,14 +214,14 @@ def apply(compute: Compute, *nodes: Node, fallible: bool = False) -> Node:
 
 
 def broadcast(value: Datum, rows: int) -> pa.Array:
-    """Turn ``value`` into an array of ``rows`` values. O(rows) for a scalar.  Raises TooBig."""
+    """Turn ``value`` into an array of ``rows`` values. O(rows) for a scalar.  Raises TextTooLarge."""
     if not isinstance(value, pa.Scalar):
         return value
-    fits("a literal", [pa.nulls(rows), value], lambda most: most)
+    check_text_size("a literal", [pa.nulls(rows), value], lambda most: most)
     return pa.repeat(value, rows)
 
 
-def where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
+def compute_where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
     """Compute ``node`` at the rows for which ``mask``, which has no nulls, is true; other rows have any value.
 
     Failures at other rows do not count.  One run of the node, or two after a failure.
@@ -239,7 +239,7 @@ def where(node: Node, frame: Frame, mask: pa.BooleanArray) -> Datum:
     return values.take(pc.if_else(mask, place, pa.scalar(None, pa.int64())))
 
 
-def on_arrays(compute: Compute) -> Compute:
+def accept_scalars(compute: Compute) -> Compute:
     """Let ``compute``, written for arrays of one length, take scalars too; scalars alone give a scalar."""
 
     @wraps(compute)

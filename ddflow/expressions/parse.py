@@ -90,7 +90,7 @@ _LITERAL = (TokenType.NUMBER, TokenType.STRING, TokenType.DASH)
 _AROUND = 60  # characters that are shown on both sides of a mistake
 
 
-class Parsed(NamedTuple):
+class ParsedText(NamedTuple):
     """A parsed text.  ``nested``: its number of nested levels.  ``quoted``: its texts in double quotes."""
 
     tree: Tree
@@ -111,7 +111,7 @@ class Parsed(NamedTuple):
                 )
 
 
-def parse(text: str) -> Parsed:
+def parse(text: str) -> ParsedText:
     """Parse one expression.  O(text).
 
     Raises Refusal for a text beyond a limit, and for one that does not parse, with line, column and a caret.
@@ -132,12 +132,12 @@ def parse_query(text: str) -> Tree:
     return _parse_text(text, QuerySpark(), "queries", remedy, lambda parser, tokens: parser.parse(tokens, text)).tree
 
 
-def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Callable[[Any, Any], Any]) -> Parsed:
-    _within(len(text), MOST_TEXT, "characters")
+def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Callable[[Any, Any], Any]) -> ParsedText:
+    _check_count(len(text), MOST_TEXT, "characters")
     try:
         text.encode()
         tokens = dialect.tokenize(text)
-        _within(len(tokens), MOST_TOKENS, "words, signs and literals")
+        _check_count(len(tokens), MOST_TOKENS, "words, signs and literals")
         nested = _count_levels(tokens)
         tree, *others = trees(dialect.parser(), tokens) or [None]
         if any(each is not None for each in others):
@@ -145,36 +145,36 @@ def _parse_text(text: str, dialect: Tree, several: str, remedy: str, trees: Call
         if tree is None:
             raise ParseError("it is empty")
         for node in tree.walk():
-            _unambiguous(node)
+            _check_unambiguous(node)
     except ParseError as error:
-        raise _misread(text, error, remedy) from error
+        raise _build_parse_refusal(text, error, remedy) from error
     except SqlglotError as error:
         raise Refusal("it does not parse", "close every quote, backquote and comment") from error
     except UnicodeEncodeError as error:
         found = f"its character {error.start:,} is half of a pair of surrogates"
         raise Refusal(found, "give text that can be written as UTF-8") from error
     except RecursionError as error:
-        raise too_deep() from error
+        raise build_nesting_refusal() from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # sqlglot's parser lost its way
         raise Refusal("it does not parse", remedy) from error
     quoted = (each for each in tokens if each.token_type == TokenType.STRING and text[each.start] == '"')
-    return Parsed(tree, nested, frozenset(each.text for each in quoted))
+    return ParsedText(tree, nested, frozenset(each.text for each in quoted))
 
 
-def call_within(tree: Tree) -> Tree:
+def unwrap_call(tree: Tree) -> Tree:
     """Return the call that FILTER, IGNORE NULLS and RESPECT NULLS follow, or the tree itself."""
     while isinstance(tree, CALL_SUFFIXES):
         tree = tree.this
     return tree
 
 
-def too_deep() -> Refusal:
+def build_nesting_refusal() -> Refusal:
     """Describe an expression that is nested deeper than `MOST_NESTED`."""
     found = f"it is nested too deeply: an expression may have {MOST_NESTED} levels of brackets, calls, CASE and NOT"
     return Refusal(found, "split it over several projections; chains of AND, OR, + or || are no levels")
 
 
-def _within(found: int, most: int, what: str) -> None:
+def _check_count(found: int, most: int, what: str) -> None:
     if found > most:
         remedy = "split it over several filters or projections, or write a Python function"
         raise Refusal(f"it has {found:,} {what}, and an expression may have {most:,}", remedy)
@@ -199,12 +199,12 @@ def _count_levels(tokens: Sequence[Any]) -> int:
             run = 0
         deepest, before = max(deepest, open_ + run), kind
     if deepest > MOST_NESTED:
-        raise too_deep()
-    _within(words, MOST_WORDS, "names, operators and calls")
+        raise build_nesting_refusal()
+    _check_count(words, MOST_WORDS, "names, operators and calls")
     return deepest
 
 
-def _misread(text: str, error: ParseError, remedy: str) -> Refusal:
+def _build_parse_refusal(text: str, error: ParseError, remedy: str) -> Refusal:
     if not error.errors:
         return Refusal("it does not parse" if text.strip() else "it is empty", remedy)
     first = error.errors[0]
@@ -217,7 +217,7 @@ def _misread(text: str, error: ParseError, remedy: str) -> Refusal:
     return Refusal(f"it does not parse at line {line}, column {column}: {what}\n    {shown}\n    {caret}\n", remedy)
 
 
-def _unambiguous(node: Tree) -> None:
+def _check_unambiguous(node: Tree) -> None:
     """Raise where Spark would read the text otherwise than this tree, for want of parentheses."""
     parts = list(node.iter_expressions())
     if isinstance(node, _COMPARISONS):

@@ -17,25 +17,25 @@ import pyarrow.types as pat
 from sqlglot import exp
 
 from ddflow.aside import aside
-from ddflow.columns.widening import Inexact, widen_column
-from ddflow.columns.wider import differing, widening
+from ddflow.columns.widening import InexactValue, widen_column
+from ddflow.columns.wider import find_widening, list_changed_types
 from ddflow.errors import ExpressionError, shorten
 from ddflow.expressions.casts import convert
-from ddflow.expressions.evaluate import SqlRun
-from ddflow.expressions.lower import Columns, Lowering
-from ddflow.expressions.node import Node, Refusal, fresh
-from ddflow.expressions.parse import Tree, parse, too_deep
+from ddflow.expressions.evaluate import SqlRunner
+from ddflow.expressions.lower import ColumnResolver, Lowering
+from ddflow.expressions.node import Node, Refusal, reset_constants
+from ddflow.expressions.parse import Tree, build_nesting_refusal, parse
 from ddflow.expressions.types import (
     BOOL,
     DATE,
     INT64,
     NULL,
-    decimal_of,
+    common_type,
     is_decimal,
     is_float,
     is_integer,
     is_time,
-    meeting,
+    to_decimal_type,
 )
 
 _MOST = 600  # characters of what was found, in a message
@@ -43,7 +43,7 @@ _KEPT, _SHORT = 256, 1000
 """How many are kept, of at most how many characters: a long one may take megabytes."""
 
 
-class _Made(NamedTuple):
+class _CompiledText(NamedTuple):
     """A compiled text: its node, the columns that it reads, whether it is only a column, and its number of levels."""
 
     node: Node
@@ -52,7 +52,7 @@ class _Made(NamedTuple):
     nested: int
 
 
-def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple[SqlRun, tuple[str, ...]]:
+def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple[SqlRunner, tuple[str, ...]]:
     """Compile an expression, and list the columns that it reads.  See `ddflow.expressions.compile`."""
     shown = f"{what} {shorten(text)}"
     asked = f"cannot compile {shown}"
@@ -61,28 +61,28 @@ def compile_sql(text: str, schema: pa.Schema, boolean: bool, what: str) -> tuple
     except Refusal as refusal:
         raise ExpressionError(asked, shorten(refusal.found, _MOST), shorten(refusal.fix, 4 * _MOST)) from refusal
     except RecursionError as error:
-        raise ExpressionError(asked, too_deep().found, too_deep().fix) from error
+        raise ExpressionError(asked, build_nesting_refusal().found, build_nesting_refusal().fix) from error
     except pa.ArrowException as error:
         raise ExpressionError(
             asked, shorten(str(error), _MOST), "docs/expressions.md lists what is supported"
         ) from error
     fields = [schema.field(name) for name in made.names]
-    return SqlRun(made.node, fields, made.bare, made.nested, f"cannot compute {shown}"), made.names
+    return SqlRunner(made.node, fields, made.bare, made.nested, f"cannot compute {shown}"), made.names
 
 
 @lru_cache(_KEPT)
-def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _Made:
+def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _CompiledText:
     """Parse and lower a text.  Nodes hold no state of a run, so equal texts share one."""
 
-    def compile_fresh() -> _Made:
-        fresh()
-        parsed, columns = parse(text), Columns(schema)
+    def compile_fresh() -> _CompiledText:
+        reset_constants()
+        parsed, columns = parse(text), ColumnResolver(schema)
         parsed.check_quoted(schema.names)
         node = Lowering(columns).lower(parsed.tree)
         plain = parsed.tree.unnest()
         bare = isinstance(plain, exp.Column) and len(plain.parts) == 1
         right = convert(node, BOOL) if boolean and node.type == NULL else node
-        return _Made(right, tuple(columns.names), bare, parsed.nested)
+        return _CompiledText(right, tuple(columns.names), bare, parsed.nested)
 
     return aside(compile_fresh)
 
@@ -93,7 +93,7 @@ _NULL_TESTS: Final = ("isnull", "isnotnull")
 _CHOICES: Final = ("coalesce", "nvl", "ifnull")
 
 
-class _Both(NamedTuple):
+class _NodePair(NamedTuple):
     """A piece of an expression over the narrower and the wider columns.  ``same``: whether its values are the same.
 
     ``exact``: whether the wider type holds all that the narrower piece may give, which may be less than its type does.
@@ -105,7 +105,7 @@ class _Both(NamedTuple):
     exact: bool = True
 
 
-class _Unlike(Exception):
+class _MeaningMayChange(Exception):
     """A piece that may change its meaning."""
 
 
@@ -127,63 +127,70 @@ def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | 
     (DataType(double), None)
     """
     try:
-        return aside(lambda: _Pair(old, new).both(parse(text).tree).new.type)
-    except (_Unlike, Refusal, RecursionError):
+        return aside(lambda: _PairCompiler(old, new).compile_pair(parse(text).tree).new.type)
+    except (_MeaningMayChange, Refusal, RecursionError):
         return None
 
 
-class _Pair:
+class _PairCompiler:
     def __init__(self, old: pa.Schema, new: pa.Schema) -> None:
         # Computed with in 64 bits, of which a double does not hold all.
         self.short = {field.name for field in old if field.type == pa.uint32()}
-        self.old, self.new = Lowering(Columns(old)), Lowering(Columns(new))
-        self.changed = {name.lower() for name in differing(old, new)}
+        self.old, self.new = Lowering(ColumnResolver(old)), Lowering(ColumnResolver(new))
+        self.changed = {name.lower() for name in list_changed_types(old, new)}
 
-    def both(self, tree: Tree) -> _Both:
-        """Compile a tree over the narrower and the wider columns.  Raises `_Unlike`."""
+    def compile_pair(self, tree: Tree) -> _NodePair:
+        """Compile a tree over the narrower and the wider columns.  Raises `_MeaningMayChange`."""
         if isinstance(tree, exp.Paren):
-            return self.both(tree.this)
+            return self.compile_pair(tree.this)
         old, new = self.old.lower(tree), self.new.lower(tree)
         if isinstance(tree, exp.Column | exp.Dot):
             short = isinstance(tree, exp.Column) and len(tree.parts) == 1 and tree.name in self.short
-            exact = _holds(old.type, new.type) or (short and new.type == pa.float64())
-            return _Both(old, new, old.type == new.type, exact)
+            exact = _is_subtype(old.type, new.type) or (short and new.type == pa.float64())
+            return _NodePair(old, new, old.type == new.type, exact)
         if self.changed.isdisjoint(each.name.lower() for each in tree.find_all(exp.Identifier)):
-            return _Both(old, new, True)
-        parts = [self.both(each) for each in _operands(tree)]
+            return _NodePair(old, new, True)
+        parts = [self.compile_pair(each) for each in _list_operands(tree)]
         if all(part.same for part in parts):
             if old.type != new.type:
-                raise _Unlike
-            return _Both(old, new, True)
+                raise _MeaningMayChange
+            return _NodePair(old, new, True)
         if _is_null_test(tree):
-            return _Both(old, new, True)
+            return _NodePair(old, new, True)
         if isinstance(tree, (*_COMPARES, exp.In, exp.Between)) and tree.args.get("query") is None:
-            if not all(map(_by_digits, parts)):
-                _exact(parts)
-            return _Both(old, new, True)
-        if (chosen := self._choices(tree, parts)) is not None:
-            _exact(chosen)
+            if not all(map(_is_exact_number, parts)):
+                _check_exact(parts)
+            return _NodePair(old, new, True)
+        if (chosen := self._list_choices(tree, parts)) is not None:
+            _check_exact(chosen)
             exact = all(part.exact for part in chosen)
         else:
-            exact = _holds(old.type, new.type) and isinstance(tree, _ARITHMETIC) and all(map(_whole, parts))
+            exact = (
+                _is_subtype(old.type, new.type) and isinstance(tree, _ARITHMETIC) and all(map(_is_exact_integer, parts))
+            )
         if not exact:
-            raise _Unlike
-        return _Both(old, new, old.type == new.type)
+            raise _MeaningMayChange
+        return _NodePair(old, new, old.type == new.type)
 
-    def _choices(self, tree: Tree, parts: list[_Both]) -> list[_Both] | None:
-        """List the pieces that ``tree`` chooses from by unchanged tests; None if it chooses none.  Raises `_Unlike`."""
+    def _list_choices(self, tree: Tree, parts: list[_NodePair]) -> list[_NodePair] | None:
+        """List the pieces that ``tree`` chooses from by unchanged tests; None if it chooses none.
+
+        Raises `_MeaningMayChange`.
+        """
         if _function_name(tree) in _CHOICES:
             return parts
         if not isinstance(tree, exp.Case) or tree.this is not None:
             return None
         branches = tree.args["ifs"]
-        if not all(self.both(each.this).same for each in branches):
-            raise _Unlike
+        if not all(self.compile_pair(each.this).same for each in branches):
+            raise _MeaningMayChange
         last = tree.args.get("default")
-        return [self.both(each) for each in [*(each.args["true"] for each in branches), *([last] if last else [])]]
+        return [
+            self.compile_pair(each) for each in [*(each.args["true"] for each in branches), *([last] if last else [])]
+        ]
 
 
-def _operands(tree: Tree) -> list[Tree]:
+def _list_operands(tree: Tree) -> list[Tree]:
     """List the operands of a piece, without types, names and marks."""
     found: list[Any] = list(tree.iter_expressions())
     if isinstance(tree, exp.Cast | exp.TryCast):
@@ -200,27 +207,27 @@ def _is_null_test(tree: Tree) -> bool:
     return (isinstance(tree, exp.Is) and isinstance(tree.expression, exp.Null)) or _function_name(tree) in _NULL_TESTS
 
 
-def _whole(part: _Both) -> bool:
+def _is_exact_integer(part: _NodePair) -> bool:
     """Whether it is a whole number that stays exact: of 64 bits it must not become a double."""
-    return is_integer(part.old.type) and (part.same or _holds(part.old.type, part.new.type))
+    return is_integer(part.old.type) and (part.same or _is_subtype(part.old.type, part.new.type))
 
 
-def _by_digits(part: _Both) -> bool:
+def _is_exact_number(part: _NodePair) -> bool:
     """Whether it is compared digit by digit with others of its kind, however many digits there are."""
     return all(is_integer(each) or is_decimal(each) or pat.is_null(each) for each in (part.old.type, part.new.type))
 
 
-def _exact(parts: list[_Both]) -> None:
-    """Raise `_Unlike` unless operands meet exactly, in the narrower types and in the wider ones."""
+def _check_exact(parts: list[_NodePair]) -> None:
+    """Raise `_MeaningMayChange` unless operands meet exactly, in the narrower types and in the wider ones."""
     kinds = [(part.old.type, part.new.type) for part in parts]
     if not all(_is_measure(kind) for pair in kinds for kind in pair):
-        raise _Unlike
-    old, new = meeting([pair[0] for pair in kinds]), meeting([pair[1] for pair in kinds])
+        raise _MeaningMayChange
+    old, new = common_type([pair[0] for pair in kinds]), common_type([pair[1] for pair in kinds])
     for part in parts:
         untouched = part.same and old == new
         checked = not part.same and new is not None and old in (part.old.type, part.new.type) and part.new.type == new
-        if not (untouched or checked or (_fits(part.old, old) and _fits(part.new, new))):
-            raise _Unlike
+        if not (untouched or checked or (_is_exact_in(part.old, old) and _is_exact_in(part.new, new))):
+            raise _MeaningMayChange
 
 
 def _is_measure(kind: pa.DataType) -> bool:
@@ -229,29 +236,29 @@ def _is_measure(kind: pa.DataType) -> bool:
     return bool(number or kind == DATE or is_time(kind) or pat.is_null(kind))
 
 
-def _fits(node: Node, kind: pa.DataType | None) -> bool:
+def _is_exact_in(node: Node, kind: pa.DataType | None) -> bool:
     """Whether the values of a node are exact in the type that it meets others in."""
     if kind is None:
         return False
-    if node.type == kind or pat.is_null(node.type) or _holds(node.type, kind):
+    if node.type == kind or pat.is_null(node.type) or _is_subtype(node.type, kind):
         return True
     if node.constant is None or is_float(node.type):
         return False
     try:
-        return widening(node.type, kind) is not None and len(widen_column(pa.array([node.constant]), kind)) == 1
-    except Inexact:
+        return find_widening(node.type, kind) is not None and len(widen_column(pa.array([node.constant]), kind)) == 1
+    except InexactValue:
         return False
 
 
-def _holds(old: pa.DataType, new: pa.DataType) -> bool:
+def _is_subtype(old: pa.DataType, new: pa.DataType) -> bool:
     """Whether every value of a type is one of another, in the same order."""
     if old == new:
         return True
     if is_decimal(new):
         if not (is_integer(old) or is_decimal(old)):
             return False
-        exact = decimal_of(old)
+        exact = to_decimal_type(old)
         return bool(exact.precision - exact.scale <= new.precision - new.scale and exact.scale <= new.scale)
     if is_float(new) and is_integer(old):
         return bool(new == pa.float64() and old != INT64)
-    return not pat.is_string(new) and widening(old, new) is not None
+    return not pat.is_string(new) and find_widening(old, new) is not None

@@ -1,16 +1,16 @@
 """The types expressions compute in, and which type two operands meet in: Spark 4's ANSI rules, on Arrow types.
 
-Invariant: every node of a compiled expression has a type that ``working`` returns unchanged, so no kernel ever sees a
-dictionary, a view, a wide string, an unsigned integer or a foreign time zone. Spark has fewer types than Arrow, and
-its meeting points are not Arrow's (a string meets an integer in bigint, a float meets an integer in double, an instant
+Invariant: every node of a compiled expression has a type that `working_type` returns unchanged, so no kernel ever sees
+a dictionary, a view, a wide string, an unsigned integer or a foreign time zone. Spark has fewer types than Arrow, and
+its common types are not Arrow's (a string meets an integer in bigint, a float meets an integer in double, an instant
 meets a date at midnight UTC). This module converts no values: that is ``casts``.
 
 >>> import pyarrow as pa
->>> working(pa.dictionary(pa.int32(), pa.large_string())), working(pa.uint16())
+>>> working_type(pa.dictionary(pa.int32(), pa.large_string())), working_type(pa.uint16())
 (DataType(string), DataType(int32))
->>> sql_name(meeting([pa.int32(), pa.string()])), sql_name(meeting([pa.int64(), pa.decimal128(10, 2)]))
+>>> sql_name(common_type([pa.int32(), pa.string()])), sql_name(common_type([pa.int64(), pa.decimal128(10, 2)]))
 ('bigint', 'decimal(22,2)')
->>> meeting([pa.bool_(), pa.int32()]) is None
+>>> common_type([pa.bool_(), pa.int32()]) is None
 True
 """
 
@@ -47,10 +47,10 @@ _NAMES = {
 }
 
 
-def working(kind: pa.DataType) -> pa.DataType:
+def working_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which values of ``kind`` are computed; the type itself if it needs no change. O(1)."""
     if pat.is_dictionary(kind) or pat.is_run_end_encoded(kind):
-        return working(kind.value_type)
+        return working_type(kind.value_type)
     if pat.is_large_string(kind) or kind == pa.string_view():
         return STRING
     if pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind) or kind == pa.binary_view():
@@ -97,7 +97,7 @@ def is_duration(kind: pa.DataType) -> bool:
     return bool(pat.is_duration(kind))
 
 
-def decimal_of(kind: pa.DataType) -> pa.DataType:
+def to_decimal_type(kind: pa.DataType) -> pa.DataType:
     """Return the decimal that holds every value of an integer or decimal type."""
     return kind if is_decimal(kind) else pa.decimal128(DIGITS[kind], 0)
 
@@ -116,18 +116,18 @@ def wider_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     return pa.decimal128(min(whole + scale, MOST_DIGITS), min(scale, MOST_DIGITS - whole))
 
 
-def meeting(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
+def common_type(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
     """Return the type in which values of all ``kinds`` (working types) are compared or chosen from; None without one.
 
     Spark's least common type in ANSI mode.  Strings are met first, whatever their place, as Spark does.  O(n).
     """
     found: pa.DataType | None = NULL
     for kind in sorted(kinds, key=lambda kind: kind != STRING):
-        found = None if found is None else _pair(found, kind)
+        found = None if found is None else _common_type_of_two(found, kind)
     return found
 
 
-def _pair(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def _common_type_of_two(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if left == right or right == NULL:
         return left
     if left == NULL:
@@ -137,13 +137,13 @@ def _pair(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if pat.is_list(right) and left == pa.list_(NULL):
         return right
     if STRING in (left, right):
-        return _with_string(right if left == STRING else left)
+        return _common_type_with_string(right if left == STRING else left)
     if is_number(left) and is_number(right):
-        return _numbers(left, right)
-    return _times(left, right)
+        return _common_number_type(left, right)
+    return _common_time_type(left, right)
 
 
-def _with_string(other: pa.DataType) -> pa.DataType | None:
+def _common_type_with_string(other: pa.DataType) -> pa.DataType | None:
     if is_integer(other):
         return INT64
     if is_number(other):
@@ -151,15 +151,15 @@ def _with_string(other: pa.DataType) -> pa.DataType | None:
     return other if other in (BOOL, BINARY, DATE) or is_time(other) else None
 
 
-def _numbers(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+def _common_number_type(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     if is_float(left) or is_float(right):
         return DOUBLE
     if is_decimal(left) or is_decimal(right):
-        return wider_decimal(decimal_of(left), decimal_of(right))
+        return wider_decimal(to_decimal_type(left), to_decimal_type(right))
     return max(left, right, key=INTEGERS.index)
 
 
-def _times(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def _common_time_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if DATE in (left, right):
         other = right if left == DATE else left
         return other if is_time(other) else None

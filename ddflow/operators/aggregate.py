@@ -25,11 +25,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, is_wide
+from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, has_wide_identities
 from ddflow.columns.layout import Arena, Column, to_arrays
-from ddflow.columns.rows import RowPool, Rows, gather, lay_out, shown_row
-from ddflow.columns.schema import arrays
-from ddflow.columns.sorting import Sorted, sort
+from ddflow.columns.rows import RowPool, Rows, format_row, gather, gather_buffers
+from ddflow.columns.schema import column_arrays
+from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.columns.widening import fill_columns
 from ddflow.errors import AggregateOverflow
 from ddflow.kernels import accumulate as kernels
@@ -127,7 +127,7 @@ class GroupedStep(NamedTuple):
     """The groups of a step, and its cells."""
 
     updates: Updates
-    by: Sorted
+    by: SortedRows
     prior: Prior
     folding: UpdatesByGroup
     ranks: Any
@@ -150,7 +150,7 @@ class RunningAggregate(Running):
         kinds = [part.kind for part in self.parts.values()]
         self.state = pa.schema([pa.field(n, kind, nullable=False) for n, kind in zip(names, kinds, strict=True)])
         self.schema, self.shown = pa.schema([*groups, *self.state]), result_schema(groups, aggregates)
-        self.arrangements = (Arrangement(self.schema, is_wide(groups), 0),)
+        self.arrangements = (Arrangement(self.schema, has_wide_identities(groups), 0),)
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
         self.arena, self.keys, self.values = Arena(), RowHashes(groups, secret), RowHashes(self.state, secret)
         self.results = RowHashes(pa.schema([*self.shown][len(groups) :]), secret)
@@ -163,20 +163,20 @@ class RunningAggregate(Running):
         """
         step = self._group_updates(inputs[0])
         held = gather(self.arranged.pool(), step.prior.reference[step.folding.lived], self.state)
-        states = self._fold_parts(step, arrays(held))
+        states = self._fold_parts(step, column_arrays(held))
         out = self._build_updates(step, states)
         return out, self._build_change(step, states, since)
 
     def _group_updates(self, updates: Updates) -> GroupedStep:
         """Group the updates of a step by identity, and cut each group into cells."""
         n, arena = updates.diffs.size, self.arena
-        columns = arrays(updates.rows, self.groups.names)
-        self.given.put(0, Rows.of(columns, self.given.shape, n))
+        columns = column_arrays(updates.rows, self.groups.names)
+        self.given.set_batch(0, Rows.from_columns(columns, self.given.shape, n))
         arena.reset()
-        empty = arena.room(n)
+        empty = arena.choose_allocator(n)
         high, low = self.keys.identities(columns, n)
         number, first = number_identities(high, low, arena)
-        by = sort(high.take(first), low.take(first) if low.size else low, arena)
+        by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
         prior, m = self.arranged.seek(by.high, by.low, by.starts[:-1], arena), first.size
         place = empty(m, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)
@@ -200,7 +200,7 @@ class RunningAggregate(Running):
         read = set[str]().union(*(each.columns or () for each in self.arguments.values()))
         names = [name for name in rows.schema.names if name in read] or rows.schema.names[:1]
         schema = pa.schema([rows.schema.field(name) for name in names])
-        given = pa.RecordBatch.from_arrays(arrays(rows, names), schema=schema)
+        given = pa.RecordBatch.from_arrays(column_arrays(rows, names), schema=schema)
         values = {text: argument(given) for text, argument in self.arguments.items()}
         out = list[pa.Array]()
         for ((_, text), part), before in zip(self.parts.items(), held, strict=True):
@@ -229,7 +229,7 @@ class RunningAggregate(Running):
         lived, c = step.folding.lived.size, step.folding.of.size
         if refused is not None:
             raise self._overflow_error(step, refused[0] - lived, refused[1])
-        hashes, empty = self.results.values(results, there.size), self.arena.room(2 * c)
+        hashes, empty = self.results.values(results, there.size), self.arena.choose_allocator(2 * c)
         at, places, ranks, diffs = (empty(2 * c, kind) for kind in (np.int64, np.int64, np.int32, np.int64))
         ends = np.empty(step.updates.times.size + 1, np.int64)
         given = step.before, there.view(np.uint8), hashes, step.ranks, ends
@@ -244,7 +244,7 @@ class RunningAggregate(Running):
 
     def _gather_groups(self, rows: Ints) -> list[Column]:
         """Gather the group columns of some updates."""
-        return lay_out(self.given, rows, self.fields)
+        return gather_buffers(self.given, rows, self.fields)
 
     def _build_change(self, step: GroupedStep, states: Sequence[pa.Array], since: int) -> Change:
         """Build the versions to store, in the order of identities and times.
@@ -280,9 +280,9 @@ class RunningAggregate(Running):
             live.astype(np.uint8),
             NONE,
             np.empty((at.size, 0), np.int64),
-            Rows.of(payload, self.arranged.slots.pool.shape, at.size),
+            Rows.from_columns(payload, self.arranged.slots.pool.shape, at.size),
         )
-        self.given.put(0, None)
+        self.given.set_batch(0, None)
         return Change(batch, hashes, last, prior.place, self.arranged.index.built, added, 0)
 
     def _hash_states(self, states: Sequence[pa.Array]) -> Words:
@@ -290,7 +290,7 @@ class RunningAggregate(Running):
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.hash_rows`.  The hash is that of the states."""
-        return *self.keys.of(rows), self._hash_states(arrays(rows, self.state.names))
+        return *self.keys.identify_rows(rows), self._hash_states(column_arrays(rows, self.state.names))
 
     def recast(self, narrow: Self, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
         """See `Running.recast`: sums are those of before, in other units, and results those of before, cast."""
@@ -298,7 +298,7 @@ class RunningAggregate(Running):
         none = {pa.int64(): pa.scalar(0), BYTES: pa.scalar(b"", BYTES)}
         states = [
             pc.if_else(pa.array(live), each, none[each.type]) if each.type in none else each
-            for each in arrays(rows, self.state.names)
+            for each in column_arrays(rows, self.state.names)
         ]
         shown, was = (pa.schema([*each.shown][len(self.groups) :]) for each in (self, narrow))
         if shown != was:
@@ -306,18 +306,18 @@ class RunningAggregate(Running):
             fill_columns(pa.Table.from_arrays(results, schema=was).filter(pa.array(there)), shown)
         parts = zip(self.parts.values(), states, narrow.parts.values(), strict=True)
         states = [part.widen(state, its) for part, state, its in parts]
-        groups = arrays(rows, self.groups.names)
+        groups = column_arrays(rows, self.groups.names)
         return fill_columns(pa.Table.from_arrays([*groups, *states], names=self.schema.names), schema)
 
     def output_rows(self, arranged: pa.Table) -> Updates:
         """See `Readable.output_rows`: the results of groups that have rows."""
-        there, results, _ = self._compute_results(arrays(arranged, self.state.names))
-        columns = [*arrays(arranged, self.groups.names), *results]
+        there, results, _ = self._compute_results(column_arrays(arranged, self.state.names))
+        columns = [*column_arrays(arranged, self.groups.names), *results]
         return as_updates(pa.Table.from_arrays(columns, schema=self.shown)).pick(np.flatnonzero(there))
 
     def _overflow_error(self, step: GroupedStep, cell: int, what: str) -> AggregateOverflow:
         """Build the error for a group's value that leaves its type after a cell."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
-        table = pa.Table.from_arrays(arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
-        found = f"{what} leaves its type for the group {shown_row(table, row)}"
+        table = pa.Table.from_arrays(column_arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
+        found = f"{what} leaves its type for the group {format_row(table, row)}"
         return AggregateOverflow("adding up", found, "cast its argument to a wider type; nothing of this step was kept")

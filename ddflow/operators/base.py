@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words
-from ddflow.columns.layout import Column, Laid
-from ddflow.columns.row_match import Alike
-from ddflow.columns.rows import RowPool, Rows, lay_out
-from ddflow.columns.sorting import Sorted
+from ddflow.columns.layout import Column, ColumnBuffers
+from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.rows import RowPool, Rows, gather_buffers
+from ddflow.columns.sorting import SortedRows
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.columns.widening import fill_columns
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
@@ -190,9 +190,9 @@ class Operator(Collection):
 class SameRows(Operator):
     """An operator whose rows are rows of its inputs, with the same values in the columns that it has."""
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: the same rows, of each input those that it has."""
-        return [alike.rows(each, wanted, self.schema.names) for each in given]
+        return [alike.select_matches(each, wanted, self.schema.names) for each in given]
 
 
 class GroupOperator(Operator):
@@ -208,9 +208,9 @@ class GroupOperator(Operator):
         """See `Collection.unique_by`: the groups."""
         return [tuple(self.by)]
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: all rows of their groups."""
-        return [alike.rows(given[0], wanted, self.by)]
+        return [alike.select_matches(given[0], wanted, self.by)]
 
 
 class SteppedRows(Running):
@@ -221,7 +221,7 @@ class SteppedRows(Running):
     fields: list[pa.Field]
 
     def _build_change(
-        self, updates: Updates, by: Sorted, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
+        self, updates: Updates, by: SortedRows, order: Ints | None, prior: Prior, place: Ints, versions: list[Any]
     ) -> Change:
         """Build the versions, in the order of identities, then times, and mark the last one of each.
 
@@ -242,15 +242,17 @@ class SteppedRows(Running):
             (values != 0).astype(np.uint8),
             NONE,
             np.empty((at.size, 0), np.int64) if order is None else order.take(at, 0),
-            Rows.of(self._lay_out_columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size),
+            Rows.from_columns(
+                self._lay_out_columns(rows.take(sorting), values), self.arranged.slots.pool.shape, at.size
+            ),
             ordered=order is not None,
         )
         return Change(batch, values.view(np.uint64), last, prior.place, self.arranged.index.built, 0, 0)
 
     def _lay_out_columns(self, rows: Ints, counts: Ints) -> list[Column]:
         """Gather some rows of the step, and append their numbers."""
-        column = Laid(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
-        return [*lay_out(self.given, rows, self.fields), column]
+        column = ColumnBuffers(pa.int64(), counts.size, [None, pa.py_buffer(counts.copy())], 0)
+        return [*gather_buffers(self.given, rows, self.fields), column]
 
 
 class Linear(Running):

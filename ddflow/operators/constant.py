@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import TIMES
-from ddflow.columns.row_match import Alike
+from ddflow.columns.row_match import RowMatcher
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Operator, Running, register_operator
 from ddflow.operators.count import RunningCount
@@ -78,7 +78,7 @@ class Constant(Operator):
         """See `Collection.unique_by`: no column, where it is one row."""
         return [()] if self.table.num_rows < 2 else super().unique_by()
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: none, because they stand in the plan."""
         return [each.slice(0, 0) for each in given]
 

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, RowHashes, Secret, is_wide
+from ddflow.columns.hashing import Ints, RowHashes, Secret, has_wide_identities
 from ddflow.columns.layout import Arena, to_arrays
 from ddflow.columns.names import check_known, check_names, column_names
 from ddflow.columns.rows import RowPool, Rows
-from ddflow.columns.schema import arrays
-from ddflow.columns.sorting import sort
+from ddflow.columns.schema import column_arrays
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE
@@ -93,7 +93,7 @@ class RunningCount(SteppedRows):
     def __init__(self, groups: pa.Schema, name: str, secret: Secret) -> None:
         self.groups, self.name, self.secret = groups, name, secret
         self.schema = pa.schema([*groups, pa.field(name, pa.int64(), nullable=False)])
-        self.arrangements, self.arena = (Arrangement(self.schema, is_wide(groups), 0),), Arena()
+        self.arrangements, self.arena = (Arrangement(self.schema, has_wide_identities(groups), 0),), Arena()
         self.tracked, self.keys, self.identified = [name], RowHashes(groups, secret), groups
         self.given, self.fields = RowPool(groups), [field.with_nullable(True) for field in groups]
         """The groups of the updates at hand, as number 0, and their columns, in whose schema null may not be meant."""
@@ -102,13 +102,13 @@ class RunningCount(SteppedRows):
         """See `Running.compute`.  O(updates).  Raises `CountOverflow`."""
         updates, n, arena, arranged = inputs[0], inputs[0].diffs.size, self.arena, self.arranged
         # Not cast: the types agree, only what may be null does not; and Arrow's cast breaks lists of nulls.
-        groups = arrays(updates.rows, self.given.shape.names)
-        self.given.put(0, Rows.of(groups, self.given.shape, n))
+        groups = column_arrays(updates.rows, self.given.shape.names)
+        self.given.set_batch(0, Rows.from_columns(groups, self.given.shape, n))
         arena.reset()
-        empty = arena.room(n)
+        empty = arena.choose_allocator(n)
         high, low = self.keys.identities(groups, n)
         number, first = number_identities(high, low, arena)
-        by = sort(high.take(first), low.take(first) if low.size else low, arena)
+        by = sort_by_identity(high.take(first), low.take(first) if low.size else low, arena)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         m = first.size
         counts: Ints = empty(m, np.int64)
@@ -128,9 +128,9 @@ class RunningCount(SteppedRows):
         place = empty(m, np.int32)
         place[by.permutation] = np.arange(m, dtype=np.int32)
         change = self._build_change(updates, by, None, prior, place, [column[:versions] for column in down])
-        self.given.put(0, None)
+        self.given.set_batch(0, None)
         return out, change._replace(live_added=int(np.count_nonzero(counts)) - lived)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Running.hash_rows`.  The hash is the count itself."""
-        return *self.keys.of(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)
+        return *self.keys.identify_rows(rows), np.asarray(rows.column(self.name).fill_null(0)).view(np.uint64)

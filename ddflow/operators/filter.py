@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import flags
-from ddflow.columns.schema import arrays
+from ddflow.columns.hashing import true_flags
+from ddflow.columns.schema import column_arrays
 from ddflow.expressions import compile as compile_expression
 from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
 from ddflow.operators.updates import Updates
@@ -78,6 +78,6 @@ def passing(updates: Updates, predicate: Callable[[pa.RecordBatch], pa.Array], r
     """Select the updates whose row passes; null does not.  ``read``: the columns that ``predicate`` gets.  O(n)."""
     if not updates.diffs.size:
         return updates
-    shown = pa.RecordBatch.from_arrays(arrays(updates.rows, read.names), schema=read)
-    places = np.flatnonzero(flags(predicate(shown)))
+    shown = pa.RecordBatch.from_arrays(column_arrays(updates.rows, read.names), schema=read)
+    places = np.flatnonzero(true_flags(predicate(shown)))
     return updates if places.size == updates.diffs.size else updates.pick(places)

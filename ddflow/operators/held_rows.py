@@ -7,12 +7,13 @@ came, until these are many or half of their rows are gone; then the live rows ar
 shows, or may be there, is decided in ``upserting``.
 
 >>> from ddflow.columns.hashing import Secret, identities
->>> from ddflow.columns.sorting import sort
+>>> from ddflow.columns.sorting import sort_by_identity
 >>> table = pa.table({"k": [1, 1], "v": ["a", "b"]})
->>> held, by = HeldRows(table.schema, wide=True), sort(*identities(table.select(["k"]), Secret(1, 2)))
+>>> held, by = HeldRows(table.schema, wide=True), sort_by_identity(*identities(table.select(["k"]), Secret(1, 2)))
 >>> keys = held.seek(by)
 >>> found = held.list_candidates(keys, by, np.array([7, 8]))
->>> held.keep(held.compute_change(found._replace(counts=np.array([1, 1])), held.pool.beside(Rows(table)), by, keys))
+>>> once, pool = found._replace(counts=np.array([1, 1])), held.pool.with_events(Rows(table))
+>>> held.keep(held.compute_change(once, pool, by, keys))
 >>> held.rows, held.list_candidates(held.seek(by), by, np.array([8, 9])).counts.tolist()
 (2, [1, 1, 0])
 """
@@ -26,7 +27,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Narrow, Words
 from ddflow.columns.layout import Arena
 from ddflow.columns.rows import RowPool, Rows, gather
-from ddflow.columns.sorting import Sorted
+from ddflow.columns.sorting import SortedRows
 from ddflow.kernels import upserts as kernels
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE
@@ -102,13 +103,15 @@ class HeldRows:
         self.free, self.used, self.rows, self.keys, self.stored = -1, 0, 0, 0, 0
         self.pool = self._empty_pool(pa.schema([field.with_nullable(True) for field in row]))
 
-    def seek(self, by: Sorted, arena: Arena | None = None) -> StepKeys:
+    def seek(self, by: SortedRows, arena: Arena | None = None) -> StepKeys:
         """Find the cells of the keys of sorted rows.  O(keys) expected."""
         held = self.index.seek(by.high, by.low, by.starts[:-1], arena)
         heads = np.where(held.reference & LIVE != 0, held.value.view(np.int64), -1)
         return StepKeys(heads, held.place, self.index.built)
 
-    def list_candidates(self, keys: StepKeys, by: Sorted, hashes: Ints, arena: Arena | None = None) -> CandidateRows:
+    def list_candidates(
+        self, keys: StepKeys, by: SortedRows, hashes: Ints, arena: Arena | None = None
+    ) -> CandidateRows:
         """All rows of the keys, those held and those of a step; ``hashes``: int64[n], of the step's values.
 
         O(rows of the step, and rows that its keys hold) expected.
@@ -129,7 +132,7 @@ class HeldRows:
         cell = found.cell.take(which)
         return np.where(cell >= 0, self.cells[np.maximum(cell, 0), kernels.REF], found.row.take(which))
 
-    def compute_change(self, found: CandidateRows, pool: RowPool, by: Sorted, keys: StepKeys) -> HeldRowsChange:
+    def compute_change(self, found: CandidateRows, pool: RowPool, by: SortedRows, keys: StepKeys) -> HeldRowsChange:
         """Compute the change that makes `keep` hold the candidates' counts.  Nothing changes.
 
         ``pool``: these with the step's rows beside.  O(candidates).
@@ -141,12 +144,12 @@ class HeldRows:
             found.first, found.cell, found.counts, found.hashed, new, rows, keys, by.high[starts], low
         )
 
-    def insert_rows(self, rows: pa.Table, by: Sorted, hashes: Ints, counts: Ints, ranked: Ranked) -> None:
+    def insert_rows(self, rows: pa.Table, by: SortedRows, hashes: Ints, counts: Ints, ranked: Ranked) -> None:
         """Hold rows, all different, as often as said, of keys that hold none.  O(rows).
 
         ``by``, ``hashes``: int64[n], of these rows, as in `list_candidates`.  ``ranked``: orders those of a key.
         """
-        keys, pool = self.seek(by), self.pool.beside(Rows(rows))
+        keys, pool = self.seek(by), self.pool.with_events(Rows(rows))
         found = ranked(self.list_candidates(keys, by, hashes), pool)
         self.keep(self.compute_change(found._replace(counts=counts.take(found.row)), pool, by, keys))
 
@@ -160,7 +163,7 @@ class HeldRows:
         refs, keys, more = np.empty(change.cell.size, np.int64), change.keys, change.new.size
         if more:
             number = len(self.pool.rows)
-            self.pool.put(number, Rows(change.rows))
+            self.pool.set_batch(number, Rows(change.rows))
             refs[change.new] = np.arange(more) + (number << SLOT)
             self.stored += more
         if self.used + more > self.cells.shape[0]:
@@ -189,14 +192,14 @@ class HeldRows:
         live = np.flatnonzero(self.cells[: self.used, kernels.COUNT] > 0)
         rows = Rows(gather(self.pool, self.cells[live, kernels.REF], self.pool.schema))
         self.pool = self._empty_pool(self.pool.schema)
-        self.pool.put(FIRST, rows)
+        self.pool.set_batch(FIRST, rows)
         self.cells[live, kernels.REF] = np.arange(live.size) + (FIRST << SLOT)
         self.stored = live.size
 
     def _empty_pool(self, schema: pa.Schema) -> RowPool:
         """Without batches, but for the row of nulls."""
         out = RowPool(schema)
-        out.put(NULLS, Rows(pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)))
+        out.set_batch(NULLS, Rows(pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)))
         return out
 
     def _check(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Secret
-from ddflow.columns.layout import plainly
+from ddflow.columns.layout import make_writable
 from ddflow.columns.names import DIFF
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.errors import DdflowError, SpecError
@@ -97,7 +97,7 @@ class RunningDifferences(RunningThreshold):
         """
         n = events.times.size
         ranks = np.searchsorted(times, events.times).astype(np.int32)
-        diffs = plainly(np.asarray(events.rows.column(DIFF)).astype(np.int64, copy=False))
+        diffs = make_writable(np.asarray(events.rows.column(DIFF)).astype(np.int64, copy=False))
         rows = pa.Table.from_batches([events.rows]).select(self.bound.row_schema.names)
         made = Updates(rows, ranks, diffs, times)
         if not diffs.all():

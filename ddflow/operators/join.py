@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, validity
 from ddflow.columns.layout import Arena
-from ddflow.columns.names import check_apart, check_names
-from ddflow.columns.row_match import Alike
-from ddflow.columns.rows import Chosen, Paired, RowPool, Rows, View, shown_row
-from ddflow.columns.schema import arrays, one_chunk
-from ddflow.columns.sorting import sort
+from ddflow.columns.names import check_names, check_no_overlap
+from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.rows import Chosen, PairedRows, RowPool, Rows, RowView, format_row
+from ddflow.columns.schema import column_arrays, to_array
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import CountOverflow
 from ddflow.kernels.join import pair
 from ddflow.kernels.sort import order_by_rank
@@ -67,7 +67,7 @@ class Join(Operator):
         self.columns, sides = encode_columns(columns), (left, right)
         fields = [sides[side].schema.field(of).with_name(name) for name, side, of in self.columns]
         shown = [{of: name for name, at, of in self.columns if at == side} for side in (0, 1)]
-        check_apart([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
+        check_no_overlap([*shown[0].values()], [*shown[1].values()], right.schema.names, self.verb)
         check_names([name for name, _, _ in self.columns], self.verb)
         refuse_forgetting(self.verb, "their pairs would stay for ever", left, right)
         met = [{pair[side] for pair in self.on if pair[1 - side] in shown[1 - side]} for side in (0, 1)]
@@ -139,14 +139,14 @@ class Join(Operator):
         """See `Collection.solid`: what is so on a side."""
         return super().solid() | self._find_solid_columns(0) | self._find_solid_columns(1)
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: both rows of each pair that is one of these."""
         shown = [[column for column in self.columns if column[1] == side] for side in (0, 1)]
-        met = alike.numbers(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
+        met = alike.number_rows(*((given[side], [pair[side] for pair in self.on]) for side in (0, 1)))
         asked, sides = dict[str, Ints](), list[pa.Table]()
         for side, (name, its, there) in enumerate(zip("lr", given, met, strict=True)):
             names = [of for _, _, of in shown[side]], [here for here, _, _ in shown[side]]
-            mine, asked[name] = alike.numbers((its, names[0]), (wanted, names[1]))
+            mine, asked[name] = alike.number_rows((its, names[0]), (wanted, names[1]))
             meets = np.ones(its.num_rows, bool)
             for each in () if self.nulls else self.on:
                 meets &= np.asarray(its.column(each[side]).is_valid())
@@ -154,7 +154,7 @@ class Join(Operator):
             sides.append(pa.table(columns).filter(pa.array(meets & np.isin(mine, asked[name]))))
         pairs = pa.table(asked).group_by(["l", "r"]).aggregate([])
         found = sides[0].join(pairs, "l", join_type="inner").join(sides[1], ["r", "met"], join_type="inner")
-        places = (np.unique(np.asarray(one_chunk(found.column(f"{name} at")))) for name in "lr")
+        places = (np.unique(np.asarray(to_array(found.column(f"{name} at")))) for name in "lr")
         return [its.take(pa.array(at)) for its, at in zip(given, places, strict=True)]
 
     def open(self, context: Context) -> Running:
@@ -270,7 +270,7 @@ class RunningJoin(Running):
         """Group the updates of both sides, and return the words of the groups, ascending."""
         words, some = [], []
         for keys, each in zip(self.key_hashes, inputs, strict=True):
-            columns, n = arrays(each.rows, keys.names), each.diffs.size
+            columns, n = column_arrays(each.rows, keys.names), each.diffs.size
             there = np.ones(n, bool)
             for column in columns if not self.node.nulls else ():
                 there &= validity(column) != 0 if column.null_count else True
@@ -279,7 +279,7 @@ class RunningJoin(Running):
         high, low = (np.concatenate(each) for each in zip(*words, strict=True))
         self.arena.reset()
         number, first = number_identities(high, low, self.arena)
-        by = sort(high.take(first), low.take(first), self.arena)
+        by = sort_by_identity(high.take(first), low.take(first), self.arena)
         place = np.empty(first.size, np.int32)
         place[by.permutation] = np.arange(first.size, dtype=np.int32)
         number = place.take(number)
@@ -311,7 +311,7 @@ class RunningJoin(Running):
         given = mine.number, mine.updates.ranks, mine.updates.diffs, begins, references, times, theirs
         refused = pair(*given, *out)
         if refused >= 0:
-            row = shown_row(mine.updates.rows, int(mine.places[refused]))
+            row = format_row(mine.updates.rows, int(mine.places[refused]))
             found = f"the multiplicity of {row}, times that of its partner, leaves int64"
             remedy = "look for an input that multiplies diffs; nothing of this step was kept"
             raise CountOverflow("a join", found, remedy)
@@ -349,7 +349,7 @@ class RunningJoin(Running):
     ) -> Updates:
         """Pairs as updates: nothing is gathered."""
         sides = [
-            View(pool, references, of.schema)
+            RowView(pool, references, of.schema)
             for pool, references, of in zip(pools, (pairs.left, pairs.right), self.node.inputs, strict=True)
         ]
-        return Updates(Paired(sides, columns), pairs.ranks, pairs.diffs, times)
+        return Updates(PairedRows(sides, columns), pairs.ranks, pairs.diffs, times)

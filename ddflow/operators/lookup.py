@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, flags, validity
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, true_flags, validity
 from ddflow.columns.layout import Arena, Column
-from ddflow.columns.names import TIMES, check_apart, check_names
-from ddflow.columns.row_match import Alike
-from ddflow.columns.rows import RowPool, Rows, gather, gather_arrays, shown_row
-from ddflow.columns.schema import arrays, empty
+from ddflow.columns.names import TIMES, check_names, check_no_overlap
+from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.rows import RowPool, Rows, format_row, gather, gather_arrays
+from ddflow.columns.schema import column_arrays, empty_table
 from ddflow.errors import NotUnique
 from ddflow.kernels.join import find_single
 from ddflow.kernels.sort import order_by_rank
@@ -71,7 +71,7 @@ class LookUp(Operator):
         fields = [right.schema.field(of).with_name(name) for name, of in self.columns]
         self.found = pa.schema([field.with_nullable(field.nullable or how == "left") for field in fields])
         schema = pa.schema([*left.schema, *self.found])
-        check_apart(left.schema.names, self.found.names, right.schema.names, self.verb)
+        check_no_overlap(left.schema.names, self.found.names, right.schema.names, self.verb)
         check_names([*schema.names, TIMES, FOUND], self.verb)
         super().__init__(left.flow, schema, [left, right], True)
         self.unique, self.positive = self.inputs[0].unique, True
@@ -111,11 +111,13 @@ class LookUp(Operator):
         """See `Collection.commuting`: what meets."""
         return {pair[at]: pair[0] for pair in self.on}
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: the rows of the left; of the right such as were found, if it still holds them."""
         return [
-            alike.rows(given[0], wanted, self.inputs[0].schema.names),
-            alike.rows(given[1], wanted, {b: a for a, b in self.on} | {of: name for name, of in self.columns}),
+            alike.select_matches(given[0], wanted, self.inputs[0].schema.names),
+            alike.select_matches(
+                given[1], wanted, {b: a for a, b in self.on} | {of: name for name, of in self.columns}
+            ),
         ]
 
     def open(self, context: Context) -> Running:
@@ -167,13 +169,13 @@ class RunningLookup(OrderedRows):
         ranks, rows, diffs = folded.ranks[given.order], folded.rows[given.order], given.diffs
         shown = np.arange(diffs.size)
         if self.node.how == "inner":
-            shown = np.flatnonzero(flags(given.found.column(FOUND).combine_chunks()))
+            shown = np.flatnonzero(true_flags(given.found.column(FOUND).combine_chunks()))
         shown = shown[retracting_first(ranks[shown], diffs[shown], left.times.size)]
         places, mine = pa.array(shown), pa.array(rows[shown])
         columns = [
             given.found.column(field.name).take(places)
             if field.name in self.kept.names
-            else arrays(left.rows, [field.name])[0].take(mine)
+            else column_arrays(left.rows, [field.name])[0].take(mine)
             for field in self.wanted
         ]
         made = pa.Table.from_arrays(columns, schema=pa.schema(self.wanted))
@@ -183,15 +185,15 @@ class RunningLookup(OrderedRows):
         """See `Running.compute_filling`: as of now, which is how the right is held, if not elsewhere."""
         left, right = inputs
         if self.sides[1].arranged.keys:
-            right = Updates(empty(right.rows.schema), few(), ints(), left.times)
+            right = Updates(empty_table(right.rows.schema), few(), ints(), left.times)
         return super().compute_filling([left, right], since)
 
     def output_rows(self, arranged: pa.Table) -> Updates:
         """See `Readable.output_rows`: each row with what it found."""
         if self.node.how == "inner":
             arranged = arranged.filter(arranged.column(FOUND))
-        (times,) = arrays(arranged, [TIMES])
-        columns = arrays(arranged, self.node.schema.names)
+        (times,) = column_arrays(arranged, [TIMES])
+        columns = column_arrays(arranged, self.node.schema.names)
         rows = pa.Table.from_arrays(columns, schema=self.node.schema)
         return as_updates(rows)._replace(diffs=times.to_numpy())
 
@@ -209,7 +211,7 @@ class RunningLookup(OrderedRows):
         first = np.append(np.ones(min(c, 1), bool), numbers[1:] != numbers[:-1])
         before = np.where(first, folded.prior[numbers], np.append(ints(0), counts)[:c])
         came = np.flatnonzero(before == 0)
-        rows = arrays(left.rows, self.by)
+        rows = column_arrays(left.rows, self.by)
         there = np.ones(came.size, bool)
         for column in rows:
             if column.null_count:
@@ -239,7 +241,7 @@ class RunningLookup(OrderedRows):
         n, heads = high.size, starts(high, low)
         group, size = np.cumsum(heads) - 1, int(heads.sum())
         held = self.sides[1].look(high[heads], low[heads])
-        words = self.asked.identities(arrays(right.rows, self.asked.names), right.diffs.size)
+        words = self.asked.identities(column_arrays(right.rows, self.asked.names), right.diffs.size)
         both = [np.concatenate(each) for each in zip((high[heads], low[heads]), words, strict=True)]
         theirs = number_identities(both[0], both[1], Arena())[0][size:]
         changes = np.flatnonzero(theirs < size)
@@ -255,7 +257,7 @@ class RunningLookup(OrderedRows):
         given = held.begins, numbers[:cut], held.values, begins, *told, *asked
         refused = find_single(*given, np.zeros(references.size, np.int64), found)
         if refused >= 0:
-            row = shown_row(left.rows, int(rows[sorting[refused]]))
+            row = format_row(left.rows, int(rows[sorting[refused]]))
             what = f"{row} finds several rows of its key {self.asked.names}, or one that is not there once"
             raise NotUnique(self.node.verb, what, "look up by columns that name one row, or take top(1) of each first")
         found[sorting] = found.copy()
@@ -288,6 +290,6 @@ class RunningLookup(OrderedRows):
         known = folded.numbers[given.order] * times + folded.ranks[given.order]
         found = given.found.take(pa.array(np.searchsorted(known, numbers * times + ranks)))
         mine, columns = len(self.row), batch.rows.columns
-        columns = [*columns[:mine], *arrays(found), columns[-1]]
-        rows = Rows.of(columns, self.arranged.slots.pool.shape, len(batch))
+        columns = [*columns[:mine], *column_arrays(found), columns[-1]]
+        rows = Rows.from_columns(columns, self.arranged.slots.pool.shape, len(batch))
         return change._replace(batch=replace(batch, rows=rows))

@@ -29,7 +29,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, Ints, RowHashes
 from ddflow.columns.names import TIMES, check_names
 from ddflow.columns.rows import RowPool, gather, gather_column
-from ddflow.columns.schema import arrays
+from ddflow.columns.schema import column_arrays
 from ddflow.errors import TooLarge
 from ddflow.kernels.accumulate import list_differences
 from ddflow.kernels.sort import order_by_rank
@@ -146,7 +146,7 @@ class RunningOrderedAgg(OrderedGroups):
         try:
             return self._compute_updates(folded, updates, pool), folded.change
         finally:
-            pool.put(0, None)
+            pool.set_batch(0, None)
 
     def _compute_updates(self, folded: RowChanges, updates: Updates, pool: RowPool) -> Updates:
         """Compute the updates of the output."""
@@ -176,7 +176,7 @@ class RunningOrderedAgg(OrderedGroups):
         given = before, there, self.hashes.values(results, there.size), ranks[heads].astype(np.int32), scratch
         n = list_differences(*given, at, places, out_ranks, diffs)
         rows, taken = pa.array(folded.rows[order[heads[at[:n]]]]), pa.array(places[:n])
-        columns = [each.take(rows) for each in arrays(updates.rows, self.by)]
+        columns = [each.take(rows) for each in column_arrays(updates.rows, self.by)]
         table = pa.Table.from_arrays([*columns, *(each.take(taken) for each in results)], schema=self.made)
         return Updates(table, out_ranks[:n], diffs[:n], updates.times)
 

@@ -30,8 +30,8 @@ from ddflow.columns.layout import Arena
 from ddflow.columns.names import TIMES
 from ddflow.columns.order_words import OrderColumn, order_words, word_count
 from ddflow.columns.rows import RowPool, Rows, gather
-from ddflow.columns.schema import arrays
-from ddflow.columns.sorting import Sorted, in_order
+from ddflow.columns.schema import column_arrays
+from ddflow.columns.sorting import SortedRows, sort_by_words
 from ddflow.kernels import accumulate as kernels
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.kernels.sort import number_groups
@@ -51,7 +51,7 @@ class RowChanges(NamedTuple):
 
     change: Change
     """To apply."""
-    by: Sorted
+    by: SortedRows
     """The distinct rows' groups and where identities begin; ``permutation``: their numbers."""
     order: Ints
     """int64[m, w]: the other words of their identities."""
@@ -112,15 +112,15 @@ class OrderedRows(SteppedRows):
     def fold(self, updates: Updates, since: int) -> RowChanges:
         """Fold the updates of a step over what is held.  O(n log n).  Raises `CountOverflow`; nothing changes."""
         n, arena, arranged = updates.diffs.size, self.arena, self.arranged
-        columns = arrays(updates.rows, self.row.names)
+        columns = column_arrays(updates.rows, self.row.names)
         table = pa.Table.from_arrays(columns, schema=pa.schema(self.fields))
-        self.given.put(0, Rows.of(columns, self.given.shape, n))
+        self.given.set_batch(0, Rows.from_columns(columns, self.given.shape, n))
         arena.reset()
         high, low = self.whole.identities(columns, n)
         number, first = number_identities(high, low, arena)
         by, order = self._sort_distinct(table, high, low, first, n)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena, order=order)
-        m, empty = first.size, arena.room(n)
+        m, empty = first.size, arena.choose_allocator(n)
         counts: Ints = empty(m, np.int64)
         before = np.where(prior.reference & LIVE != 0, prior.value.view(np.int64), 0)
         counts[by.permutation] = before
@@ -143,21 +143,21 @@ class OrderedRows(SteppedRows):
         kept = np.flatnonzero(~same)
         times = np.where(diffs[kept] > 0, times[kept], 0)
         numbers = place[number.take(rows[kept])]
-        self.given.put(0, None)
+        self.given.set_batch(0, None)
         held = prior.reference & (LIVE - 1) & ~OCCUPIED
         return RowChanges(change, by, order, rows[kept], ranks[kept], times, numbers, before, held)
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Readable.hash_rows`: the words of groups, multiplicities, and, of whole rows, all other words."""
-        high, low = self.keys.of(rows)
+        high, low = self.keys.identify_rows(rows)
         times = np.asarray(rows.column(TIMES).fill_null(0)).view(np.uint64)
         if not set(self.row.names) <= set(rows.schema.names):
             return high, low, times  # of a file that was written before there were more columns
-        return high, low, times, self._identity_words(rows, *self.whole.of(rows))
+        return high, low, times, self._identity_words(rows, *self.whole.identify_rows(rows))
 
     def output_rows(self, arranged: pa.Table) -> Updates:
         """See `Readable.output_rows`: each row as often as it is there."""
-        (times,) = arrays(arranged, [TIMES])
+        (times,) = column_arrays(arranged, [TIMES])
         return as_updates(arranged)._replace(diffs=times.to_numpy())
 
     def _identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
@@ -169,15 +169,15 @@ class OrderedRows(SteppedRows):
         mine = [high.reshape(-1, 1), low.reshape(-1, 1)]
         return np.hstack(mine if words is None else [words, *mine]).view(np.int64)
 
-    def _sort_distinct(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[Sorted, Ints]:
+    def _sort_distinct(self, table: pa.Table, high: Words, low: Words, first: Ints, n: int) -> tuple[SortedRows, Ints]:
         """Distinct rows by their identities, of which ``high`` and ``low`` are the last words."""
         words = self._identity_words(table, high, low)
         # By one word this is three times as fast as by several, within groups.
         before = np.argsort(words[:, 0].view(np.uint64).take(first))
         rows = first.take(before)
-        groups = [each.take(rows) for each in self.keys.identities(arrays(table, self.by), n)]
+        groups = [each.take(rows) for each in self.keys.identities(column_arrays(table, self.by), n)]
         words = words.take(rows, 0)
-        by = in_order(groups[0], groups[1], words, self.arena)
+        by = sort_by_words(groups[0], groups[1], words, self.arena)
         words = words.take(by.permutation, 0)
         return by._replace(permutation=before.take(by.permutation).astype(np.int32)), words
 
@@ -199,7 +199,7 @@ class OrderedGroups(OrderedRows):
 def number_identities(high: Words, low: Words, arena: Arena) -> tuple[Narrow, Ints]:
     """Count off distinct identities: return each row's number and the first row of each number.  O(n) expected."""
     n = high.size
-    bits, empty = max(n.bit_length() + 1, 2), arena.room(n)
+    bits, empty = max(n.bit_length() + 1, 2), arena.choose_allocator(n)
     table, number, first = empty(1 << bits, np.int32), empty(n, np.int32), empty(n, np.int64)
     table[:] = -1
     m = number_groups(high, low, np.int64(bits), table, number, first)
@@ -210,10 +210,10 @@ def stepped_pool(pool: RowPool, updates: Updates) -> RowPool:
     """Extend the pool by a step's updates, as batch 0, with nulls for missing columns.  O(columns)."""
     there, n = set(updates.rows.schema.names), updates.diffs.size
     columns = [
-        arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
+        column_arrays(updates.rows, [field.name])[0] if field.name in there else pa.nulls(n, field.type)
         for field in pool.schema
     ]
-    return pool.beside(Rows.of(columns, pool.shape, n))
+    return pool.with_events(Rows.from_columns(columns, pool.shape, n))
 
 
 def ordered_type(kind: pa.DataType) -> pa.DataType:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddflow.columns.row_match import Alike
+from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import Chosen
 from ddflow.errors import CorruptState
 from ddflow.operators.base import Context, Linear, Operator, Running, register_operator
@@ -89,10 +89,10 @@ class Pad(Operator):
         names = {of: name for name, of in reversed(self._map_columns().items())}
         return tuple(names[c] for c in by) if by is not None and set(by) <= set(names) else None
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: the rows of the side, and none of the other, because there is no partner."""
         return [
-            alike.rows(each, wanted, {of: name for name, of in self._map_columns().items()})
+            alike.select_matches(each, wanted, {of: name for name, of in self._map_columns().items()})
             if at == self.side
             else each.slice(0, 0)
             for at, each in enumerate(given)

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF, check_names, column_names, did_you_mean
-from ddflow.columns.row_match import Alike
-from ddflow.columns.schema import one_batch
+from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.schema import to_batch
 from ddflow.errors import ExpressionError, SpecError
 from ddflow.expressions import Expression, compile as compile_expression, refuse_foreign
 from ddflow.operators.base import Context, Linear, Operator, Running, as_updates, register_operator
@@ -133,11 +133,11 @@ class Project(Operator):
         carried = map(self.carried, self.inputs[0].unique_by())
         return [each for each in carried if each is not None]
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: the rows that are mapped to these."""
         columns = [each if isinstance(each, str) else partial(_compute_or_null, each) for each in self.columns]
         made = map_rows(as_updates(given[0].drop_columns([DIFF])), self.schema, columns)
-        return [given[0].take(pa.array(np.flatnonzero(alike.which(made.rows, wanted, self.schema.names))))]
+        return [given[0].take(pa.array(np.flatnonzero(alike.mark_matches(made.rows, wanted, self.schema.names))))]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
@@ -174,6 +174,6 @@ def map_rows(
     updates: Updates, schema: pa.Schema, columns: Sequence[str | Callable[[pa.RecordBatch], pa.Array]]
 ) -> Updates:
     """Map the rows to ``schema``, a column name or expression each.  O(n) for expressions, O(1) for names."""
-    batch: Any = one_batch(updates.rows) if any(map(callable, columns)) else None
+    batch: Any = to_batch(updates.rows) if any(map(callable, columns)) else None
     out = [c(batch) if callable(c) else updates.rows.column(c) for c in columns]
     return updates._replace(rows=pa.Table.from_arrays(out, schema=schema))

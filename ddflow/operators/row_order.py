@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Flags, Ints, RowHashes, Secret
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.order_words import OrderColumn, exact, order_words, word_count
+from ddflow.columns.order_words import OrderColumn, has_exact_words, order_words, word_count
 from ddflow.columns.rows import RowPool, gather
-from ddflow.columns.schema import is_flat, normal_type, one_chunk, plain
-from ddflow.columns.wider import differing, keeps_order, widening
+from ddflow.columns.schema import decode_array, is_flat, normal_type, to_array
+from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
 from ddflow.errors import Option, Phrase, SpecError, shorten
 from ddflow.kernels.top import merge_top
 from ddflow.operators.ordered_rows import OrderedRows, RowChanges, ordered_type
@@ -100,7 +100,7 @@ class RowOrder:
                 break
             self.words.append(each)
             self.tied += wide
-            if not exact(kind):
+            if not has_exact_words(kind):
                 self.values = every[at:]
                 break
 
@@ -113,12 +113,12 @@ class RowOrder:
         """Sort rows by values.  ``classes``: int64[n], ascending, equal for those that tie.  O(n log n)."""
         keys: list[Any] = [classes]
         for each in self.values:
-            column, kind = plain(one_chunk(rows.column(each.name))), normal_type(self.row.field(each.name).type)
+            column, kind = decode_array(to_array(rows.column(each.name))), normal_type(self.row.field(each.name).type)
             alone = pa.table({each.name: column})
             if not is_flat(kind):
                 hashes = RowHashes(pa.schema([pa.field("", column.type)]), self.secret)
                 keys.extend(hashes.identities([column], len(column)))
-            elif exact(kind):
+            elif has_exact_words(kind):
                 keys.extend(order_words(alone, [each]).T)
             else:
                 ranks = np.array(pc.rank(column, "descending" if each.descending else "ascending", tiebreaker="dense"))
@@ -161,9 +161,9 @@ def sort_places(rows: pa.Table, by: Sequence[OrderColumn]) -> Ints:
 
 def find_reordered(row: pa.Schema, narrow: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
     """Yield the columns, and their types, whose values sort differently in narrower types."""
-    for name in differing(narrow, row):
+    for name in list_changed_types(narrow, row):
         was, now = narrow.field(name).type, row.field(name).type
-        hashed = not is_flat(normal_type(now)) and widening(was, now) != "read"
+        hashed = not is_flat(normal_type(now)) and find_widening(was, now) != "read"
         # Words of integers are those of int64, but for uint64.
         if hashed or pa.types.is_uint64(now) or not keeps_order(was, now):
             yield name, now

@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret
 from ddflow.columns.names import TIMES, check_names
-from ddflow.columns.schema import arrays
+from ddflow.columns.schema import column_arrays
 from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.operators.base import Context, Running, SameRows, register_operator
@@ -156,7 +156,7 @@ class RunningThreshold(RunningCount):
 
     def _apply_function(self, rows: pa.Table) -> Ints:
         """Apply the function to multiplicities."""
-        (times,) = arrays(rows, [TIMES])
+        (times,) = column_arrays(rows, [TIMES])
         made = self.formula(pa.RecordBatch.from_arrays([times], schema=GIVEN))
         if made.null_count:
             n = times[int(np.flatnonzero(made.is_null())[0])]

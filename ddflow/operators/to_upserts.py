@@ -22,12 +22,12 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Secret, identities, is_wide, value_hashes
+from ddflow.columns.hashing import Secret, has_wide_identities, identities, value_hashes
 from ddflow.columns.names import DELETED, TIMES, check_known, check_names
-from ddflow.columns.row_match import Alike
-from ddflow.columns.schema import arrays, conform, updates_schema
-from ddflow.columns.sorting import sort
-from ddflow.columns.wider import differing, keeps_order
+from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.schema import column_arrays, conform, updates_schema
+from ddflow.columns.sorting import sort_by_identity
+from ddflow.columns.wider import keeps_order, list_changed_types
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Operator, Running, as_updates, register_operator
 from ddflow.operators.held_rows import HeldRows
@@ -89,7 +89,9 @@ class AsUpserts(Operator):
 
     def unlike(self, narrow: Self) -> Iterator[str]:
         """See `Collection.unlike`: which row is greatest must not change."""
-        for name in differing(narrow.inputs[0].schema, self.inputs[0].schema) if self.on_conflict == "greatest" else ():
+        for name in (
+            list_changed_types(narrow.inputs[0].schema, self.inputs[0].schema) if self.on_conflict == "greatest" else ()
+        ):
             was, now = (each.inputs[0].schema.field(name).type for each in (narrow, self))
             if not keeps_order(was, now):
                 yield f"on_conflict='greatest' compares its column {name!r}, whose values as {now} have another order"
@@ -103,9 +105,9 @@ class AsUpserts(Operator):
         """Return the key."""
         return [self.key]
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: all rows of their keys."""
-        return [alike.rows(given[0], wanted, self.key)]
+        return [alike.select_matches(given[0], wanted, self.key)]
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
@@ -131,12 +133,12 @@ class RunningToUpserts(OrderedRows):
         n = updates.diffs.size
         if not n:
             return self.told.resolve(updates)[0], None
-        high, low = self.hash_groups(arrays(updates.rows, self.by), n)
-        by = sort(high, low)
+        high, low = self.hash_groups(column_arrays(updates.rows, self.by), n)
+        by = sort_by_identity(high, low)
         found = self.look(by.high[by.starts[:-1]], by.low[by.starts[:-1]])
         rows, told.held_rows = self.gather_rows(found.references), self._empty_rows()
         if rows.num_rows:
-            keys = sort(*identities(rows.select(self.by), self.secret))
+            keys = sort_by_identity(*identities(rows.select(self.by), self.secret))
             hashes = value_hashes(rows.select(told.schema.beside.names), self.secret).view(np.int64)
             told.held_rows.insert_rows(rows, keys, hashes, found.values, told._rank_candidates)
         return told.resolve(updates)[0], self.fold(updates, since).change
@@ -163,11 +165,11 @@ class RunningToUpserts(OrderedRows):
         return self.told.told(made._replace(rows=table))
 
     def _empty_rows(self) -> HeldRows:
-        return HeldRows(self.row, is_wide(pa.schema([self.row.field(name) for name in self.by])))
+        return HeldRows(self.row, has_wide_identities(pa.schema([self.row.field(name) for name in self.by])))
 
     def _conform_rows(self, updates: Updates) -> Updates:
         """Conform the columns to the declared ones: nullability, and perhaps the encoding, differ between pieces."""
-        columns = arrays(updates.rows, self.row.names)
+        columns = column_arrays(updates.rows, self.row.names)
         if all(column.type == field.type for column, field in zip(columns, self.row, strict=True)):
             return updates._replace(rows=pa.Table.from_arrays(columns, schema=self.row))
         table = pa.Table.from_arrays(columns, names=self.row.names)

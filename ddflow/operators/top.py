@@ -33,9 +33,9 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints
 from ddflow.columns.names import DIFF, TIMES, check_known, check_names, column_name, column_names
-from ddflow.columns.row_match import Alike
+from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import RowPool, gather, gather_arrays
-from ddflow.columns.schema import one_chunk
+from ddflow.columns.schema import to_array
 from ddflow.errors import Option, SpecError
 from ddflow.kernels.sort import order_by_rank
 from ddflow.kernels.top import move_windows
@@ -131,28 +131,28 @@ class Top(Operator):
         """See `Collection.solid`: those of the rows, which it gives as they are."""
         return super().solid() | (self.inputs[0].solid() & {*self.schema.names})
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: the rows themselves, with those before them where places say what is shown."""
-        same = alike.rows(given[0], wanted, self.inputs[0].schema.names)
+        same = alike.select_matches(given[0], wanted, self.inputs[0].schema.names)
         cut = pc.sum(same.column(DIFF)) != pc.sum(wanted.column(DIFF))
         return [self._before(given[0], wanted, alike) if self.rank_name or self.offset or cut else same]
 
-    def _before(self, rows: pa.Table, wanted: pa.Table, alike: Alike) -> pa.Table:
+    def _before(self, rows: pa.Table, wanted: pa.Table, alike: RowMatcher) -> pa.Table:
         """Select the rows of the wanted ones' groups, up to the last wanted row of each.  O(rows)."""
         every = copy(self)
         every.k, every.offset, every.rank_name = self.k + self.offset, 0, self.rank_name or TIMES
-        mine = alike.rows(rows, wanted, self.partition_by)
+        mine = alike.select_matches(rows, wanted, self.partition_by)
         n, names = mine.num_rows, self.inputs[0].schema.names
         context = Context(alike.secret, self.time_type, frozenset([*names, every.rank_name]))
         given = Updates(mine.drop_columns([DIFF]), np.zeros(n, np.int32), mine.column(DIFF).to_numpy(), ints(0))
         ranked = RunningTop(every, context).compute([given], 0)[0].rows
-        ranks = np.asarray(one_chunk(ranked.column(every.rank_name)))
-        asked = np.flatnonzero(alike.which(ranked, wanted, self.schema.names))
-        (group,) = alike.numbers((ranked, self.partition_by))
+        ranks = np.asarray(to_array(ranked.column(every.rank_name)))
+        asked = np.flatnonzero(alike.mark_matches(ranked, wanted, self.schema.names))
+        (group,) = alike.number_rows((ranked, self.partition_by))
         last = np.zeros(group.max(initial=0) + 1, np.int64)
         np.maximum.at(last, group[asked], ranks[asked])
         kept = ranked.take(pa.array(np.flatnonzero(ranks <= last[group])))
-        return alike.rows(rows, kept, names)
+        return alike.select_matches(rows, kept, names)
 
     def open(self, context: Context) -> Running:
         """See `Operator.open`."""
@@ -189,7 +189,7 @@ class RunningTop(OrderedGroups):
         try:
             return self._compute_updates(folded, updates.times, pool), folded.change
         finally:
-            pool.put(0, None)
+            pool.set_batch(0, None)
 
     def _compute_updates(self, folded: RowChanges, times: Ints, pool: RowPool) -> Updates:
         """Compute the updates of the output."""

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.names import DIFF, check_known, check_names
-from ddflow.columns.row_match import Alike
-from ddflow.columns.schema import arrays
+from ddflow.columns.row_match import RowMatcher
+from ddflow.columns.schema import column_arrays
 from ddflow.errors import SpecError
 from ddflow.operators.base import Context, Linear, Operator, Running, register_operator
 from ddflow.operators.updates import Updates, ints
@@ -70,13 +70,13 @@ class Unnest(Operator):
         """See `Collection.carried`."""
         return by if self.column not in (by or ()) else None
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: the rows in whose lists these are."""
         n, place = given[0].num_rows, "_place"
         rows = given[0].drop_columns([DIFF]).append_column(place, pa.array(np.arange(n)))
         every = Updates(rows, np.zeros(n, np.int32), np.ones(n, np.int64), ints(0))
         made = unnest_rows(every, self.schema.append(pa.field(place, pa.int64())), self.column).rows
-        found = np.asarray(alike.rows(made, wanted, self.schema.names).column(place))
+        found = np.asarray(alike.select_matches(made, wanted, self.schema.names).column(place))
         return [given[0].take(pa.array(np.unique(found)))]
 
     def open(self, context: Context) -> Running:
@@ -86,7 +86,7 @@ class Unnest(Operator):
 
 def unnest_rows(updates: Updates, schema: pa.Schema, column: str) -> Updates:
     """Make a row for each element of a column of lists, in the columns of ``schema``.  O(elements) a column."""
-    (lists,) = arrays(updates.rows, [column])
+    (lists,) = column_arrays(updates.rows, [column])
     sizes = np.asarray(pc.fill_null(pc.list_value_length(lists), 0))
     parent, elements = np.repeat(np.arange(updates.diffs.size), sizes), lists.flatten()
     made = (

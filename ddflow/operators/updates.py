@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities
-from ddflow.columns.layout import plainly
+from ddflow.columns.layout import make_writable
 from ddflow.columns.names import DIFF, TIME
-from ddflow.columns.rows import View, shown_row
-from ddflow.columns.schema import one_chunk
-from ddflow.columns.sorting import sort
+from ddflow.columns.rows import RowView, format_row
+from ddflow.columns.schema import to_array
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NotSingle
 from ddflow.kernels.accumulate import net_changes
 from ddflow.kernels.emit import look_up
@@ -46,7 +46,7 @@ class Updates(NamedTuple):
     """n updates; see the header."""
 
     rows: Any
-    """A table, or a `ddflow.columns.rows.View` that gathers its columns when they are read."""
+    """A table, or a `ddflow.columns.rows.RowView` that gathers its columns when they are read."""
     ranks: Narrow
     """int32[n], ascending."""
     diffs: Ints
@@ -57,17 +57,17 @@ class Updates(NamedTuple):
     @classmethod
     def from_table(cls, table: pa.Table) -> Updates:
         """Read updates from a table with ``_time`` and ``_diff``, with times in any order.  O(n log n)."""
-        column = one_chunk(table.column(TIME))
+        column = to_array(table.column(TIME))
         if column.type != pa.int64():
             column = column.view(pa.int32() if column.type.bit_width == 32 else pa.int64())
         stamps = np.asarray(column).astype(np.int64)
         if (stamps[1:] < stamps[:-1]).any():
             order = np.argsort(stamps, kind="stable")
             table, stamps = table.take(pa.array(order)), stamps[order]
-            table = pa.Table.from_arrays([one_chunk(c) for c in table.columns], schema=table.schema)
+            table = pa.Table.from_arrays([to_array(c) for c in table.columns], schema=table.schema)
         new = np.ones(stamps.size, bool)
         new[1:] = stamps[1:] != stamps[:-1]
-        ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(one_chunk(table.column(DIFF)), np.int64)
+        ranks, diffs = np.cumsum(new, dtype=np.int32) - np.int32(1), np.array(to_array(table.column(DIFF)), np.int64)
         return cls(table.drop_columns([TIME, DIFF]), ranks, diffs, stamps[new])
 
     def to_table(self, schema: pa.Schema, time_type: pa.DataType | None, shown: pa.Schema | None = None) -> pa.Table:
@@ -76,13 +76,15 @@ class Updates(NamedTuple):
         ``shown``: the schema of the table, if it is known.
         """
         names = schema.names
-        columns = self.rows.chosen(names) if isinstance(self.rows, View) else list(map(self.rows.column, names))
+        columns = (
+            self.rows.gather_named(names) if isinstance(self.rows, RowView) else list(map(self.rows.column, names))
+        )
         if time_type is not None:
             stamps = np.empty(self.ranks.size, np.int64)
             if self.times.size == 1:
                 stamps.fill(self.times[0])
             else:
-                look_up(plainly(self.ranks), self.times, stamps)  # they may be mapped
+                look_up(make_writable(self.ranks), self.times, stamps)  # they may be mapped
             columns.append(time_column(stamps, time_type))
         columns.append(pa.Array.from_buffers(INT64, self.diffs.size, [None, pa.py_buffer(self.diffs)], 0))
         if shown is None:
@@ -123,7 +125,7 @@ def net_updates(updates: Updates, secret: Secret) -> tuple[Narrow, Ints, Ints]:
     Updates are in the order of times.  O(n).  Raises `CountOverflow` when a sum leaves int64.
     """
     n = updates.diffs.size
-    by = sort(*identities(updates.rows, secret, n))
+    by = sort_by_identity(*identities(updates.rows, secret, n))
     ranks, rows, diffs = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int64)
     written, refused = net_changes(by.permutation, by.starts, updates.ranks, updates.diffs, ranks, rows, diffs)
     if refused >= 0:
@@ -142,7 +144,7 @@ def overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
     """Build the error for a sum of diffs that leaves int64, naming the row."""
     return CountOverflow(
         "adding up diffs",
-        f"the sum for {shown_row(rows, row)} leaves int64",
+        f"the sum for {format_row(rows, row)} leaves int64",
         "look for an input that multiplies diffs; nothing of this step was kept",
     )
 

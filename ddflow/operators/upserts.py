@@ -12,13 +12,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, Narrow, Secret, identities, is_wide, value_hashes
+from ddflow.columns.hashing import Ints, Narrow, Secret, has_wide_identities, identities, value_hashes
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import DELETED, DIFF, TIME, check_names, column_names, did_you_mean
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import RowPool, Rows, gather, gather_column, shown_row
-from ddflow.columns.schema import conform, empty, is_flat, is_key, is_time, normal_type
-from ddflow.columns.sorting import Sorted, sort
+from ddflow.columns.rows import RowPool, Rows, format_row, gather, gather_column
+from ddflow.columns.schema import conform, empty_table, is_flat, is_key, is_time, normal_type
+from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import DdflowError, NotArrow, NotHeld, NotUnique, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.kernels import upserts as kernels
@@ -252,7 +252,7 @@ class ToUpserts:
             self._open_columns(declared)
         upserts, change = self.resolve(updates)
         if change is None:
-            return empty(self.schema.out)
+            return empty_table(self.schema.out)
         self.keep(change)
         self.last = int(updates.times[-1])
         return self.told(upserts)
@@ -270,13 +270,16 @@ class ToUpserts:
         until it is kept.
         """
         if not updates.diffs.size:
-            return Updates(empty(self.schema.shown), few(), ints(), updates.times), None
+            return Updates(empty_table(self.schema.shown), few(), ints(), updates.times), None
         self.arena.reset()
         rows, diffs, ranks, times = Rows(updates.rows), updates.diffs, updates.ranks, updates.times
-        by = sort(*identities(rows.table.select(self.key), self.secret), self.arena)
+        by = sort_by_identity(*identities(rows.table.select(self.key), self.secret), self.arena)
         hashes = value_hashes(rows.table.select(self.schema.beside.names), self.secret).view(np.int64)
         keys = self.held_rows.seek(by, self.arena)
-        found, pool = self.held_rows.list_candidates(keys, by, hashes, self.arena), self.held_rows.pool.beside(rows)
+        found, pool = (
+            self.held_rows.list_candidates(keys, by, hashes, self.arena),
+            self.held_rows.pool.with_events(rows),
+        )
         found, upserts, shown = self._settle_keys(found, pool, by, ranks, diffs, times)
         rows_shown = self.schema.rows(upserts, shown, pool)
         made = Updates(rows_shown, ranks[upserts], np.ones(upserts.size, np.int64), times)
@@ -294,7 +297,7 @@ class ToUpserts:
         """Take the columns of the first step."""
         self.schema, self.opened = UpsertsSchema(declared, self.key, self.on_conflict), True
         self.held_rows = HeldRows(
-            self.schema.row, is_wide(pa.schema([self.schema.row.field(name) for name in self.key]))
+            self.schema.row, has_wide_identities(pa.schema([self.schema.row.field(name) for name in self.key]))
         )
 
     def _check_times(self, updates: Updates, kind: pa.DataType) -> None:
@@ -325,7 +328,7 @@ class ToUpserts:
         )
 
     def _settle_keys(
-        self, found: CandidateRows, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+        self, found: CandidateRows, pool: RowPool, by: SortedRows, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[CandidateRows, Ints, Any]:
         """Compute the candidates with their new counts, the first update of each upsert, and the row that it shows.
 
@@ -361,7 +364,7 @@ class ToUpserts:
         return found, row, at
 
     def _list_all_rows(
-        self, found: CandidateRows, pool: RowPool, by: Sorted, ranks: Narrow, diffs: Ints, times: Ints
+        self, found: CandidateRows, pool: RowPool, by: SortedRows, ranks: Narrow, diffs: Ints, times: Ints
     ) -> tuple[CandidateRows, Ints, tuple[Ints, Ints, Ints]]:
         n, m, room = diffs.size, found.cell.size, 0
         while True:
@@ -416,14 +419,14 @@ class ToUpserts:
         if why == kernels.ABSENT:
             return NotHeld(
                 asked,
-                f"{shown_row(updates.table, row)} is retracted more often than it is there",
+                f"{format_row(updates.table, row)} is retracted more often than it is there",
                 "give all updates from the beginning, step after step; first what the collection held, if "
                 "they begin later",
             )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
         rows = gather(pool, self.held_rows.find_references(found, live[:3]), self.held_rows.pool.schema)
-        shown = ", ".join(f"{shown_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
+        shown = ", ".join(f"{format_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
         more = f" and {live.size - 3} more" if live.size > 3 else ""
         return NotUnique(
             asked,

@@ -26,13 +26,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Ints, RowHashes, Words, flags
+from ddflow.columns.hashing import Ints, RowHashes, Words, true_flags
 from ddflow.columns.names import TIMES, check_known, check_names, column_name, column_names
-from ddflow.columns.order_words import OrderColumn, exact, word_count
-from ddflow.columns.row_match import Alike
+from ddflow.columns.order_words import OrderColumn, has_exact_words, word_count
+from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.rows import RowPool, gather, gather_arrays
-from ddflow.columns.schema import arrays, one_chunk, plain
-from ddflow.columns.sorting import in_order
+from ddflow.columns.schema import column_arrays, decode_array, to_array
+from ddflow.columns.sorting import sort_by_words
 from ddflow.connectors.formats.base import DELETED
 from ddflow.errors import BadMessage, Option, Phrase, SpecError
 from ddflow.expressions import compile as compile_expression
@@ -97,7 +97,7 @@ class AsVersions(Operator):
             )
         for name in self.order_by:
             word_count(row.field(name).type, name)
-            if name != self.order_by[-1] and not exact(row.field(name).type):
+            if name != self.order_by[-1] and not has_exact_words(row.field(name).type):
                 found = Phrase(Option("order_by"), f" holds {name!r}, a {row.field(name).type}, before other columns")
                 raise SpecError(asked, found, "give text and binary as the last column, or alone")
         self.placed = _check_history(of, self, ends=delete is not None)
@@ -177,11 +177,11 @@ class AsVersions(Operator):
         """Return the key."""
         return [self.key]
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """See `Collection.behind`: what its key has of the order where it begins, and of that where it ends."""
         key, (begun, ended) = {name: name for name in self.key}, self.names
         orders = {name: name for name in self.order_by} | {self.order_by[0]: begun}, {self.order_by[0]: ended}
-        found = [alike.which(given[0], wanted, key | order) for order in orders]
+        found = [alike.mark_matches(given[0], wanted, key | order) for order in orders]
         return [given[0].take(pa.array(np.flatnonzero(found[0] | found[1])))]
 
     def open(self, context: Context) -> Running:
@@ -263,7 +263,7 @@ class RunningVersions(OrderedGroups):
         self.arrangements = (Arrangement(self.schema, wide=True, words=self.arranged.words + 1, ordered=True),)
         self.tied = self.arranged.words - 3
         """Words of the order: those beyond are of the content, and of the row."""
-        self.exact = exact(ordered_type(row.field(self.order_by[-1]).type))
+        self.exact = has_exact_words(ordered_type(row.field(self.order_by[-1]).type))
         self.whole_row = [field for field in node.schema if field.name not in self.names]
         self.wanted, self.placed = context.wanted, node.placed
 
@@ -274,7 +274,7 @@ class RunningVersions(OrderedGroups):
         after, or of their keys where there are rows on disk; at each time, what stands between what changes then.
         """
         updates = inputs[0]
-        if self.placed is not None and (none := arrays(updates.rows, [self.order[0].name])[0].null_count):
+        if self.placed is not None and (none := column_arrays(updates.rows, [self.order[0].name])[0].null_count):
             found = f"{none:,} events say no place in a log and have no offset, so they have no order"
             remedy = "give messages with offsets, or order versions by a column of their rows; nothing was taken in"
             raise BadMessage(f"messages for {self.placed!r}", found, remedy)
@@ -295,11 +295,13 @@ class RunningVersions(OrderedGroups):
     def _identity_words(self, rows: Any, high: Words, low: Words) -> Ints:
         """See `OrderedRows._identity_words`: the content stands before the row's own two."""
         names = self.counting.names
-        content = self.counting.values(arrays(rows, names), rows.num_rows) | np.uint64(1)
+        content = self.counting.values(column_arrays(rows, names), rows.num_rows) | np.uint64(1)
         if self.delete is not None:
             read = self.row.names if self.delete.columns is None else list(self.delete.columns) or self.row.names[:1]
             shown = pa.schema([self.row.field(name).with_nullable(True) for name in read])
-            content[flags(self.delete(pa.RecordBatch.from_arrays(arrays(rows, read), schema=shown))) != 0] = 0
+            content[
+                true_flags(self.delete(pa.RecordBatch.from_arrays(column_arrays(rows, read), schema=shown))) != 0
+            ] = 0
         words = super()._identity_words(rows, high, low)
         return np.ascontiguousarray(np.insert(words, words.shape[1] - 2, content.view(np.int64), axis=1))
 
@@ -335,7 +337,7 @@ class RunningVersions(OrderedGroups):
         windows = window[np.cumsum(begun) - 1], np.repeat(np.arange(found.begins.size - 1), np.diff(found.begins))
         words = np.concatenate([order, found.order.reshape(found.values.size, order.shape[1])])
         every = np.concatenate(windows).astype(np.uint64)
-        both = in_order(every, np.zeros(every.size, np.uint64), words)
+        both = sort_by_words(every, np.zeros(every.size, np.uint64), words)
         # Of a row that is held and changes, the step's stands for both.
         chosen = np.minimum.reduceat(both.permutation, both.starts[:-1]) if mine.size else both.permutation
         places = both.starts[:-1]
@@ -360,7 +362,7 @@ class RunningVersions(OrderedGroups):
             schema = pa.schema([field.with_nullable(True) for field in self.row])
             table, classes = gather(pool, references[tied], schema), number[tied]
             if not self.exact:
-                column = plain(one_chunk(table.column(self.order_by[-1])))
+                column = decode_array(to_array(table.column(self.order_by[-1])))
                 rank = np.array(pc.rank(column, "ascending", tiebreaker="dense")).astype(np.int64)
                 rank[np.asarray(column.is_null())] = 0
                 classes = classes * np.int64(tied.size + 1) + rank

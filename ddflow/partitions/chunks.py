@@ -16,7 +16,7 @@ import xxhash
 from ddflow.columns.hashing import Ints, Narrow, Secret, Words, identities, partition_of, value_hashes
 from ddflow.columns.layout import offset_width
 from ddflow.columns.rows import RowPool, Rows, gather
-from ddflow.columns.schema import empty, one_batch, one_chunk, plain_size, updates_schema
+from ddflow.columns.schema import decoded_size, empty_table, to_array, to_batch, updates_schema
 from ddflow.errors import Misrouted
 from ddflow.partitions.messages import Said, join_said
 from ddflow.partitions.stages import Exchange, Stages
@@ -147,7 +147,7 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
             order = np.lexsort((origin.places, group))
     schema, first = with_arrival(rows.schema, origin.has_places), order[starts]
     table = gather(RowPool(rows.schema, [Rows(rows)]), order, rows.schema)
-    columns = [*map(one_chunk, table.columns), *([pa.array(origin.places[order])] if origin.has_places else [])]
+    columns = [*map(to_array, table.columns), *([pa.array(origin.places[order])] if origin.has_places else [])]
     payload = _serialize_slices(pa.RecordBatch.from_arrays(columns, schema=schema), [*starts.tolist(), n])
     names = np.zeros(starts.size, np.int64) if several == 1 else origin.which[first]
     return pa.RecordBatch.from_arrays(
@@ -232,7 +232,7 @@ def packed_sums(
     for number, table in sorted(tables.items()):
         names = list(cut.exchanges[number].by)
         for part in slice_rows(table, *chunk_limits(partitions)):
-            rows = one_batch(part.combine_chunks())
+            rows = to_batch(part.combine_chunks())
             high, _ = identities(rows.select(names), secret, rows.num_rows)
             origin = Origin.single("", 0, rows.num_rows)
             yield pack(rows, partition_of(high, partitions), row_hashes(rows, secret), origin, -1 - number)
@@ -240,7 +240,7 @@ def packed_sums(
 
 def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
     """Slice a table or batch by limits of rows and bytes; each slice has at least one row.  O(slices)."""
-    size = plain_size(rows) if rows.num_rows > 1 else 0
+    size = decoded_size(rows) if rows.num_rows > 1 else 0
     if rows.num_rows <= most_rows and size <= most_bytes:
         if rows.num_rows:
             yield rows
@@ -413,7 +413,7 @@ class ShuffleReader(Closing):
         """
         schema, chunks = sums_schema(self.cut.exchanges[number]), self._chunks.get(-1 - number, [])
         batches = [self._open(chunk, schema) for chunk in sorted(chunks, key=_arrival_key)]
-        return pa.Table.from_batches(batches, schema) if batches else empty(schema)
+        return pa.Table.from_batches(batches, schema) if batches else empty_table(schema)
 
     @property
     def later_chunks(self) -> Iterator[pa.RecordBatch]:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.widening import Inexact
+from ddflow.columns.widening import InexactValue
 from ddflow.connectors.sources import drop_inputs as without_source
 from ddflow.engine.garbage import list_blobs
 from ddflow.engine.outputs import Outputs
@@ -334,7 +334,7 @@ def explain_inexact(where: str) -> Iterator[None]:
     """Explain a value that a wider type does not hold.  Raises `SchemaMismatch`."""
     try:
         yield
-    except Inexact as error:
+    except InexactValue as error:
         raise SchemaMismatch(
             f"evolve {where}",
             f"column {error.column!r} holds a value that the wider type does not: {error}",

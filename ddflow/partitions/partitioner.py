@@ -27,7 +27,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, RowHashes, Secret, partition_of
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import check_sound, conform, is_text, one_batch, one_chunk, plain, plain_size
+from ddflow.columns.schema import check_values, conform, decode_array, decoded_size, is_text, to_array, to_batch
 from ddflow.columns.widening import narrow_columns
 from ddflow.connectors.formats.base import OWN, UnseenColumns, decode_messages, find_undeclared, refuse_truncates
 from ddflow.connectors.formats.messages import Messages
@@ -127,7 +127,7 @@ class Partitioner:
                 chunk, rows, size, schema = [], 0, 0, batch.schema
                 yield pa.Table.from_batches([], schema)
             for piece in slice_rows(batch, *self.limits):
-                taken = plain_size(piece)
+                taken = decoded_size(piece)
                 if chunk and (rows + piece.num_rows > self.limits.rows or size + taken > self.limits.bytes):
                     yield pa.Table.from_batches(chunk)
                     chunk, rows, size = [], 0, 0
@@ -149,7 +149,7 @@ class Partitioner:
         if self.restore is not None:
             table = self.restore(table)
         return self._pack_rows(
-            one_batch(conform(table, self.schema, repr(self.input), self.required, fixed=self.fixed)), origin
+            to_batch(conform(table, self.schema, repr(self.input), self.required, fixed=self.fixed)), origin
         )
 
     def _decode_messages(
@@ -160,7 +160,7 @@ class Partitioner:
         made = refuse_truncates(
             decode_messages(self.format, table, self.target._replace(table=read.table), first), repr(self.input)
         )
-        check_sound(made.rows, repr(self.input))
+        check_values(made.rows, repr(self.input))
         read.table = made.table
         unseen.search(self.format, table, made, repr(self.input))
         if self.known is not None:
@@ -168,12 +168,12 @@ class Partitioner:
         made = made._replace(rows=made.rows.select(self.schema.names))
         if tells_arrival(table.schema, pa.schema([])):
             of = self._read_origin(table)
-            return one_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
+            return to_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
         # Two events of one message stay in their order: their places are those of rows.
-        return one_batch(made.rows), Origin.single(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
+        return to_batch(made.rows), Origin.single(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
 
     def _pack_rows(self, rows: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
-        high, _ = RowHashes(self.keys, self.secret).of(rows)
+        high, _ = RowHashes(self.keys, self.secret).identify_rows(rows)
         return pack(rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number)
 
     def _read_origin(self, table: pa.Table) -> Origin:
@@ -202,7 +202,7 @@ class Partitioner:
 
 
 def _plain_column(table: pa.Table, name: str) -> pa.Array:
-    return plain(one_chunk(table.column(name)))
+    return decode_array(to_array(table.column(name)))
 
 
 def _encode_values(column: pa.Array) -> tuple[list[Any], Ints]:
@@ -295,6 +295,6 @@ class PastDigests:
         table = pa.Table.from_batches([batch])
         if "/" in origin:
             table = table.select(list(range(table.num_columns - 1)))  # the last says where rows stood
-        then = one_batch(narrow_columns(table, self.past[what]))
+        then = to_batch(narrow_columns(table, self.past[what]))
         found: bytes = digests(row_hashes(then, self.secret), np.zeros(1, np.int64))[0].as_py()
         return found

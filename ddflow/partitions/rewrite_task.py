@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Ints, Narrow, RowHashes, Secret, identities, partition_of
 from ddflow.columns.rows import Rows, gather
-from ddflow.columns.schema import one_batch
+from ddflow.columns.schema import to_batch
 from ddflow.columns.widening import fill_columns
 from ddflow.dataflow import batcher as pending
 from ddflow.dataflow.batcher import Batcher
@@ -252,7 +252,7 @@ class _Task:
 
     def _by_target(self, input: Input, events: Events) -> dict[int, Ints]:
         """Group the positions of events by the new partition of their keys."""
-        high, _ = RowHashes(input.bound.key_schema, self.secret).of(events.rows)
+        high, _ = RowHashes(input.bound.key_schema, self.secret).identify_rows(events.rows)
         return group_positions(partition_of(high, self.start.partitions))
 
     def _split_operator(self, node: Collection, name: str, told: Columns | None) -> dict[int, OperatorRecord]:
@@ -448,7 +448,7 @@ def _join_batches(batches: list[Batch], since: int) -> Batch:
         columns["time"] = repeat_value(latest, n, np.int64)
     if columns["live"].all():
         columns["live"] = repeat_value(1, n, np.uint8)
-    rows = one_batch(pa.Table.from_batches([one_batch(batch.rows.table) for batch in batches]))
+    rows = to_batch(pa.Table.from_batches([to_batch(batch.rows.table) for batch in batches]))
     return Batch(**columns, rows=Rows(rows))
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.columns.declared import to_type
+from ddflow.columns.declared import to_arrow_type
 from ddflow.errors import ExpressionError, Option, SpecError, shorten
 from ddflow.plan.verbs.family import ALIKE
 
@@ -221,7 +221,7 @@ class Aggregate:
                 raise SpecError(
                     "dd.Aggregate", Option(name) + f" is {shorten(repr(getattr(self, name)))}", "give a function"
                 )
-        kind = to_type(self.type, "dd.Aggregate, type=")
+        kind = to_arrow_type(self.type, "dd.Aggregate, type=")
         if kind not in TYPES:
             raise SpecError("dd.Aggregate", f"type= is {shorten(repr(kind))}", "give float, int or bool")
         object.__setattr__(self, "type", kind)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from ddflow.columns.row_match import Alike
+from ddflow.columns.row_match import RowMatcher
 from ddflow.columns.schema import updates_schema
 from ddflow.errors import NotReadable, SpecError
 from ddflow.plan.text.formulas import Formulas, JsonRecord
@@ -214,7 +214,7 @@ class Collection(
         # Where none is null below, a selection of nulls in front gives no row.
         return {here[name] for name in below.solid() if name in here} & {*self.schema.names}
 
-    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: Alike) -> list[pa.Table]:
+    def behind(self, wanted: pa.Table, given: Sequence[pa.Table], alike: RowMatcher) -> list[pa.Table]:
         """Select for each input the rows that make some of its rows; the operator turns them into those rows.
 
         ``wanted``: rows that it holds, ``given``: all rows of its inputs, each with ``_diff``, at the same time.

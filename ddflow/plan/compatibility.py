@@ -29,9 +29,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.casts import spelled_type
+from ddflow.columns.casts import format_type
 from ddflow.columns.schema import usual_type
-from ddflow.columns.wider import widening
+from ddflow.columns.wider import find_widening
 from ddflow.errors import Command, Declare, Evolve, Option, Phrase, PlanChanged, shorten
 from ddflow.plan.collection import walk_inputs
 from ddflow.plan.evolve import evolve_plan, find_objections, set_time_type, share_join_sides
@@ -79,7 +79,7 @@ class PlanChange:
     @property
     def rewrites(self) -> bool:
         """Whether some type keeps no hashes, so that state must be rewritten."""
-        return any(widening(*pair) == "rewrite" for types in self.types.values() for pair in types.values())
+        return any(find_widening(*pair) == "rewrite" for types in self.types.values() for pair in types.values())
 
     @property
     def text(self) -> str:
@@ -187,7 +187,7 @@ def _list_missing_columns(before: Mapping[str, tuple[pa.Schema, Spec]], flow: Pl
     parts = []
     for name, (schema, _) in before.items():
         mine = flow.inputs[name].bound.schema.names if name in flow.inputs else schema.names
-        if types := {field.name: spelled_type(field.type) for field in schema if field.name not in mine}:
+        if types := {field.name: format_type(field.type) for field in schema if field.name not in mine}:
             parts.append(Phrase(Declare(types), f" of {name!r}"))
     return Phrase.join_texts(" and ", parts)
 
@@ -213,7 +213,7 @@ def add_state_columns(old: Mapping[str, Any], flow: Plan, added: Mapping[str, Co
 def _suggest_rewrite(change: PlanChange, where: str, several: bool) -> Phrase:
     """Return what to type to have a state rewritten.  ``several``: whether it has several inputs."""
     commands = [
-        Evolve({column: spelled_type(now) for column, (_, now) in types.items()}, name if several else "", where)
+        Evolve({column: format_type(now) for column, (_, now) in types.items()}, name if several else "", where)
         for name, types in change.types.items()
     ]
     return Phrase("opening never rewrites a state: rewrite it first with ", Phrase.join_texts(" and ", commands))
@@ -317,7 +317,7 @@ def _compare_columns(name: str, old: pa.Schema, input: Input, change: PlanChange
             continue
         now = new.field(was.name)
         if not now.type.equals(was.type):
-            if widening(was.type, now.type) is None:
+            if find_widening(was.type, now.type) is None:
                 yield f"column {was.name!r} {of} is {now.type}, and was {was.type}"
             change.types.setdefault(name, {})[was.name] = was.type, now.type
         if now.nullable != was.nullable:

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.declared import to_schema
-from ddflow.columns.names import did_you_mean, near
+from ddflow.columns.names import did_you_mean, find_nearest_name
 from ddflow.columns.schema import is_text, normal_type, usual_type
-from ddflow.columns.wider import differing, keeps_order, widening
+from ddflow.columns.wider import find_widening, keeps_order, list_changed_types
 from ddflow.errors import Command, CorruptState, ExpressionError, InputTypes, Phrase, PlanChanged, SpecError, shorten
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.inputs.bind import BoundUpserts
@@ -90,7 +90,7 @@ def refuse_misspelled_columns(plan: Plan, added: Mapping[str, Container[str]], a
         names = plan.inputs[name].bound.schema.names
         known = [each for each in names if each not in columns]
         for column in names:
-            if column in columns and near(column, known) is not None:
+            if column in columns and find_nearest_name(column, known) is not None:
                 raise SpecError(
                     f"{asked}: column {column!r} of input {name!r}",
                     "there is no such column, and a new one stays for good",
@@ -122,7 +122,7 @@ def widen_schema(bound: Binding, types: Mapping[str, pa.DataType], asked: str) -
     for field in bound.schema:
         kind = normal_type(types.get(field.name, field.type))
         kind = field.type if kind == usual_type(field.type) else kind
-        if kind != field.type and widening(field.type, kind) is None:
+        if kind != field.type and find_widening(field.type, kind) is None:
             raise SpecError(
                 f"{asked}: column {field.name!r} as {kind}",
                 f"it is {field.type}, which cannot be widened to that",
@@ -199,7 +199,7 @@ def find_objections(old: Plan, new: Plan, nodes: Nodes) -> Iterator[str]:
 
 def _find_input_objections(old: Binding, new: Binding) -> Iterator[str]:
     """Yield objections to wider types of an input's columns."""
-    changed, spec, of = differing(old.schema, new.schema), new.spec, f"of input {new.name!r}"
+    changed, spec, of = list_changed_types(old.schema, new.schema), new.spec, f"of input {new.name!r}"
     for name in changed:
         was, now = old.schema.field(name).type, new.schema.field(name).type
         for option in (option for option, names in new.deciding_options.items() if name in names):
@@ -232,7 +232,7 @@ def _find_merge_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Ite
     """Yield the parts of a merge that would not continue as they began."""
     if new.merging is None or old.merging is None:
         return
-    changed = set(differing(old.row_schema, new.row_schema))
+    changed = set(list_changed_types(old.row_schema, new.row_schema))
     if new.merging.function is not None and changed:
         yield f"merge= {of} is a function, which reads {sorted(changed)} and may do something else"
     for column in new.merging.columns:
@@ -245,7 +245,9 @@ def _find_merge_objections(old: BoundUpserts, new: BoundUpserts, of: str) -> Ite
             continue
         gave = next(each.type for known, each in old.merging.derived if known.name == field.name)
         kept = old.row_schema.field(field.name).type
-        if field.name in changed and (expression.type != field.type or (gave != kept and not widening(gave, kept))):
+        if field.name in changed and (
+            expression.type != field.type or (gave != kept and not find_widening(gave, kept))
+        ):
             yield f"derive= of {field.name!r} {of} gives {gave}, kept as {kept}, and the column is {field.type}"
         rows = old.row_schema, new.row_schema
         yield from (

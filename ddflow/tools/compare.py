@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import exact, fitting
+from ddflow.columns.casts import cast_exactly, suggest_type
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Ints, Secret, identities, value_hashes
 from ddflow.columns.names import DIFF, RESERVED, column_names, did_you_mean
-from ddflow.columns.schema import is_text, lossless, normal_type, one_chunk, plain
+from ddflow.columns.schema import cast_losslessly, decode_array, is_text, normal_type, to_array
 from ddflow.connectors.error_location import is_path
 from ddflow.connectors.files import AS_USUAL as FILES_AS_USUAL, FileOptions, open_files
 from ddflow.connectors.files.file_path import FilePath, dialect_of
@@ -81,7 +81,7 @@ class Side(NamedTuple):
     def odd(self, name: str, kind: pa.DataType) -> str:
         """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
         try:
-            parse_texts(one_chunk(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_forms)
+            parse_texts(to_array(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_forms)
         except Misspelled as error:
             file, text = self.file, self.rows.column(name)[error.row].as_py()
             place = "" if file is None else f" in {file[0]}, row {error.row + file[1]:,}"
@@ -264,9 +264,9 @@ def _read_rows(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatch(what, f"the columns {twice} occur more than once", "give every column its own name")
     columns: dict[str, Any] = {
-        name: lossless(column, pa.field(name, types[name]), what)
+        name: cast_losslessly(column, pa.field(name, types[name]), what)
         if name in types
-        else pa.chunked_array([plain(chunk) for chunk in column.chunks], normal_type(column.type))
+        else pa.chunked_array([decode_array(chunk) for chunk in column.chunks], normal_type(column.type))
         for name, column in zip(names, table.columns, strict=True)
     }
     return pa.table(columns)
@@ -322,8 +322,8 @@ def _common_type(columns: Sequence[pa.ChunkedArray]) -> pa.DataType | None:
     one, other = (column.type for column in columns)
     if one == other:
         return one
-    for kind in (one, other, fitting(one, other), fitting(other, one)):
-        if all(exact(one_chunk(column), kind) is not None for column in columns):
+    for kind in (one, other, suggest_type(one, other), suggest_type(other, one)):
+        if all(cast_exactly(to_array(column), kind) is not None for column in columns):
             return kind
     return None
 

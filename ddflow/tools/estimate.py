@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.declared import to_schema
-from ddflow.columns.hashing import RowHashes, Secret, is_wide
-from ddflow.columns.layout import offset_width, width
-from ddflow.columns.schema import conform, empty, one_batch
-from ddflow.columns.sorting import sort
+from ddflow.columns.hashing import RowHashes, Secret, has_wide_identities
+from ddflow.columns.layout import fixed_width, offset_width
+from ddflow.columns.schema import conform, empty_table, to_batch
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.connectors.formats.messages import VALUE
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.budget import shown_size
@@ -157,7 +157,7 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
         )
     times = 1.0 if keys is None else keys / seen.keys
     rows, entries, live = (round(n * times) for n in (seen.rows, seen.keys, seen.live))
-    order, wide = orders(seen.bound), is_wide(seen.bound.key_schema)
+    order, wide = orders(seen.bound), has_wide_identities(seen.bound.key_schema)
     dead = entries - live if order.keeps else 0
     slot = WORD * (3 + wide + order.words)
     version = WORD * (1 + wide + order.words) + 1 + seen.payload
@@ -204,11 +204,11 @@ class _Seen:
         for batch in batches:
             events = _convert_events(batch, self.bound)
             gone = self.bound.mark_deletes(events) != 0
-            parts.append((*RowHashes(self.bound.key_schema, SECRET).of(events), gone))
+            parts.append((*RowHashes(self.bound.key_schema, SECRET).identify_rows(events), gone))
             rows = events.filter(pa.array(~gone)) if gone.any() else events
             nbytes, alive = nbytes + sum(_count_bytes(rows.column(name)) for name in stored), alive + rows.num_rows
         high, low, gone = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        by = sort(high, low)
+        by = sort_by_identity(high, low)
         self.rows, self.keys = gone.size, by.starts.size - 1
         # The sort is stable, so the last event of a key stands last.
         self.live = int((~gone[by.permutation[by.starts[1:] - 1]]).sum())
@@ -221,8 +221,8 @@ def _count_bytes(column: pa.Array) -> float:
     nulls = n / 8 if column.null_count else 0
     if pat.is_boolean(kind):
         return nulls + n / 8
-    if width(kind):
-        return float(nulls + n * width(kind))
+    if fixed_width(kind):
+        return float(nulls + n * fixed_width(kind))
     if offset_width(kind):
         return float(nulls + n * offset_width(kind) + (pc.sum(pc.binary_length(column)).as_py() or 0))
     return float(nulls + column.nbytes)
@@ -232,7 +232,7 @@ def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
     """Split the rows into pieces, at least one, and return them with the schema that their input would have."""
     if isinstance(given, pa.RecordBatchReader):
         schema = to_schema(given.schema)
-        return chain([empty(schema)], (pa.Table.from_batches([batch]) for batch in given)), schema
+        return chain([empty_table(schema)], (pa.Table.from_batches([batch]) for batch in given)), schema
     table = to_table(given, "an estimate", pa.schema([]))
     starts = range(0, max(table.num_rows, 1), PIECE)
     return (table.slice(start, PIECE) for start in starts), to_schema(table.schema)
@@ -240,7 +240,7 @@ def _split_rows(given: Any) -> tuple[Iterator[pa.Table], pa.Schema]:
 
 def _convert_events(table: pa.Table, bound: BoundUpserts) -> pa.RecordBatch:
     """Convert a piece to the input's types, without the rows that have no key."""
-    events = one_batch(conform(table, bound.schema, "an estimate", bound.needed_columns))
+    events = to_batch(conform(table, bound.schema, "an estimate", bound.needed_columns))
     if bound.spec.null_key == "keep":
         return events
     keyless = bound.mark_keyless(events)

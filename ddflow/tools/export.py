@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF
-from ddflow.columns.schema import empty
+from ddflow.columns.schema import empty_table
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.snapshot import Snapshot
 from ddflow.operators.base import as_updates
@@ -80,4 +80,4 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
 
 def no_updates(node: Collection) -> Updates:
     """Make no updates of a collection."""
-    return as_updates(empty(node.schema))
+    return as_updates(empty_table(node.schema))

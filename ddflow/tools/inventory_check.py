@@ -141,7 +141,7 @@ class Examination:
         batcher = pending.restore(record.runs, at, upsert.bound.event_schema, self.batch_store, spilled=True)
         batcher._check()
         for run in batcher.runs.by_least if self.manifest.partitions > 1 else ():
-            high, _ = upsert.keys.of(run.waiting.rows)
+            high, _ = upsert.keys.identify_rows(run.waiting.rows)
             self._check_partition(at, high, "a pending event")
         return len(batcher)
 

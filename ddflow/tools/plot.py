@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import DIFF, TIME, column_names, did_you_mean
-from ddflow.columns.schema import one_chunk
+from ddflow.columns.schema import to_array
 from ddflow.connectors.to_arrow import to_table
 from ddflow.dataflow.result import PRINTED, Step, Verdicts
 from ddflow.errors import Option, Phrase, SchemaMismatch, SpecError, import_extra
@@ -89,7 +89,7 @@ def changes(
     keys = column_names(key, "plot changes", "key")
     table = _combine_updates(updates, keys)
     axes = _axes(ax)
-    times, diffs = one_chunk(table.column(TIME)), np.asarray(table.column(DIFF))
+    times, diffs = to_array(table.column(TIME)), np.asarray(table.column(DIFF))
     distinct = times.unique()
     distinct = distinct.take(pc.sort_indices(distinct))
     together = -(-len(distinct) // MOST) or 1
@@ -136,7 +136,7 @@ def _of_keys(table: pa.Table, keys: Sequence[str], distinct: Any, together: int)
     signs = {"came": pc.greater(diffs, 0), "went": pc.less(diffs, 0)}
     both = pa.table({TIME: table.column(TIME), **{f"key {i}": table.column(k) for i, k in enumerate(keys)}, **signs})
     groups = both.group_by(both.column_names[: 1 + len(keys)]).aggregate([("came", "any"), ("went", "any")])
-    at = np.asarray(pc.index_in(one_chunk(groups.column(TIME)), distinct)) // together
+    at = np.asarray(pc.index_in(to_array(groups.column(TIME)), distinct)) // together
     came, went = (groups.column(name).to_numpy() for name in ("came_any", "went_any"))
     kinds = {
         "added": (CAME, came & ~went, 1),

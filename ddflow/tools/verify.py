@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, validity, value_hashes, words
+from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, canonical_words, validity, value_hashes
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.rows import shown_row
+from ddflow.columns.rows import format_row
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.engine.lineage.log_parts import MARKS, iterate_parts, mark_log_parts, to_batches
 from ddflow.engine.snapshot import Snapshot
@@ -60,7 +60,7 @@ class Piece(NamedTuple):
 
         Raises `CorruptState` for a row out of order or out of this range.
         """
-        high, low = RowHashes(bound.key_schema, secret).of(table)
+        high, low = RowHashes(bound.key_schema, secret).identify_rows(table)
         after = high[1:] > high[:-1]
         if low.size:
             after |= (high[1:] == high[:-1]) & (low[1:] > low[:-1])
@@ -127,7 +127,7 @@ def _join_pieces(pieces: list[Piece]) -> Piece:
 
 def misplaced_row(name: str, table: pa.Table, row: int) -> CorruptState:
     """Make the error for a row in a place where its key does not belong."""
-    shown = as_text(shown_row(table, row))[:200]
+    shown = as_text(format_row(table, row))[:200]
     return CorruptState(
         f"the rows of {name!r}",
         f"one stands where its key does not belong: {shown}",
@@ -424,7 +424,7 @@ class _Comparison:
             early = np.flatnonzero(waiting.original < self.snapshot.frontier)
             self.out.pending += waiting.times.size - early.size
             if early.size:
-                high, low = self.upsert.keys.of(waiting.rows.take(pa.array(early)))
+                high, low = self.upsert.keys.identify_rows(waiting.rows.take(pa.array(early)))
                 self.unknown.update(zip(high.tolist(), low.tolist() or [0] * high.size, strict=True))
         self.out.unknown = len(self.unknown)
 
@@ -440,7 +440,7 @@ class _Comparison:
             return batch
         column = batch.column(name)
         present = validity(column)
-        later = words(column).view(np.int64) >= frontier
+        later = canonical_words(column).view(np.int64) >= frontier
         if present.size:
             later &= present != 0
         if self.bound.spec.null_key != "keep":
@@ -469,7 +469,7 @@ class _Comparison:
         for a, b in zip(ours.tolist(), theirs.tolist(), strict=True):
             if len(self.out.first) >= FIRST:
                 return
-            state, log = (None if p is None else shown_row(p.table, i) for p, i in ((one, a), (other, b)))
+            state, log = (None if p is None else format_row(p.table, i) for p, i in ((one, a), (other, b)))
             row = state if state is not None else log
             assert row is not None
             self.out.first.append(

@@ -123,7 +123,7 @@ class Arrangement:
         The step's rows stay there until `apply` or the next ones.
         """
         if events is not None:
-            self.slots.pool.put(0, events)
+            self.slots.pool.set_batch(0, events)
         return self.slots.pool
 
     def apply(self, changes: Sequence[Change], upper: int, since: int) -> None:
@@ -144,7 +144,7 @@ class Arrangement:
             entries += change.last.size if change.batch.mapped is None else 0
         self.written += paid
         if self.slots.pool.rows[0] is not None:
-            self.slots.pool.put(0, None)
+            self.slots.pool.set_batch(0, None)
         if changes:
             self.index.room(entries)
             run = Run(Description(lower, upper, NEVER), self._add_batches(changes))

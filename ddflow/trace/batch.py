@@ -211,7 +211,7 @@ class Slots:
         self.by_slot: list[Batch | None] = [None]
         self.free: list[int] = []
         self.pool = RowPool(schema)
-        self.pool.put(0, None)
+        self.pool.set_batch(0, None)
         self.resident = self.mapped = 0
         self.lasting = False
         self.files: dict[int, Any] = {}
@@ -237,7 +237,7 @@ class Slots:
         else:
             slot = len(self.by_slot)
             self.by_slot.append(batch)
-        self.pool.put(slot, batch.rows)
+        self.pool.set_batch(slot, batch.rows)
         self._count_bytes(batch, 1)
         return Part(slot, 0, batch.high.size)
 
@@ -261,7 +261,7 @@ class Slots:
         batch = self[slot]
         self._count_bytes(batch, -1)
         self.by_slot[slot] = None
-        self.pool.put(slot, None)
+        self.pool.set_batch(slot, None)
         self.free.append(slot)
         file = self.files.pop(slot, batch.mapped)
         if file is not None:
@@ -276,7 +276,7 @@ class Slots:
         """Put a batch of the same versions, row by row, in the place of a slot's.  O(columns)."""
         self._count_bytes(self[slot], -1)
         self.by_slot[slot] = replace(batch, ordered=True) if self.ordered else batch
-        self.pool.put(slot, batch.rows)
+        self.pool.set_batch(slot, batch.rows)
         self._count_bytes(batch, 1)
 
     def _count_bytes(self, batch: Batch, sign: int) -> None:

@@ -27,7 +27,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Flags, Ints
 from ddflow.columns.rows import RowPool, Rows
 from ddflow.columns.widening import fill_columns
-from ddflow.columns.wider import widening
+from ddflow.columns.wider import find_widening
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.index import REF, VALUE
 from ddflow.kernels.resolve import LIVE, OCCUPIED
@@ -51,14 +51,14 @@ def cast_rows(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Flags) -
 def changes_identities(old: pa.Schema, new: pa.Schema) -> bool:
     """Whether identities by some columns change with these: there are more, or hashes are others.  O(columns)."""
     pairs = [(f.type, new.field(f.name).type) for f in old if f.name in new.names]
-    return old.names != new.names or any(a != b and widening(a, b) != "read" for a, b in pairs)
+    return old.names != new.names or any(a != b and find_widening(a, b) != "read" for a, b in pairs)
 
 
 def recast(batch: Batch, schema: pa.Schema, made: Made, rekeys: bool, cast: Cast = cast_rows) -> Batch:
     """Cast a batch to the columns of a schema.  O(n), and O(n log n) if it ``rekeys``.
 
     ``batch``: all versions of its keys.  ``made``: hashes rows of that schema.  ``rekeys``: whether identities change
-    with the columns.  ``cast``: casts its rows.  Raises `Inexact`.
+    with the columns.  ``cast``: casts its rows.  Raises `InexactValue`.
     """
     live, there = batch.live != 0, batch.rows.table
     if not live.all():
@@ -143,10 +143,10 @@ def grow_arrangement(arranged: Arrangement, schema: pa.Schema, made: Made, hashe
     slots, table, values = arranged.slots, arranged.index.table, dict[int, Any]()
     old, slots.pool, arranged.schema = slots.pool, RowPool(schema), schema
     slots.pool.threads = old.threads
-    slots.pool.put(0, None)
+    slots.pool.set_batch(0, None)
     for slot, batch in enumerate(slots.by_slot):
         if batch is None:
-            slots.pool.put(slot, None)
+            slots.pool.set_batch(slot, None)
             continue
         rows = fill_columns(batch.rows.table, schema)
         if hashed:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddflow.columns.hashing import NONE, Ints, Words
-from ddflow.columns.sorting import in_order
+from ddflow.columns.sorting import sort_by_words
 from ddflow.kernels.gather import ROWS, SLOT, SLOTS
 from ddflow.kernels.resolve import LIVE, OCCUPIED
 from ddflow.trace.arrangement import Arrangement
@@ -147,7 +147,7 @@ def _find_newest(every: VersionLayer, layers: Sequence[VersionLayer], back: bool
     If a layer was left early, the last version that was read of a group may have a later one. So the result ends before
     it. ``back``: groups from their ends.
     """
-    by = in_order(every.high, every.low, every.order)
+    by = sort_by_words(every.high, every.low, every.order)
     number, bound, begin = np.empty(every.group.size, np.int64), np.full(layers[0].left.size, every.group.size), 0
     number[by.permutation] = np.repeat(np.arange(by.starts.size - 1), np.diff(by.starts))
     if back:

@@ -76,7 +76,7 @@ class Index:
 
     def share(self, threads: Threads) -> None:
         """Let threads share the work; results do not depend on it."""
-        self.threads, self.least = threads, threads.least(RESOLVED)
+        self.threads, self.least = threads, threads.least_rows(RESOLVED)
 
     def __len__(self) -> int:
         return self.used
@@ -95,7 +95,7 @@ class Index:
         """
         del order
         n, arena = starts.size, arena or Arena()
-        empty = arena.room(n)
+        empty = arena.choose_allocator(n)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), empty((n, self.words), np.int64))
 
         if n < self.least:
@@ -108,7 +108,7 @@ class Index:
             place, reference, value, order = prior.span(begin, end)
             kernels.seek(self.table, *self._cut, high, low, starts[begin:end], place, reference, value, order)
 
-        self.threads.over(n, seek, RESOLVED)
+        self.threads.run_spans(n, seek, RESOLVED)
         return prior
 
     def write(self, *writes: IndexWrite) -> None:
@@ -119,7 +119,7 @@ class Index:
         apart = self.shards > 1 and len(writes) > 1 and self._have_own_shards(writes)
         while True:
             added = (
-                self.threads.each(self._write_versions, [*zip(writes)])
+                self.threads.run_each(self._write_versions, [*zip(writes)])
                 if apart
                 else list(map(self._write_versions, writes))
             )
@@ -150,7 +150,7 @@ class Index:
     def redirect(self, places: Ints, references: Ints) -> None:
         """Point the entries at ``places`` (-1: none) to where their rows have moved, their flags unchanged."""
         flags = np.uint64(OCCUPIED | LIVE)
-        self.threads.over(
+        self.threads.run_spans(
             places.size, lambda a, b: kernels.redirect(self.table, places[a:b], references[a:b], flags), WALKED
         )
 
@@ -186,9 +186,9 @@ class Index:
         ``members``: only those that point into these batches.  O(slots of the range).
         """
         mask = np.uint64(OCCUPIED | LIVE if live else OCCUPIED)
-        count = len(self.threads.spans((self.used * (last - first + 1)) >> 64, WALKED))
+        count = len(self.threads.cut_spans((self.used * (last - first + 1)) >> 64, WALKED))
         cuts = [first + (last - first + 1) * i // count for i in range(count + 1)]
-        found = self.threads.each(self._walk_range, [(mask, members, a, b - 1) for a, b in pairwise(cuts)])
+        found = self.threads.run_each(self._walk_range, [(mask, members, a, b - 1) for a, b in pairwise(cuts)])
         if count == 1:
             return found[0]
         return np.concatenate([one[0] for one in found]), np.concatenate([one[1] for one in found])
@@ -218,7 +218,7 @@ class Index:
             here = slice(begin, end)
             kernels.list_entries(self.table, places[here], out[0][here], out[1][here], out[2][here], out[3][here])
 
-        self.threads.over(m, span, WALKED)
+        self.threads.run_spans(m, span, WALKED)
         return out
 
     def keep_deletions(self) -> None:
@@ -265,7 +265,7 @@ class Index:
             cut = *self._cut, table, np.uint64(capacity), np.uint64(shards)
             ends = [(np.uint64(first), np.uint64(end - 1)) for first, end in pairwise(bounds)]
             rebuild = partial(kernels.rebuild, self.table, *cut)
-            used = self.threads.each(rebuild, [(*each, self.wide, keep) for each in ends])
+            used = self.threads.run_each(rebuild, [(*each, self.wide, keep) for each in ends])
             if min(used) >= 0:
                 self.table, self.capacity, self.shards, self.used = table, capacity, shards, sum(used)
                 self._cut = cut[-2:]

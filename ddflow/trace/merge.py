@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Words
-from ddflow.columns.rows import Rows, lay_out
-from ddflow.columns.sorting import in_order, sort
+from ddflow.columns.rows import Rows, gather_buffers
+from ddflow.columns.sorting import sort_by_identity, sort_by_words
 from ddflow.errors import CorruptState
 from ddflow.kernels.merge import prune
 from ddflow.kernels.resolve import LIVE
@@ -107,7 +107,7 @@ class PickedVersions(NamedTuple):
     def batch(self, slots: Slots, values: bool) -> Batch:
         """They as a batch of their own.  ``values``: whether it must hold the hashes.  O(m) a column."""
         pool = slots.pool
-        rows = Rows.of(lay_out(pool, self.references, pool.schema), pool.shape, self.references.size)
+        rows = Rows.from_columns(gather_buffers(pool, self.references, pool.schema), pool.shape, self.references.size)
         value = self.value if values else NONE
         return Batch(self.high, self.low, self.time, self.live, value, self.order, rows, ordered=self.ordered)
 
@@ -147,9 +147,9 @@ def pick_by_sorting(
 
     order = join_column("order")
     if slots.ordered:
-        by = in_order(join_column("high"), join_column("low"), order)
+        by = sort_by_words(join_column("high"), join_column("low"), order)
     else:
-        by = sort(join_column("high"), join_column("low") if cuts[0][0].low.size else NONE)
+        by = sort_by_identity(join_column("high"), join_column("low") if cuts[0][0].low.size else NONE)
     times, live = join_column("time"), join_column("live")
     kept, groups = np.empty(times.size, np.int64), np.empty(times.size, np.int64)
     n = prune(by.permutation, by.starts, times, live, np.int64(since), droppable, kept, groups)

@@ -84,7 +84,7 @@ class OrderedIndex(Index):
     ) -> Prior:
         """Look up the identities at ``starts``; ``order``: their words beyond two.  O(keys log entries)."""
         assert order is not None
-        n, empty, more = starts.size, (arena or Arena()).room(starts.size), words_of(order)
+        n, empty, more = starts.size, (arena or Arena()).choose_allocator(starts.size), words_of(order)
         prior = Prior(empty(n, np.int64), empty(n, np.int64), empty(n, np.uint64), np.empty((n, 0), np.int64))
         seek_ordered(self.tree, Identities.of(high, low, more), starts, prior.place, prior.reference, prior.value)
         return prior

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta, Raw
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, Words, view
+from ddflow.columns.hashing import NONE, Ints, Narrow, Words, view_values
 from ddflow.columns.rows import Rows
 from ddflow.errors import CorruptState
 from ddflow.kernels.bloom import BLOCK, blocks_for, fill, sift
@@ -108,11 +108,11 @@ def from_record(record: pa.RecordBatch, layout: FileLayout, mapped: Any = None) 
     ``mapped``: the file, which the batch remembers.  O(columns).
     """
     n, schema = record.num_rows, record.schema
-    own = {name: view(record.column(i), np.dtype(KINDS[name])) for i, name in enumerate(layout.own)}
+    own = {name: view_values(record.column(i), np.dtype(KINDS[name])) for i, name in enumerate(layout.own)}
     at = len(own)
     order = np.empty((n, 0), np.int64)
     if layout.words:
-        order = view(record.column(at).values, np.dtype(np.int64)).reshape(-1, layout.words)[:n]
+        order = view_values(record.column(at).values, np.dtype(np.int64)).reshape(-1, layout.words)[:n]
     payload = pa.schema([schema.field(i) for i in range(at + bool(layout.words), len(schema))])
     rows = pa.RecordBatch.from_arrays(record.columns[at + bool(layout.words) :], schema=payload)
     time = own["time"] if layout.time is None else repeat_value(layout.time, n, np.int64)
@@ -158,7 +158,7 @@ class BloomFilter(NamedTuple):
         if len(column) != over[2]:
             found = f"it has {len(column)} words, not {over[2]}"
             raise CorruptState("the Bloom filter of a batch", found, "replay the log")
-        return cls(over[0], over[1], view(column, np.dtype(np.uint64)))
+        return cls(over[0], over[1], view_values(column, np.dtype(np.uint64)))
 
     @staticmethod
     def room(first: int, last: int, n: int) -> tuple[np.uint64, np.uint64, int]:

@@ -11,8 +11,8 @@ import pytest
 from kinds import ENCODED, FLAT, PLAIN, pieces
 from rules import canonical
 
-from ddflow.columns.hashing import Secret, flags, identities, is_wide, validity, value_hashes
-from ddflow.columns.schema import conform, plain
+from ddflow.columns.hashing import Secret, has_wide_identities, identities, true_flags, validity, value_hashes
+from ddflow.columns.schema import conform, decode_array
 
 SECRET = Secret(0x0123456789ABCDEF, 0xFEDCBA9876543210)
 
@@ -62,10 +62,10 @@ def test_an_encoding_of_a_value_is_that_value(kind: str) -> None:
     array, normal = ENCODED[kind]
     decoded = pa.array(array.to_pylist(), normal)
     for part in (array, array.slice(1), array.slice(1, len(array) - 2)):
-        found = plain(part)
+        found = decode_array(part)
         found.validate(full=True)
         assert found.type == normal and found.to_pylist() == part.to_pylist()
-    assert ids(plain(array)) == ids(decoded) and hashes(plain(array)) == hashes(decoded)
+    assert ids(decode_array(array)) == ids(decoded) and hashes(decode_array(array)) == hashes(decoded)
 
 
 def test_there_is_one_nan_one_zero_and_null_is_neither() -> None:
@@ -107,8 +107,10 @@ def test_one_integer_column_without_nulls_needs_one_word_and_cannot_collide() ->
     keys = [0, 1, -1, 2**63 - 1, -(2**63), *range(5, 300)]
     high, low = identities(pa.table({"k": keys}, schema), SECRET)
     assert low.size == 0 and len(set(high.tolist())) == len(keys)
-    assert not is_wide(schema) and is_wide(schema.append(schema.field(0)))
-    assert is_wide(pa.schema([("k", pa.int64())])) and is_wide(pa.schema([pa.field("k", pa.string(), nullable=False)]))
+    assert not has_wide_identities(schema) and has_wide_identities(schema.append(schema.field(0)))
+    assert has_wide_identities(pa.schema([("k", pa.int64())])) and has_wide_identities(
+        pa.schema([pa.field("k", pa.string(), nullable=False)])
+    )
 
 
 @pytest.mark.parametrize("kind", FLAT)
@@ -170,7 +172,7 @@ def test_validity_and_flags_are_read_at_odd_offsets() -> None:
     for begin in range(len(column)):
         for part in (column.slice(begin), column.slice(begin, 2)):
             expected = part.to_pylist()
-            assert flags(part).tolist() == [value is True for value in expected]
+            assert true_flags(part).tolist() == [value is True for value in expected]
             present = validity(part)
             assert (present.tolist() or [1] * len(part)) == [value is not None for value in expected]
     assert validity(pa.nulls(3)).tolist() == [0, 0, 0] and validity(pa.array([1, 2])).size == 0

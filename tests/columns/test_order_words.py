@@ -15,7 +15,7 @@ from kinds import ENCODED, FLAT, NESTED, PLAIN, pieces
 from messages import raises
 from rules import canonical, rank
 
-from ddflow.columns.order_words import PREFIX, OrderColumn, exact, order_words, word_count
+from ddflow.columns.order_words import PREFIX, OrderColumn, has_exact_words, order_words, word_count
 from ddflow.columns.schema import is_flat
 from ddflow.errors import SpecError
 
@@ -148,7 +148,7 @@ def test_words_of_every_type_compare_as_its_values(name: str, data: st.DataObjec
     array = kind.made(values)
     for descending, first in ALL_WAYS:
         found = words({"x": array}, [OrderColumn("x", descending, first)])
-        assert dense(found) == dense(places(values, descending, first, not exact(kind.type)))
+        assert dense(found) == dense(places(values, descending, first, not has_exact_words(kind.type)))
 
 
 @given(data=st.data(), chunked=st.booleans())
@@ -161,7 +161,7 @@ def test_words_of_several_columns_compare_from_left_to_right(data: st.DataObject
         values = data.draw(st.lists(st.sampled_from(few), min_size=n, max_size=n))
         columns[str(i)] = pieces(kind.made(values)) if chunked and n else kind.made(values)
         by.append(OrderColumn(str(i), *ways))
-        keys.append(places(values, *ways, not exact(kind.type)))
+        keys.append(places(values, *ways, not has_exact_words(kind.type)))
     assert dense(words(columns, by)) == dense(list(zip(*keys, strict=True)))
 
 
@@ -173,7 +173,7 @@ def test_equal_words_are_one_value_or_two_with_the_same_fifteen_bytes_and_more(n
     values = data.draw(st.lists(kind.values, min_size=2, max_size=12))
     spelled = [value.encode() if isinstance(value, str) else value for value in values]
     found = words({"x": kind.made(values)}, [OrderColumn("x", False, True)])
-    assert not exact(kind.type) and word_count(kind.type, "x") == PREFIX
+    assert not has_exact_words(kind.type) and word_count(kind.type, "x") == PREFIX
     order = sorted(range(len(values)), key=lambda i: (found[i], spelled[i]))
     assert [spelled[i] for i in order] == sorted(spelled)
     for a, x in zip(found, spelled, strict=True):
@@ -190,7 +190,7 @@ ORDERED = {name: array for name, array in PLAIN.items() if is_flat(array.type)} 
 def test_where_a_value_stands_does_not_matter_nor_whether_its_field_is_nullable(name: str) -> None:
     array, by = ORDERED[name], [OrderColumn("x", True, False)]
     n, expected = len(array), words({"x": array}, by)
-    assert dense(expected) == dense(places(array.to_pylist(), True, False, not exact(array.type)))
+    assert dense(expected) == dense(places(array.to_pylist(), True, False, not has_exact_words(array.type)))
     assert words({"x": pieces(array)}, by) == expected
     assert words({"x": pa.chunked_array([], array.type)}, by) == words({"x": array.slice(n)}, by) == []
     for begin in range(n):

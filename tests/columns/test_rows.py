@@ -13,9 +13,9 @@ from messages import raises
 from rules import canonical, rank
 
 from ddflow.columns.hashing import Secret, value_hashes
-from ddflow.columns.layout import plainly
+from ddflow.columns.layout import make_writable
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import RowPool, Rows, View, gather
+from ddflow.columns.rows import RowPool, Rows, RowView, gather
 from ddflow.columns.threads import Threads
 from ddflow.errors import TooLarge
 from ddflow.kernels.gather import SLOT
@@ -116,9 +116,9 @@ def numbered(*numbers: int | None) -> Rows:
 def test_any_number_of_batches_may_come_and_go_and_a_number_be_used_again() -> None:
     pool = RowPool(NUMBERS)
     for number in (3, 0, 40, 17):
-        pool.put(number, numbered(number, None))
-    pool.put(17, None)
-    pool.put(17, numbered(99))
+        pool.set_batch(number, numbered(number, None))
+    pool.set_batch(17, None)
+    pool.set_batch(17, numbered(99))
     found = gather(pool, references((40, 0), (17, 0), (3, 1), (0, 0)), NUMBERS)
     assert found["n"].to_pylist() == [40, 99, None, 0]
     assert found["s"].to_pylist() == ["s40", "s99", None, "s0"]
@@ -127,9 +127,9 @@ def test_any_number_of_batches_may_come_and_go_and_a_number_be_used_again() -> N
 
 def test_the_rows_of_a_step_stand_beside_the_batches_and_neither_sees_the_other_change() -> None:
     pool = RowPool(NUMBERS, [None, numbered(1), numbered(2)])
-    beside = pool.beside(numbered(7, 8))
-    pool.put(1, numbered(5))
-    again = pool.beside(numbered(9))
+    beside = pool.with_events(numbered(7, 8))
+    pool.set_batch(1, numbered(5))
+    again = pool.with_events(numbered(9))
     places = references((0, 0), (1, 0), (2, 0))
     assert gather(beside, places, NUMBERS)["n"].to_pylist() == [7, 1, 2]
     assert gather(beside, places, NUMBERS)["l"].to_pylist() == [[7], [1], [2]]
@@ -151,7 +151,7 @@ def test_a_view_is_the_table_of_its_references_however_it_is_taken_apart(data: s
     batches = [numbered(*range(10 * i, 10 * i + 4)) for i in range(3)]
     pool = RowPool(NUMBERS, batches)
     places = data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=8))
-    view = View(pool, references(*places), NUMBERS)
+    view = RowView(pool, references(*places), NUMBERS)
     table = gather(pool, references(*places), NUMBERS)
     for _ in range(data.draw(st.integers(0, 4))):
         if data.draw(st.booleans()):
@@ -175,8 +175,8 @@ def test_columns_that_are_the_same_nearby_are_gathered_from_there() -> None:
         asked.append(name)
         return pa.array([5, 6]) if name == "n" else None
 
-    def view() -> View:
-        return View(RowPool(NUMBERS, [numbered(7, 8)]), references((0, 1), (0, 0)), NUMBERS, near)
+    def view() -> RowView:
+        return RowView(RowPool(NUMBERS, [numbered(7, 8)]), references((0, 1), (0, 0)), NUMBERS, near)
 
     whole = view()
     for _ in range(2):
@@ -207,10 +207,10 @@ def test_threads_gather_what_one_would() -> None:
 
 def test_memory_that_may_not_be_written_is_given_to_kernels_as_any_other() -> None:
     locked = np.frombuffer(b"abcdefgh", np.uint64)
-    plain = plainly(locked)
+    plain = make_writable(locked)
     assert (plain.flags.writeable, plain.ctypes.data, plain.tolist()) == (True, locked.ctypes.data, locked.tolist())
     own = np.arange(3)
-    assert plainly(own) is own
+    assert make_writable(own) is own
 
 
 @pytest.mark.parametrize("kind", FLAT)

@@ -16,9 +16,9 @@ import pytest
 from kinds import ENCODED, PLAIN, pieces
 from messages import raises
 
-from ddflow.columns.casts import fitting
+from ddflow.columns.casts import suggest_type
 from ddflow.columns.declared import to_schema
-from ddflow.columns.schema import conform, empty, normal_type, plain
+from ddflow.columns.schema import conform, decode_array, empty_table, normal_type
 from ddflow.connectors.to_arrow import to_table
 from ddflow.errors import NotArrow, SchemaMismatch, SpecError
 
@@ -52,7 +52,7 @@ def test_a_column_of_the_declared_type_is_taken_as_it_is(kind: str) -> None:
     assert normal_type(array.type) == array.type
     found = conformed(pieces(array), array.type)
     assert found.num_chunks == 1 and str(found.to_pylist()) == str(array.to_pylist())
-    assert plain(array) is array
+    assert decode_array(array) is array
 
 
 @pytest.mark.parametrize("kind", ENCODED)
@@ -171,7 +171,7 @@ LOSSY = [
 def test_a_cast_that_would_lose_something_is_refused(array: pa.Array, kind: pa.DataType) -> None:
     with raises(SchemaMismatch):
         conformed(array, kind)
-    named = fitting(normal_type(array.type), kind)
+    named = suggest_type(normal_type(array.type), kind)
     assert conformed(array, named).type == named, "the type that a message names must hold the values"
 
 
@@ -231,7 +231,7 @@ def test_a_missing_column_of_every_type_is_null() -> None:
     declared = pa.schema({"id": pa.int64()} | {kind: PLAIN[kind].type for kind in PLAIN})
     found = conform(pa.table({"id": [1, 2]}), declared, "t")
     assert found.num_rows == 2 and set(found.slice(1).to_pylist()[0].values()) == {2, None}
-    assert empty(declared).schema == declared
+    assert empty_table(declared).schema == declared
 
 
 @pytest.mark.parametrize(

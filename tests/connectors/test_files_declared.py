@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import ddflow as dd
 from ddflow.cli import app
-from ddflow.columns.casts import spelled_type
+from ddflow.columns.casts import format_type
 
 TAKEN: list[tuple[str, pa.DataType, Any]] = [
     ("007", pa.int64(), 7),
@@ -69,7 +69,7 @@ def run(path: Path, kind: pa.DataType) -> Any:
 def run_on_the_shell(folder: Path, path: Path, kind: pa.DataType) -> Any:
     """The same with ``ddflow run``: the result, which says why where nothing was read."""
     code = "import ddflow as dd\nflow = dd.Flow()\n"
-    code += f"rows = flow.upserts('t', {{'id': 'int64', 'v': {spelled_type(kind)!r}}}, dd.Upsert(key='id'))\n"
+    code += f"rows = flow.upserts('t', {{'id': 'int64', 'v': {format_type(kind)!r}}}, dd.Upsert(key='id'))\n"
     (folder / "flow.py").write_text(f"{code}flow.output('t', rows)\n")
     state = str(folder / f"state-{path.name}")
     done = CliRunner().invoke(app, ["run", f"{folder}/flow.py", "--state", state, "--from", f"t=files:{path}"])
@@ -96,7 +96,7 @@ def test_a_declared_number_is_converted(text: str, kind: pa.DataType, value: Any
         given = pa.table({"id": [1], "v": pa.array([value], kind)})
         assert dd.compare(given, str(path), key="id", types={"v": kind}).num_rows == 0
         assert dd.merge_on_read([str(path)], dd.Upsert(key="id"), schema=given.schema).to_pylist() == given.to_pylist()
-        types = f"v={spelled_type(kind)}"
+        types = f"v={format_type(kind)}"
         done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", "--types", types])
         shown = json.loads(done.stdout.splitlines()[0])["v"]
         assert type(value)(shown) == value
@@ -112,7 +112,7 @@ def test_a_text_that_is_no_number_of_the_declared_type_is_refused(text: str, kin
         given = pa.table({"id": [1], "v": pa.array([None], kind)})
         with raises(dd.errors.SchemaMismatch):
             dd.compare(given, str(path), key="id", types={"v": kind})
-        done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", "--types", f"v={spelled_type(kind)}"])
+        done = CliRunner().invoke(app, ["diff", str(path), "--key", "id", "--types", f"v={format_type(kind)}"])
         assert done.exit_code == 1 and "'v'" in done.output
 
 

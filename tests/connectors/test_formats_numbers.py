@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from messages import raises
 
 import ddflow as dd
-from ddflow.columns.casts import decimals_of
+from ddflow.columns.casts import parse_decimals
 from ddflow.connectors.formats.parse import QUOTED, WORDS, parse_objects
 
 F = dd.formats
@@ -164,10 +164,10 @@ def test_decimals_of_texts_are_those_of_python(texts: list[str]) -> None:
     texts = [*texts, "10e999999999999999999"]  # an exponent beyond what `decimal` itself may have
     for kind in KINDS:
         good = [text for text in texts[:-1] if is_held(Decimal(text), kind)]
-        assert decimals_of(pa.array(good, pa.string()), kind).to_pylist() == [Decimal(text) for text in good]
+        assert parse_decimals(pa.array(good, pa.string()), kind).to_pylist() == [Decimal(text) for text in good]
         for text in set(texts) - set(good):
             with pytest.raises(pa.ArrowInvalid):
-                decimals_of(pa.array([text]), kind)
+                parse_decimals(pa.array([text]), kind)
 
 
 TEXTS = st.text(st.sampled_from('ab"\\:,[ -1.5e0é\n{}'), max_size=8)

@@ -20,7 +20,7 @@ from programs import PIPE, Program
 from s3_server import Moto, Proxy, moto, options, proxy
 from test_files import read, write
 
-from ddflow.columns.wider import evolve_column
+from ddflow.columns.wider import suggest_evolve
 from ddflow.connectors.files import FileOptions, open_files
 from ddflow.connectors.files.guess import SAMPLE
 from ddflow.connectors.files.json_reader import ArrayElements, bracket_depths
@@ -280,7 +280,7 @@ def test_a_column_that_goes_from_number_to_text_says_what_to_type(tmp_path: Path
     assert str(caught.value).endswith("declare the type that fits: {'F_OUTAGE_ID': 'string'}")
     assert set(read(path, types={"F_OUTAGE_ID": pa.string()})["F_OUTAGE_ID"].to_pylist()) == {"12", "A-7"}
     known = pa.schema({"F_OUTAGE_ID": pa.int64()})
-    source = open_files([path], known=known, how=FileOptions(retype=evolve_column))
+    source = open_files([path], known=known, how=FileOptions(retype=suggest_evolve))
     with raises(SchemaMismatch):
         list(source.batches())
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ddflow.columns.layout import Arena
-from ddflow.columns.sorting import sort
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.threads import Threads
 from ddflow.kernels.sort import (
     begin_buckets,
@@ -130,7 +130,7 @@ def test_the_shell_sorts_and_groups_any_number_of_rows_in_memory_that_was_used_b
         low = [i * 31 % 3 for i in range(n)] if wide else [0] * n
         arena.reset()
         arena.block[:] = 0xAA
-        by = sort(words(high), words(low if wide else []), arena)
+        by = sort_by_identity(words(high), words(low if wide else []), arena)
         expected = sorted(range(n), key=lambda i: (high[i], low[i]))
         assert by.permutation.tolist() == expected
         assert by.high.tolist() == [high[i] for i in expected]
@@ -140,8 +140,8 @@ def test_the_shell_sorts_and_groups_any_number_of_rows_in_memory_that_was_used_b
 
 
 def test_the_result_of_a_sort_without_an_arena_is_the_callers() -> None:
-    first = sort(words([9, 4, 9]), words([]))
-    sort(words([1, 2, 3]), words([]))
+    first = sort_by_identity(words([9, 4, 9]), words([]))
+    sort_by_identity(words([1, 2, 3]), words([]))
     assert (first.permutation.tolist(), first.starts.tolist()) == ([1, 0, 2], [0, 1, 3])
 
 
@@ -157,5 +157,5 @@ def test_two_threads_sort_as_one_does() -> None:
     high = words(distribution("hot key", 40_000))
     with Threads(2) as threads:
         threads.waking = 1
-        found = sort(high, words([]), threads=threads)
-    assert all(np.array_equal(a, b) for a, b in zip(found, sort(high, words([])), strict=True))
+        found = sort_by_identity(high, words([]), threads=threads)
+    assert all(np.array_equal(a, b) for a, b in zip(found, sort_by_identity(high, words([])), strict=True))

@@ -20,7 +20,7 @@ from test_why import above, again, misleads
 
 import ddflow as dd
 from ddflow.columns.names import DIFF
-from ddflow.columns.row_match import Alike
+from ddflow.columns.row_match import RowMatcher
 from ddflow.operators.base import Context
 from ddflow.operators.updates import Updates, consolidate, ints
 from ddflow.plan.collection import Collection
@@ -53,7 +53,7 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
         once = any(node.as_it_came for node in graph.nodes)  # later steps would change what rows would find now
         for time, step in enumerate(steps[:1] if once else steps, 1):
             engine.step({"rows": table(step)}, time)
-        alike, chance = Alike(graph.secret), Random(more)
+        alike, chance = RowMatcher(graph.secret), Random(more)
 
         def held(node: Collection) -> pa.Table:
             return graph.read(node, None)
@@ -66,7 +66,7 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
                 parts = node.behind(wanted, inputs, alike)
                 assert [each.schema.names for each in parts] == [each.schema.names for each in inputs]
                 for at, (part, every) in enumerate(zip(parts, inputs, strict=True)):
-                    named = alike.which(every, part, every.schema.names)
+                    named = alike.mark_matches(every, part, every.schema.names)
                     assert named.sum() == part.num_rows
                     drawn = [bool(there) or chance.random() < share for there in named]
                     parts[at] = every.filter(pa.array(drawn, pa.bool_()))
@@ -76,7 +76,7 @@ def test_an_operator_makes_a_row_again_of_what_it_names_for_it_and_any_more(
                     parts[1] = parts[1].slice(0, 0)
                 made = consolidate(fresh.read([updates(each) for each in parts], None), graph.secret)
                 again = made.to_table(node.schema, None)
-                assert wanted.to_pylist() == alike.rows(again, wanted, node.schema.names).to_pylist()
+                assert wanted.to_pylist() == alike.select_matches(again, wanted, node.schema.names).to_pylist()
 
 
 @pytest.mark.drawn(8)

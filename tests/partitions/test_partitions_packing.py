@@ -16,7 +16,7 @@ from rules import canonical
 
 import ddflow as dd
 from ddflow.columns.hashing import Secret, identities, partition_of
-from ddflow.columns.schema import one_batch
+from ddflow.columns.schema import to_batch
 from ddflow.errors import Misrouted
 from ddflow.partitions.chunks import (
     NO_ROWS,
@@ -209,5 +209,5 @@ def test_columns_that_are_there_keep_the_declared_order() -> None:
     declared = pa.schema({"a": pa.int64(), "b": pa.string(), "c": pa.bool_()})
     assert chunk_schema(declared, ("c", "a")).names == ["a", "c"]
     assert chunk_schema(declared, None) is declared
-    empty = one_batch(pa.table({"a": pa.array([], pa.int64())}))
+    empty = to_batch(pa.table({"a": pa.array([], pa.int64())}))
     assert packed(empty, []) == []

@@ -30,7 +30,7 @@ from kinds import ENCODED, PLAIN
 from messages import raises
 from test_manifest import WHERE, body_of, encoded, typical
 
-from ddflow.columns.wider import widening
+from ddflow.columns.wider import find_widening
 from ddflow.errors import CorruptState
 from ddflow.storage.files.arrow_file import RATIO, new_file, read_batch, read_batches, readable
 from ddflow.storage.files.flatbuffer import Malformed, root
@@ -413,7 +413,7 @@ def test_a_file_is_read_as_what_it_is_only() -> None:
     for name, data in files.items():
         for other, array in PLAIN.items():
             pair = storage(PLAIN[name].type), storage(array.type)
-            if pair[0] != pair[1] and widening(*pair) != "read":
+            if pair[0] != pair[1] and find_widening(*pair) != "read":
                 with raises(CorruptState):
                     read(data, pa.schema({"c": array.type}))
                     raise AssertionError(f"{name} was read as {other}")

@@ -139,7 +139,7 @@ WATCHED: list[tuple[Any, str, Callable[..., list[str]]]] = [
     ),
     (BatchStore, "write_mapped", lambda *_: ["a table that was mapped"]),
     (Batcher, "spill", lambda _, waiting, *__: ["pending events that were spilled"] if waiting.mapped_bytes else []),
-    (Threads, "each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
+    (Threads, "run_each", lambda _, __, ___, spans: ["work shared by threads"] if len(spans) > 1 else []),
     (Admission, "admit", lambda *given: ["an input taken in portions"] if given[5] else []),
     (Resolved, "_unhashes", lambda out, *_: ["values computed from their hashes"] if out else []),
     (SheetWriter, "put", lambda _, text, *__: ["an inventory in sheets"] if text.blobs else []),

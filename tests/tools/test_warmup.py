@@ -26,7 +26,7 @@ from test_cli import DDFLOW
 import ddflow as dd
 from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
-from ddflow.columns.sorting import in_order
+from ddflow.columns.sorting import sort_by_words
 from ddflow.columns.threads import WAKING
 from ddflow.dataflow.budget import LEAST
 from ddflow.dataflow.spill import make_room
@@ -374,7 +374,7 @@ def _run_ordered() -> None:
     arranged.slots.lasting = True
     for time, live in ((0, 1), (1, 1), (2, 0)):
         n = np.arange(40 * (time + 1))
-        by = in_order((n // 4).astype(np.uint64), n.astype(np.uint64), n[:, None].copy())
+        by = sort_by_words((n // 4).astype(np.uint64), n.astype(np.uint64), n[:, None].copy())
         order = n[:, None].take(by.permutation, axis=0)
         prior = arranged.seek(by.high, by.low, by.starts[:-1], order=order)
         rows = Rows(pa.table({"n": n}).combine_chunks())

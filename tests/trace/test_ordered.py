@@ -21,7 +21,7 @@ from msgspec.json import Decoder
 
 from ddflow.columns.hashing import NONE
 from ddflow.columns.rows import Rows
-from ddflow.columns.sorting import in_order
+from ddflow.columns.sorting import sort_by_words
 from ddflow.kernels.resolve import LIVE
 from ddflow.storage.fields import decode_record, encode_record
 from ddflow.storage.files.batch_store import BatchStore
@@ -63,7 +63,7 @@ class Beside:
         given = list(changes)
         high, low = (np.array([each[i] for each in given], np.uint64) for i in (0, 1))
         order = np.array([each[2] for each in given], np.int64).reshape(-1, 1)
-        by = in_order(high, low, order)
+        by = sort_by_words(high, low, order)
         order, wanted = order.take(by.permutation, axis=0), [given[i] for i in by.permutation]
         assert wanted == sorted(given, key=unsigned)
         prior = self.arranged.seek(by.high, by.low, by.starts[:-1], order=order)

@@ -75,7 +75,7 @@ def test_steps_of_any_size_look_a_few_slots_far_and_any_number_of_threads_gives_
     taken: list[tuple[tuple[str, int, int], bool]], threads: int, texts: bool, kind: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, counted() as calls:
-        patch.setattr(Threads.spans, "__defaults__", (SPAN,))
+        patch.setattr(Threads.cut_spans, "__defaults__", (SPAN,))
         with (
             plan(texts, kind).open(secret=SECRET) as one,
             plan(texts, kind).open(secret=SECRET, threads=threads) as some,

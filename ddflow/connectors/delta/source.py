@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.schema import is_text, one_batch, one_chunk, plain
-from ddflow.columns.widening import Inexact, widen_column
-from ddflow.columns.wider import widen, widening
+from ddflow.columns.schema import decode_array, is_text, to_array, to_batch
+from ddflow.columns.widening import InexactValue, widen_column
+from ddflow.columns.wider import find_widening, suggest_widening
 from ddflow.connectors.api import OpenSource, Polled, Source, UndeclaredColumn
 from ddflow.connectors.delta.sink import OPTIONS, absolute_address, library, read_files
 from ddflow.connectors.formats.base import DELETED, OWN
@@ -285,13 +285,13 @@ class FeedReader(OpenSource):
 
     def _sort_changes(self, rows: pa.Table) -> pa.RecordBatch:
         """Sort changes by version, deletes before inserts, in the columns of the input."""
-        rows = pa.table([plain(one_chunk(each)) for each in rows.columns], names=rows.schema.names)
+        rows = pa.table([decode_array(to_array(each)) for each in rows.columns], names=rows.schema.names)
         version, at = rows.column(VERSION).cast(pa.int64()), self._cast_commit_times(rows.column(WRITTEN))
         came = pc.is_in(rows.column(CHANGE), pa.array(["insert", "update_postimage"]))
         order = np.lexsort((np.asarray(came), np.asarray(version)))
         rows = rows.drop_columns([VERSION, WRITTEN]).append_column(VERSION, version).append_column(WRITTEN, at)
         rows = rows.select([*(name for name in rows.schema.names if name not in _FEED), *self.feed])
-        return self._cast_to_declared(one_batch(rows.take(pa.array(order))))
+        return self._cast_to_declared(to_batch(rows.take(pa.array(order))))
 
     def _cast_to_declared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Cast rows to the declared types if the table's types are, or were, others.
@@ -300,17 +300,17 @@ class FeedReader(OpenSource):
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in set(self.names) & set(columns):
-            field, column = self.schema.field(name), plain(columns[name])
+            field, column = self.schema.field(name), decode_array(columns[name])
             try:
-                if widening(column.type, field.type) is not None:
+                if find_widening(column.type, field.type) is not None:
                     columns[name] = widen_column(column, field.type)
-                elif widening(field.type, column.type) is not None:
+                elif find_widening(field.type, column.type) is not None:
                     if is_text(column.type) and not is_text(field.type):
                         raise pa.ArrowInvalid(f"it is {column.type}, and {field.type} is declared")
                     columns[name] = column.cast(field.type)
-            except (pa.ArrowInvalid, Inexact) as error:
+            except (pa.ArrowInvalid, InexactValue) as error:
                 asked = f"column {name!r} of {self.of.target}"
-                remedy = Phrase("declare the type as the table has it", widen(field, column.type))
+                remedy = Phrase("declare the type as the table has it", suggest_widening(field, column.type))
                 raise SchemaMismatch(asked, str(error), remedy) from None
         return pa.record_batch(columns)
 

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 import pyarrow.types as pat
 
-from ddflow.columns.casts import spelled_type
+from ddflow.columns.casts import format_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_text
 from ddflow.connectors.files.file_path import NO_VALUE, suggest_call, suggest_forms, suggest_null
@@ -331,7 +331,7 @@ def suggest_declaration(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
     "{'n': 'string'}"
     """
     del was
-    return Declare({name: spelled_type(to)})
+    return Declare({name: format_type(to)})
 
 
 class TextFile(InputFile):
@@ -425,5 +425,5 @@ class TextFile(InputFile):
         remedy = Phrase(give, "mend it, or declare the type that fits: ", fix)
         with suppress(Misspelled):
             convert_texts(column.texts.slice(row, 1), kind, column.forms)
-            remedy += Phrase("; declaring ", Declare({name: spelled_type(kind)}), " converts it")
+            remedy += Phrase("; declaring ", Declare({name: format_type(kind)}), " converts it")
         return f"{shown} is not how a value of type {kind} is written", remedy

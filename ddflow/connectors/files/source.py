@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.declared import to_type
+from ddflow.columns.declared import to_arrow_type
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import conform, normal_type
 from ddflow.connectors.files.columnar_reader import ArrowFile, ParquetFile
@@ -455,7 +455,7 @@ def open_files(
 ) -> FilesSource:
     """Open files, folders, patterns, ``s3://`` addresses and ``-`` for standard input as one source.
 
-    ``types``: of columns, where the files' own or guessed ones will not do; as `to_type`
+    ``types``: of columns, where the files' own or guessed ones will not do; as `to_arrow_type`
     takes them.  They may name columns that only occur later on.  ``required``: columns that no file may lack.
     ``known``: the columns of files that came before these; their types count.  O(files), and 2 MiB of each that has no
     types.  Raises `UnreadableInput`, `SchemaMismatch`, `SpecError` for types.
@@ -472,6 +472,6 @@ def open_files(
     "new 'tag' (/2.csv); missing 'city' (/2.csv)")
     [[{'id': 2, 'city': None, 'tag': 'x'}], []]
     """
-    declared = {name: to_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
+    declared = {name: to_arrow_type(kind, f"types, column {name!r}") for name, kind in (types or {}).items()}
     how = replace(how, dialect=how.dialect.validate())
     return FilesSource(in_order(list_places(paths, how.dialect.kind)), declared, list(required), known, how)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import build_lists, decimals_of, floats_of
+from ddflow.columns.casts import build_lists, cast_to_floats, parse_decimals
 from ddflow.columns.schema import is_bytes, is_text, is_word, normal_type
 from ddflow.connectors.files.kinds import USUAL, ValueForms, is_json
 from ddflow.expressions.types import is_number
@@ -93,9 +93,9 @@ def restore_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
         if pat.is_duration(kind):
             return column.cast(pa.int64()).cast(kind)
         if pat.is_decimal(kind):
-            return decimals_of(column, kind)
+            return parse_decimals(column, kind)
     if pat.is_floating(kind):
-        return floats_of(column, kind)
+        return cast_to_floats(column, kind)
     return pa.nulls(len(column)) if pat.is_null(kind) else column.cast(kind)
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.casts import spelled_type
+from ddflow.columns.casts import format_type
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.wider import holding, widening
+from ddflow.columns.wider import find_widening, widen_for_value
 from ddflow.connectors.formats.messages import POSITION, ROW, Messages, is_table_name, nearest_table, wrap_rows
 from ddflow.connectors.formats.parse import Bools, import_duckdb
 from ddflow.connectors.formats.row_columns import (
@@ -304,7 +304,7 @@ def _suggest_wider(
     if row not in bad.narrow:
         return ""
     field, value = bad.narrow[row]
-    wide = None if field.name in (*target.key, *target.deciding) else holding(field.type, value)
+    wide = None if field.name in (*target.key, *target.deciding) else widen_for_value(field.type, value)
     if wide is None:
         endless = pat.is_timestamp(field.type) and _BEYOND.fullmatch(value)
         return f"; {value} is text only: declare {field.name!r} as str, in a new state" if endless else ""
@@ -312,8 +312,8 @@ def _suggest_wider(
         alone = Messages(messages.table.slice(row, 1), messages.what, messages.first + row)
         kinds = format.kinds(alone, [field.name]) if field.name in format.columns(alone) else {}
         told = kinds.get(field.name, wide)
-        wide = told if pat.is_decimal(told) and widening(wide, told) is not None else wide
-    return Widen({field.name: spelled_type(wide)})
+        wide = told if pat.is_decimal(told) and find_widening(wide, told) is not None else wide
+    return Widen({field.name: format_type(wide)})
 
 
 def wrap_messages(format: Format, given: pa.Table, what: str, first: int = 0) -> Messages:

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.casts import decimals_of, floats_of
-from ddflow.columns.schema import first_unreal, is_bytes, is_text
+from ddflow.columns.casts import cast_to_floats, parse_decimals
+from ddflow.columns.schema import find_invalid_time, is_bytes, is_text
 from ddflow.connectors.formats.parse import QUOTED, TEXT, WORDS, Bools, decode_base64, evaluate_sql, parse_objects
 
 PRECISE: Final = "precise"
@@ -46,14 +46,14 @@ def convert_decimals(
     if pat.is_binary(cells.type):
         return decode_decimals(cells, kind, scale)
     if pat.is_floating(cells.type):
-        return decimals_of(cells.cast(pa.string()), kind)
+        return parse_decimals(cells.cast(pa.string()), kind)
     if not is_text(cells.type):
         return cells.cast(kind)
     given = cells
     if quoted:
         cells = pc.ascii_trim(cells, '"')
     if mode != PRECISE:
-        return decimals_of(cells, kind)
+        return parse_decimals(cells, kind)
     if quoted and not _has_only_strings(given):
         bare = pc.fill_null(pc.match_substring_regex(given, r"^[-0-9]"), False)  # no JSON string, so no bytes
         if pc.any(bare).as_py():
@@ -159,7 +159,7 @@ def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Arra
     [datetime.date(2023, 11, 14), datetime.date(2023, 11, 14)]
     """
     made = _convert_times(cells, kind, unit)
-    if first_unreal(made) >= 0:
+    if find_invalid_time(made) >= 0:
         raise ValueError("no clock or calendar has it")
     return made
 
@@ -325,7 +325,7 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Arra
         return _read_nested(cells, kind, how)
     if is_bytes(kind):
         return _decode_bytes(cells, how).cast(kind) if is_text(cells.type) else cells.cast(kind)
-    return floats_of(cells, kind) if pat.is_floating(kind) else cells.cast(kind)
+    return cast_to_floats(cells, kind) if pat.is_floating(kind) else cells.cast(kind)
 
 
 def _read_extension(cells: pa.Array, kind: Any, how: CellForm) -> pa.Array:

@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.names import near
-from ddflow.columns.schema import is_text, one_chunk, plain
+from ddflow.columns.names import find_nearest_name
+from ddflow.columns.schema import decode_array, is_text, to_array
 from ddflow.connectors.formats.parse import Bools
 from ddflow.errors import Option, Phrase, Row, SchemaMismatch
 
@@ -139,14 +139,14 @@ class Messages:
 
 def wrap_rows(given: pa.Table) -> pa.Table:
     """Convert rows to messages with structs of their columns as values.  O(columns), O(rows) in several chunks."""
-    columns = [plain(one_chunk(column)) for column in given.columns]
+    columns = [decode_array(to_array(column)) for column in given.columns]
     if not columns:
         return pa.table({VALUE: pa.nulls(0, pa.struct([]))})
     return pa.table({VALUE: pa.StructArray.from_arrays(columns, names=given.column_names)})
 
 
 def _flatten_column(given: pa.Table, name: str) -> pa.Array:
-    return plain(one_chunk(given.column(name)))
+    return decode_array(to_array(given.column(name)))
 
 
 def _decode_utf8(column: pa.Array) -> tuple[pa.Array, Bools]:
@@ -228,7 +228,7 @@ def nearest_table(name: str, tables: Iterable[str]) -> str | None:
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         ends = {".".join(each.split(".")[-count:]): each for each in tables if each.count(".") >= count - 1}
-        if (found := near(".".join(parts[-count:]), ends)) is not None:
+        if (found := find_nearest_name(".".join(parts[-count:]), ends)) is not None:
             return ends[found]
     return None
 

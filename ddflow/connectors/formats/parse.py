@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.schema import one_chunk
+from ddflow.columns.schema import to_array
 from ddflow.errors import import_extra
 
 TEXT: Final = "VARCHAR"
@@ -181,7 +181,7 @@ def evaluate_json(text: pa.Array, sql: str) -> tuple[pa.Array, Bools]:
 def evaluate_sql(column: pa.Array, sql: str) -> pa.Array:
     """Evaluate an expression over ``v`` on a column.  O(bytes).  Raises DuckDB's errors."""
     made = _connection().from_arrow(pa.table({"v": column})).project(f"{sql} as v").to_arrow_table()
-    return one_chunk(made.column(0))
+    return to_array(made.column(0))
 
 
 def decode_base64(text: pa.Array) -> pa.Array:

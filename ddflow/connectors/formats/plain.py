@@ -29,7 +29,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import DIFF, TIME, did_you_mean
-from ddflow.columns.schema import check_sound, is_text, lossless, one_chunk, plain
+from ddflow.columns.schema import cast_losslessly, check_values, decode_array, is_text, to_array
 from ddflow.connectors.formats import row_columns
 from ddflow.connectors.formats.base import DELETED, BadMessages, Format, Ints, MessageTarget, OnBad, Upserts
 from ddflow.connectors.formats.cells import (
@@ -199,11 +199,11 @@ def mark_misfits(
 
 def _cast_column(column: pa.ChunkedArray, field: pa.Field, asked: str) -> pa.Array:
     """Cast a column from a function to its type; text is read as in messages.  Raises `BadMessage`."""
-    cells, kind = plain(one_chunk(column)), field.type
+    cells, kind = decode_array(to_array(column)), field.type
     try:
-        check_sound(pa.table({field.name: cells}), asked)
+        check_values(pa.table({field.name: cells}), asked)
         if not is_text(cells.type) or is_text(kind):
-            return lossless(column, field, asked)
+            return cast_losslessly(column, field, asked)
     except SchemaMismatch as error:
         found = f"its function gave {field.name!r} as {column.type}: {error.found}"
         raise BadMessage(asked, found, f"give {kind}; nothing was taken in") from None

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, NamedTuple, TypedDict
 import numpy as np
 import pyarrow as pa
 
-from ddflow.columns.wider import evolve_column
+from ddflow.columns.wider import suggest_evolve
 from ddflow.connectors.api import BatchStart, OpenSource, Polled, Source, UndeclaredColumn
 from ddflow.connectors.files.csv_reader import drop_blank_lines, read_line_blocks
 from ddflow.connectors.files.kinds import PLAIN, Dialect, find_kind
@@ -256,7 +256,7 @@ class FollowedFiles(OpenSource):
             raise SourceChanged(f"read {self._file_name(file)}", found, remedy)
         dialect, declared = self._written[file], {*self.schema.names} - {*self._guessed}
         place = self._there.place(file, stamp, dialect.kind)
-        how = FileOptions(dialect=dialect, empty=True, retype=evolve_column, converts=declared)
+        how = FileOptions(dialect=dialect, empty=True, retype=suggest_evolve, converts=declared)
         source = FilesSource([place], {}, [], self.schema, how)
         there = source.columns(place.name)
         self._beside = {

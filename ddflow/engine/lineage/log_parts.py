@@ -28,9 +28,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.columns.schema import conform, normal_type, plain
-from ddflow.columns.widening import Inexact, widen_column
-from ddflow.columns.wider import widening
+from ddflow.columns.schema import conform, decode_array, normal_type
+from ddflow.columns.widening import InexactValue, widen_column
+from ddflow.columns.wider import find_widening
 from ddflow.connectors.to_arrow import is_rows, to_arrow_rows, to_table
 from ddflow.dataflow.admission import Admission, MessagesRead
 from ddflow.engine.full_contents import decode_order, encode_order, list_order_columns, parse_order
@@ -277,10 +277,12 @@ def widen_narrow_columns(table: pa.Table, schema: pa.Schema, what: str) -> pa.Ta
     for at, field in enumerate(table.schema):
         wanted = schema.get_field_index(field.name)
         kind = normal_type(field.type)
-        if wanted >= 0 and widening(kind, schema.field(wanted).type) is not None:
+        if wanted >= 0 and find_widening(kind, schema.field(wanted).type) is not None:
             try:
-                made = [widen_column(plain(chunk), schema.field(wanted).type) for chunk in table.column(at).chunks]
-            except Inexact as error:
+                made = [
+                    widen_column(decode_array(chunk), schema.field(wanted).type) for chunk in table.column(at).chunks
+                ]
+            except InexactValue as error:
                 asked, found = f"column {field.name!r} of rows for {what}", f"{error}, and it was {kind}"
                 raise SchemaMismatch(asked, found, "mend the rows, or give the log in the types of the state") from None
             column = pa.chunked_array(made, schema.field(wanted).type)

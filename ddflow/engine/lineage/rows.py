@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.columns.names import RESERVED, did_you_mean
-from ddflow.columns.row_match import Alike
+from ddflow.columns.row_match import RowMatcher
 from ddflow.connectors.to_arrow import is_rows, to_table
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Keep, pick_alike, trace_names
@@ -57,7 +57,7 @@ def find_origins(
     """
     asked = f"why of {name!r} with {list(row) if isinstance(row, Mapping) else repr(row)[:99]}"
     graph, node = dataflow.graph, dataflow.flow.outputs[name]
-    nodes, alike = list_ancestors(dataflow, node), Alike(graph.secret)
+    nodes, alike = list_ancestors(dataflow, node), RowMatcher(graph.secret)
     inputs = {graph.names[each]: each for each in nodes if each in graph.names}
     if lost := [each for each in inputs if not graph.inputs[each].bound.is_kept]:
         found = f"it is made of rows of the inputs {lost}, which are not kept"
@@ -75,7 +75,7 @@ def find_origins(
         net = {each: subtract(made[each], before[each], graph.secret) for each in nodes}
         held = _consolidate_tables(net, graph.secret)
         both = {each: pa.concat_tables([wanted[each], earlier[each]]) for each in nodes}
-        wanted = {each: alike.rows(held[each], both[each], each.schema.names) for each in nodes}
+        wanted = {each: alike.select_matches(held[each], both[each], each.schema.names) for each in nodes}
     rows_of = {of: _sort_rows(wanted[each], each, graph.secret) for of, each in inputs.items()}
     shown = _sort_rows(wanted[node], node, graph.secret)
     stories = () if log is None else _make_stories(dataflow, rows_of, log, asked)
@@ -87,14 +87,14 @@ def find_origins(
 
 
 def _collect_origins(
-    nodes: Sequence[Collection], given: pa.Table, held: Mapping[Collection, pa.Table], alike: Alike, asked: str
+    nodes: Sequence[Collection], given: pa.Table, held: Mapping[Collection, pa.Table], alike: RowMatcher, asked: str
 ) -> dict[Collection, pa.Table]:
     """Collect the rows of each collection that make the last collection's rows with some values.
 
     Raises `NotReadable` for more than `MOST` of them.
     """
     node = nodes[-1]
-    wanted = {node: alike.rows(held[node], given, given.schema.names)}
+    wanted = {node: alike.select_matches(held[node], given, given.schema.names)}
     if (rows := wanted[node].num_rows) > MOST:
         found = f"{rows:,} of its rows have these values, and {MOST} are explained together at most"
         raise NotReadable(asked, found, f"give more of its columns {node.schema.names}")
@@ -103,7 +103,7 @@ def _collect_origins(
             parts = each.behind(wanted[each], [held[of] for of in each.inputs], alike)
             for of, part in zip(each.inputs, parts, strict=True):
                 both = [part] if of not in wanted else [wanted[of], part]
-                wanted[of] = alike.rows(held[of], pa.concat_tables(both), of.schema.names)
+                wanted[of] = alike.select_matches(held[of], pa.concat_tables(both), of.schema.names)
     return wanted
 
 
@@ -117,11 +117,11 @@ def find_matching_rows(
 ) -> Updates:
     """Return the rows of a collection that have some values. O(rows of the collections that it is made of)."""
     told = trace_names(list_ancestors(dataflow, node), {name: name for name in given})
-    keep = _make_filter(pa.table(dict(given)), told, Alike(dataflow.secret))
+    keep = _make_filter(pa.table(dict(given)), told, RowMatcher(dataflow.secret))
     return dataflow.graph.contents([node], as_of, keep)[node]
 
 
-def _make_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: Alike) -> Keep:
+def _make_filter(given: pa.Table, told: Mapping[Collection, Mapping[str, str]], alike: RowMatcher) -> Keep:
     """Make a filter for a collection's rows that keeps those with the values of a row."""
     return lambda of, rows: pick_alike(rows, given, told[of], alike) if told[of] else rows
 

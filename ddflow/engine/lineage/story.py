@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF, TIME
-from ddflow.columns.rows import shown_row
+from ddflow.columns.rows import format_row
 from ddflow.connectors.formats.base import BAD
 from ddflow.connectors.formats.messages import POSITION, ROW
 from ddflow.engine.run.source_reader import SourceFeed
@@ -243,7 +243,7 @@ class Origins(TextAnswer):
 
 
 def _list_rows(table: pa.Table) -> list[dict[str, Any]]:
-    return [shown_row(table, i) for i in range(table.num_rows)]
+    return [format_row(table, i) for i in range(table.num_rows)]
 
 
 def _format_rows(table: pa.Table, *, signed: bool = False) -> list[str]:

@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 from ddflow.columns.hashing import Ints, Secret, value_hashes
 from ddflow.columns.names import DIFF
 from ddflow.columns.rows import gather
-from ddflow.columns.schema import empty
+from ddflow.columns.schema import empty_table
 from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import Updates, concat, consolidate, negate, time_column
@@ -84,7 +84,7 @@ def net_changes(graph: Graph, node: Collection, t1: int, t2: int) -> pa.Table:
             "give the earlier time first; negate the diffs to go back",
         )
     if t1 == t2:
-        return empty(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
+        return empty_table(pa.schema([*node.schema, pa.field(DIFF, pa.int64(), nullable=False)]))
     net = subtract(graph.accumulate(node, t2), graph.accumulate(node, t1), graph.secret)
     return net.to_table(node.schema, None)
 

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Secret, value_hashes
 from ddflow.columns.names import DIFF, did_you_mean
-from ddflow.columns.schema import one_chunk
+from ddflow.columns.schema import to_array
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.result import format_values
 from ddflow.engine.read.history import check_readable
@@ -86,7 +86,7 @@ class LiveRows:
         order, first = self.find_order(names), np.arange(min(self.most, rows.num_rows))
         if order is not None and rows.num_rows:
             try:
-                column = pa.table({"by": one_chunk(rows.column(order[0]))})
+                column = pa.table({"by": to_array(rows.column(order[0]))})
                 first = np.asarray(pc.sort_indices(column, [("by", order[1])]))[: self.most]
             except pa.ArrowNotImplementedError:  # a type without an order
                 pass

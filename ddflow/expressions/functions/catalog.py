@@ -6,10 +6,10 @@ Functions of choice (``coalesce``, ``if``) are entered here, and casts by name.
 Guarantees: every name gives a function or a Refusal with the reason: it aggregates rows, it differs from call to call,
 it makes several rows, or there is none of that name, with the name that was probably meant or what to write instead.
 
->>> find("Upper").name
+>>> find_function("Upper").name
 'upper'
 >>> try:
-...     find("uper")
+...     find_function("uper")
 ... except Refusal as refusal:
 ...     print(refusal.fix.partition(";")[0])
 did you mean upper?
@@ -24,8 +24,15 @@ import pyarrow as pa
 
 from ddflow.expressions import functions
 from ddflow.expressions.casts import convert
-from ddflow.expressions.functions.table import FUNCTIONS, Function, function, instead, is_known_elsewhere, same
-from ddflow.expressions.logic import choice, compare, condition, first_valid, is_null, negation
+from ddflow.expressions.functions.table import (
+    FUNCTIONS,
+    SqlFunction,
+    find_replacement,
+    is_known_elsewhere,
+    sql_function,
+    take_unchanged,
+)
+from ddflow.expressions.logic import case_when, coalesce, comparison, is_null, negation, to_condition
 from ddflow.expressions.node import Node, Refusal, constant, null
 from ddflow.expressions.types import BINARY, BOOL, DATE, DOUBLE, FLOAT, INSTANT, INT8, INT16, INT32, INT64, STRING, WALL
 
@@ -33,30 +40,30 @@ for _each in iter_modules(functions.__path__):
     import_module(f"{functions.__name__}.{_each.name}")
 
 
-def _names(text: str) -> frozenset[str]:
+def _split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_AGGREGATES = _names("""
+_AGGREGATES = _split_names("""
     any any_value approx_count_distinct approx_percentile arg_max arg_min array_agg avg bit_and bit_or bit_xor bool_and
     bool_or collect_list collect_set corr count count_if covar_pop covar_samp every first first_value group_concat
     grouping kurtosis last
     last_value listagg max max_by mean median min min_by mode percentile percentile_approx regr_count skewness some
     std stddev stddev_pop stddev_samp string_agg sum try_avg try_sum var_pop var_samp variance
 """)
-_UNKEPT = _names("""
+_UNKEPT = _split_names("""
     approx_count_distinct approx_percentile arg_max arg_min bit_and bit_or bit_xor corr count_if covar_pop covar_samp
     group_concat grouping kurtosis listagg max_by median min_by mode percentile percentile_approx regr_count skewness
     string_agg try_avg try_sum
 """)
 _KEPT = "there are array_agg, avg, bool_and, bool_or, count, first, last, max, min, stddev_*, sum, var_*"
 _INSTEAD_OF = {"count_if": "write count(*) filter (where ...)", "approx_count_distinct": "write count(distinct x)"}
-_WINDOWS = _names("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number")
-_CHANGING = _names("""
+_WINDOWS = _split_names("cume_dist dense_rank lag lead nth_value ntile percent_rank rank row_number")
+_CHANGING = _split_names("""
     curdate current_date current_timestamp current_time current_user localtimestamp monotonically_increasing_id now rand
     randn random randstr session_user shuffle spark_partition_id today uniform user uuid
 """)
-_GENERATORS = _names(
+_GENERATORS = _split_names(
     "explode explode_outer generate_series inline inline_outer posexplode posexplode_outer stack unnest"
 )
 
@@ -79,7 +86,7 @@ ALIKE = 0.8
 """How alike a name must be to be meant; from 0 to 1."""
 
 
-def find(name: str) -> Function:
+def find_function(name: str) -> SqlFunction:
     """Find the function called ``name``, in any case. Raises Refusal if there is none."""
     lower = name.lower()
     if lower in FUNCTIONS:
@@ -99,31 +106,33 @@ def find(name: str) -> Function:
     if lower in _GENERATORS:
         raise Refusal(f"{lower} makes several rows of one", "unnest before the rows come in")
     found = f"there is no function {name}"
-    if (made := instead(lower)) is not None:
+    if (made := find_replacement(lower)) is not None:
         raise Refusal(found, f"write for example {made}")
     near = [] if is_known_elsewhere(lower) else get_close_matches(lower, FUNCTIONS, n=2, cutoff=ALIKE)
     hint = f"did you mean {' or '.join(near)}?; " if near else ""
     raise Refusal(found, f"{hint}known are {', '.join(sorted(FUNCTIONS))}")
 
 
-@function("nullif", takes=[same, same])
+@sql_function("nullif", takes=[take_unchanged, take_unchanged])
 def nullif(value: Node, other: Node) -> Node:
-    return choice([compare("=", value, other)], [null(value.type), value], "nullif")
+    return case_when([comparison("=", value, other)], [null(value.type), value], "nullif")
 
 
-function("coalesce", takes=[same], more=True)(lambda *values: first_valid(values, "coalesce"))
-function("nvl", "ifnull", takes=[same, same])(lambda *values: first_valid(values, "nvl"))
-function("nvl2", takes=[same, same, same])(
-    lambda value, valid, other: choice([negation(is_null(value))], [valid, other], "nvl2")
+sql_function("coalesce", takes=[take_unchanged], more=True)(lambda *values: coalesce(values, "coalesce"))
+sql_function("nvl", "ifnull", takes=[take_unchanged, take_unchanged])(lambda *values: coalesce(values, "nvl"))
+sql_function("nvl2", takes=[take_unchanged, take_unchanged, take_unchanged])(
+    lambda value, valid, other: case_when([negation(is_null(value))], [valid, other], "nvl2")
 )
-function("nullifzero", takes=[same])(lambda value: nullif(value, constant(pa.scalar(0, INT32), literal=True)))
-function("if", takes=[same, same, same])(
-    lambda test, yes, no: choice([condition(test, "the condition of if")], [yes, no], "if")
+sql_function("nullifzero", takes=[take_unchanged])(
+    lambda value: nullif(value, constant(pa.scalar(0, INT32), literal=True))
 )
-function("isnull", takes=[same])(is_null)
-function("isnotnull", takes=[same])(lambda value: negation(is_null(value)))
+sql_function("if", takes=[take_unchanged, take_unchanged, take_unchanged])(
+    lambda test, yes, no: case_when([to_condition(test, "the condition of if")], [yes, no], "if")
+)
+sql_function("isnull", takes=[take_unchanged])(is_null)
+sql_function("isnotnull", takes=[take_unchanged])(lambda value: negation(is_null(value)))
 
 
 for _name, _kind in TYPES.items():
     if _name != "timestamp_ntz":
-        function(_name, takes=[same])(partial(convert, kind=_kind))
+        sql_function(_name, takes=[take_unchanged])(partial(convert, kind=_kind))

@@ -23,11 +23,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.expressions.arithmetic import FIELDS, days_between, part, shift_days
-from ddflow.expressions.casts import as_text, convert, wall
-from ddflow.expressions.functions.table import FUNCTIONS, Take, date, function, literal, moment, row_function, same
+from ddflow.expressions.arithmetic import FIELDS, days_between, extract_duration_part, shift_days
+from ddflow.expressions.casts import as_text, convert, to_wall_clock
+from ddflow.expressions.functions.table import (
+    FUNCTIONS,
+    Take,
+    row_function,
+    sql_function,
+    take_date,
+    take_timestamp,
+    take_unchanged,
+    text_literal,
+)
 from ddflow.expressions.logic import literal_text
-from ddflow.expressions.node import Compute, Node, Refusal, apply, fits, on_arrays
+from ddflow.expressions.node import Compute, Node, Refusal, accept_scalars, apply, check_text_size
 from ddflow.expressions.types import (
     DATE,
     INSTANT,
@@ -43,12 +52,12 @@ from ddflow.expressions.types import (
 )
 
 
-def _part(kernel: Callable[..., pa.Array], values: pa.Array) -> pa.Array:
+def _extract_part(kernel: Callable[..., pa.Array], values: pa.Array) -> pa.Array:
     return kernel(values).cast(INT32)
 
 
-def _clock_part(kernel: Compute, values: pa.Array) -> pa.Array:
-    return _part(kernel, wall(values))
+def _extract_clock_part(kernel: Compute, values: pa.Array) -> pa.Array:
+    return _extract_part(kernel, to_wall_clock(values))
 
 
 _DATE_PARTS: dict[Compute, tuple[str, ...]] = {
@@ -62,9 +71,9 @@ _DATE_PARTS: dict[Compute, tuple[str, ...]] = {
     partial(pc.day_of_week, count_from_zero=False, week_start=7): ("dayofweek",),
 }
 for _kernel, _names in _DATE_PARTS.items():
-    row_function(on_arrays(partial(_part, _kernel)), *_names, takes=[date])
+    row_function(accept_scalars(partial(_extract_part, _kernel)), *_names, takes=[take_date])
 for _kernel, _name in ((pc.hour, "hour"), (pc.minute, "minute"), (pc.second, "second")):
-    row_function(on_arrays(partial(_clock_part, _kernel)), _name, takes=[moment])
+    row_function(accept_scalars(partial(_extract_clock_part, _kernel)), _name, takes=[take_timestamp])
 
 _EXTRACTED = {
     "YEAR": "year",
@@ -86,7 +95,7 @@ def extract(field: str, node: Node) -> Node:
         if field.upper() not in FIELDS:
             found = f"extract({field.lower()} from a duration) is not supported"
             raise Refusal(found, f"fields are {', '.join(FIELDS).lower()}, which is its seconds")
-        return part(field.upper(), node)
+        return extract_duration_part(field.upper(), node)
     name = _EXTRACTED.get(field.upper())
     if name is None:
         raise Refusal(
@@ -110,7 +119,7 @@ _UNITS = {
 }
 
 
-def _unit(*allowed: str) -> Take:
+def _unit_literal(*allowed: str) -> Take:
     """Build a reader of the literal of a unit, which gives the unit's one name."""
 
     def take(node: Node, name: str) -> str | None:
@@ -123,39 +132,39 @@ def _unit(*allowed: str) -> Take:
     return take
 
 
-@function("date_trunc", takes=[_unit(*set(_UNITS.values())), moment], of_null=INSTANT)
+@sql_function("date_trunc", takes=[_unit_literal(*set(_UNITS.values())), take_timestamp], of_null=INSTANT)
 def date_trunc(unit: str, node: Node) -> Node:
     """Truncate a timestamp to the start of its unit, as a timestamp."""
-    compute = on_arrays(lambda values: pc.floor_temporal(wall(values), unit=unit).cast(INSTANT))
+    compute = accept_scalars(lambda values: pc.floor_temporal(to_wall_clock(values), unit=unit).cast(INSTANT))
     return apply(compute, convert(node, INSTANT))
 
 
-@function("trunc", takes=[date, _unit("year", "quarter", "month", "week")], of_null=DATE)
+@sql_function("trunc", takes=[take_date, _unit_literal("year", "quarter", "month", "week")], of_null=DATE)
 def trunc(node: Node, unit: str) -> Node:
     """Truncate a date to the first day of its year, quarter, month or week."""
     return apply(lambda values: pc.floor_temporal(values, unit=unit), node)
 
 
-@function("to_date", takes=[same])
+@sql_function("to_date", takes=[take_unchanged])
 def to_date(node: Node) -> Node:
     return convert(node if node.type == DATE or is_time(node.type) else as_text(node), DATE)
 
 
-@function("datediff", "date_diff", takes=[date, date])
+@sql_function("datediff", "date_diff", takes=[take_date, take_date])
 def datediff(end: Node, start: Node) -> Node:
     """Count the days from start to end."""
     return days_between(end, start)
 
 
-def _days(node: Node, name: str) -> Node:
+def _take_days(node: Node, name: str) -> Node:
     if node.type == INT64 or not (is_integer(node.type) or node.type in (STRING, NULL)):
         raise Refusal(f"{name} takes an int of days, and this is {sql_name(node.type)}", "cast to int first")
     return node
 
 
-function("to_timestamp", takes=[moment])(lambda node: convert(node, INSTANT))
-function("date_add", "dateadd", takes=[date, _days])(partial(shift_days, sign="+"))
-function("date_sub", takes=[date, _days])(partial(shift_days, sign="-"))
+sql_function("to_timestamp", takes=[take_timestamp])(lambda node: convert(node, INSTANT))
+sql_function("date_add", "dateadd", takes=[take_date, _take_days])(partial(shift_days, sign="+"))
+sql_function("date_sub", takes=[take_date, _take_days])(partial(shift_days, sign="-"))
 
 
 Part = Callable[[pa.Array], pa.Array]
@@ -176,11 +185,11 @@ def _pick_name(part: Part, names: Sequence[str]) -> Part:
     return lambda values: pa.array(names).take(part(values))
 
 
-def _hours(*hours: int) -> Part:
+def _format_hours(*hours: int) -> Part:
     return lambda values: pa.array(hours * (24 // len(hours))).take(pc.hour(values))
 
 
-def _fraction(digits: int) -> Part:
+def _format_fraction(digits: int) -> Part:
     def part(values: pa.Array) -> pa.Array:
         micros = np.asarray(pc.fill_null(values.cast(INT64), 0)) % 1_000_000
         text = pc.utf8_lpad(pa.array(micros * 1000).cast(STRING), 9, "0")
@@ -189,11 +198,11 @@ def _fraction(digits: int) -> Part:
     return part
 
 
-def _text(text: str) -> Part:
+def _fixed_text(text: str) -> Part:
     return lambda values: pc.if_else(values.is_valid(), pa.scalar(text, STRING), pa.scalar(None, STRING))
 
 
-def _month(values: pa.Array) -> pa.Array:
+def _month_index(values: pa.Array) -> pa.Array:
     return pc.subtract(pc.month(values), 1)
 
 
@@ -203,8 +212,8 @@ _PARTS: Final[dict[str, Part]] = {
     "yy": lambda values: pc.utf8_slice_codeunits(_YEAR(values), 2, 4),
     "yyyy": _YEAR,
     **{letter * width: _pad_number(pc.month, width) for letter in "ML" for width in (1, 2)},
-    **{letter * 3: _pick_name(_month, [name[:3] for name in _MONTHS]) for letter in "ML"},
-    **{letter * 4: _pick_name(_month, _MONTHS) for letter in "ML"},
+    **{letter * 3: _pick_name(_month_index, [name[:3] for name in _MONTHS]) for letter in "ML"},
+    **{letter * 4: _pick_name(_month_index, _MONTHS) for letter in "ML"},
     "d": _pad_number(pc.day),
     "dd": _pad_number(pc.day, 2),
     "D": _pad_number(pc.day_of_year),
@@ -215,17 +224,17 @@ _PARTS: Final[dict[str, Part]] = {
     "QQ": _pad_number(pc.quarter, 2),
     "a": _pick_name(pc.hour, ["AM"] * 12 + ["PM"] * 12),
     **{"H" * width: _pad_number(pc.hour, width) for width in (1, 2)},
-    **{"h" * width: _pad_number(_hours(12, *range(1, 12)), width) for width in (1, 2)},
-    **{"K" * width: _pad_number(_hours(*range(12)), width) for width in (1, 2)},
-    **{"k" * width: _pad_number(_hours(24, *range(1, 24)), width) for width in (1, 2)},
+    **{"h" * width: _pad_number(_format_hours(12, *range(1, 12)), width) for width in (1, 2)},
+    **{"K" * width: _pad_number(_format_hours(*range(12)), width) for width in (1, 2)},
+    **{"k" * width: _pad_number(_format_hours(24, *range(1, 24)), width) for width in (1, 2)},
     **{"m" * width: _pad_number(pc.minute, width) for width in (1, 2)},
     **{"s" * width: _pad_number(pc.second, width) for width in (1, 2)},
-    **{"S" * width: _fraction(width) for width in range(1, 10)},
-    **dict.fromkeys(("X" * width for width in (1, 2, 3)), _text("Z")),
+    **{"S" * width: _format_fraction(width) for width in range(1, 10)},
+    **dict.fromkeys(("X" * width for width in (1, 2, 3)), _fixed_text("Z")),
 }
 
 
-@function("date_format", takes=[moment, literal("the pattern of date_format")])
+@sql_function("date_format", takes=[take_timestamp, text_literal("the pattern of date_format")])
 def date_format(node: Node, pattern: str) -> Node:
     """Format a timestamp as text, by a pattern of Java's letters in the locale en-US.
 
@@ -243,26 +252,26 @@ def date_format(node: Node, pattern: str) -> Node:
     >>> FUNCTIONS["date_format"].call([noon, constant(pa.scalar("EEE d MMM yyyy, h:mm a"))]).constant
     <pyarrow.StringScalar: 'Thu 29 Feb 2024, 12:05 PM'>
     """
-    parts = _pattern_parts(pattern)
+    parts = _compile_pattern(pattern)
     longest = len(pattern.encode()) + _LONGEST * len(parts)
 
     def compute(values: pa.Array) -> pa.Array:
-        fits("date_format", [values], lambda _: float(len(values) * longest))
+        check_text_size("date_format", [values], lambda _: float(len(values) * longest))
         least, most = (bound(pc.year(values)).as_py() for bound in (pc.min, pc.max))
         if least is not None and not 0 <= least <= most <= 9999:
             raise pa.ArrowInvalid("date_format of a year that has not four digits")
-        plain = wall(values)
-        return pc.binary_join_element_wise(*(part(plain) for part in parts), _text("")(plain), "")
+        plain = to_wall_clock(values)
+        return pc.binary_join_element_wise(*(part(plain) for part in parts), _fixed_text("")(plain), "")
 
-    return apply(on_arrays(compute), node, fallible=True)
+    return apply(accept_scalars(compute), node, fallible=True)
 
 
-def _pattern_parts(pattern: str) -> list[Part]:
+def _compile_pattern(pattern: str) -> list[Part]:
     """Choose a function for each piece of a pattern.  Raises Refusal for letters that are not supported."""
     out: list[Part] = []
-    for piece in _pieces(pattern):
+    for piece in _split_pattern(pattern):
         if piece[0] == "'" and len(piece) > 1:
-            out.append(_text("'" if piece == "''" else piece[1:-1].replace("''", "'")))
+            out.append(_fixed_text("'" if piece == "''" else piece[1:-1].replace("''", "'")))
         elif piece in _PARTS:
             out.append(_PARTS[piece])
         elif (piece[0].isalpha() and piece.isascii()) or piece in ("'", "[", "]", "{", "}", "#"):
@@ -271,14 +280,14 @@ def _pattern_parts(pattern: str) -> list[Part]:
                 f"{piece!r} in the pattern of date_format is not supported", f"letters are {known}, S; text in ''"
             )
         else:
-            out.append(_text(piece))
+            out.append(_fixed_text(piece))
     return out
 
 
-def _pieces(pattern: str) -> list[str]:
+def _split_pattern(pattern: str) -> list[str]:
     """Split a pattern into quoted text, runs of one letter, and single characters.
 
-    >>> _pieces("yyyy-MM'T'''")
+    >>> _split_pattern("yyyy-MM'T'''")
     ['yyyy', '-', 'MM', "'T'''"]
     """
     return [found[0] for found in re.finditer(r"'(?:[^']|'')*'|([A-Za-z])\1*|.", pattern, re.DOTALL)]
@@ -296,7 +305,7 @@ _CYCLE: Final = 146_097 * 86_400_000_000
 """400 years, after which days of the week and of the year are the same, in microseconds."""
 
 
-def _zone(node: Node, name: str) -> str | None:
+def _zone_literal(node: Node, name: str) -> str | None:
     """Read the literal of a zone.  Raises Refusal for an unknown zone."""
     text = literal_text(node, f"the zone of {name}")
     if text is None:
@@ -305,7 +314,7 @@ def _zone(node: Node, name: str) -> str | None:
     try:
         if not _NAMES.fullmatch(zone):
             raise pa.ArrowInvalid("it has another form")
-        _end(zone)
+        _find_rules_end(zone)
     except (pa.ArrowInvalid, ZoneInfoNotFoundError):
         remedy = "write an area and a city, or an offset: 'Europe/Zurich', '+02:00', 'UTC'"
         raise Refusal(f"{text!r} is no zone that this machine knows", remedy) from None
@@ -313,7 +322,7 @@ def _zone(node: Node, name: str) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _end(zone: str) -> int:
+def _find_rules_end(zone: str) -> int:
     """Find the end of the rules that Arrow's kernels know, in microseconds.  Raises their errors for unknown zones."""
     shown = pc.local_timestamp(pa.array(_PROBED, pa.timestamp("us", zone))).to_pylist()
     if re.fullmatch(_OFFSET, zone):
@@ -324,7 +333,7 @@ def _end(zone: str) -> int:
     return (last - _EPOCH) // _MICROSECOND
 
 
-def _far(times: Any, zone: str, local: bool) -> Any:
+def _compute_offsets(times: Any, zone: str, local: bool) -> Any:
     """Compute a zone's offset from UTC at times in microseconds.  ``local``: whether they are times of its clock."""
     of, out = ZoneInfo(zone), list[int]()
     unique, places = np.unique(times, return_inverse=True)
@@ -338,8 +347,11 @@ def _far(times: Any, zone: str, local: bool) -> Any:
 
 
 def _move_times(values: pa.Array, name: str, zone: str, near: Callable[[pa.Array], pa.Array], local: bool) -> pa.Array:
-    """Convert times by ``near``, or by `_far` if Arrow knows no rules.  Raises ArrowInvalid for years out of range."""
-    plain = wall(values)
+    """Convert times by ``near``, or by `_compute_offsets` if Arrow knows no rules.
+
+    Raises ArrowInvalid for years out of range.
+    """
+    plain = to_wall_clock(values)
     words = plain.cast(INT64)
     least, most = pc.min(words).as_py(), pc.max(words).as_py()
     if least is None:
@@ -348,14 +360,14 @@ def _move_times(values: pa.Array, name: str, zone: str, near: Callable[[pa.Array
         raise pa.ArrowInvalid(f"{name} of a year that is not 1 to 9999")
     made = near(plain)
     given = np.asarray(words.fill_null(0))
-    if not (far := np.flatnonzero(given >= _end(zone))).size:
+    if not (far := np.flatnonzero(given >= _find_rules_end(zone))).size:
         return made
     out = np.array(made.cast(INT64).fill_null(0))
-    out[far] = given[far] + (-1 if local else 1) * _far(given[far], zone, local)
+    out[far] = given[far] + (-1 if local else 1) * _compute_offsets(given[far], zone, local)
     return pa.array(out, mask=np.asarray(plain.is_null())).cast(WALL).cast(INSTANT)
 
 
-@function("from_utc_timestamp", takes=[moment, _zone], of_null=INSTANT)
+@sql_function("from_utc_timestamp", takes=[take_timestamp, _zone_literal], of_null=INSTANT)
 def from_utc_timestamp(node: Node, zone: str) -> Node:
     """Convert UTC to the time that a clock of the zone shows, stored as if it were UTC.
 
@@ -372,10 +384,10 @@ def from_utc_timestamp(node: Node, zone: str) -> Node:
     def compute(values: pa.Array) -> pa.Array:
         return _move_times(values, "from_utc_timestamp", zone, near, False)
 
-    return apply(on_arrays(compute), convert(node, INSTANT), fallible=True)
+    return apply(accept_scalars(compute), convert(node, INSTANT), fallible=True)
 
 
-@function("to_utc_timestamp", takes=[moment, _zone], of_null=INSTANT)
+@sql_function("to_utc_timestamp", takes=[take_timestamp, _zone_literal], of_null=INSTANT)
 def to_utc_timestamp(node: Node, zone: str) -> Node:
     """Convert a time of the zone's clock, stored as if it were UTC, to its instant."""
 
@@ -387,4 +399,4 @@ def to_utc_timestamp(node: Node, zone: str) -> Node:
     def compute(values: pa.Array) -> pa.Array:
         return _move_times(values, "to_utc_timestamp", zone, near, True)
 
-    return apply(on_arrays(compute), convert(node, INSTANT), fallible=True)
+    return apply(accept_scalars(compute), convert(node, INSTANT), fallible=True)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.expressions.digits import read_date, read_decimal, read_timestamp
+from ddflow.expressions.digits import parse_dates, parse_decimal_texts, parse_timestamps
 from ddflow.expressions.functions.json_text import (
     BAD,
     NOTHING,
@@ -33,8 +33,8 @@ from ddflow.expressions.functions.json_text import (
     parse_json,
     write_json,
 )
-from ddflow.expressions.functions.table import function, literal, text
-from ddflow.expressions.node import COLUMN, Node, Refusal, TooBig, apply, on_arrays
+from ddflow.expressions.functions.table import sql_function, take_text, text_literal
+from ddflow.expressions.node import COLUMN, Node, Refusal, TextTooLarge, accept_scalars, apply
 from ddflow.expressions.types import BOOL, DATE, DOUBLE, INSTANT, INT32, INT64, MOST_DIGITS, STRING, WALL
 
 MOST_LEVELS: Final = 16
@@ -53,40 +53,40 @@ _KINDS: Final = {
 }
 
 
-def _texts(name: str, values: Sequence[str | None]) -> pa.Array:
-    """Build a column of texts; halves of surrogate pairs become question marks.  Raises TooBig."""
+def _build_texts(name: str, values: Sequence[str | None]) -> pa.Array:
+    """Build a column of texts; halves of surrogate pairs become question marks.  Raises TextTooLarge."""
     encoded = [None if value is None else value.encode("utf-8", "replace") for value in values]
     total = sum(len(each) for each in encoded if each is not None)
     if total > COLUMN:
         made = f"{total:,} bytes of {len(values):,} rows"
-        raise TooBig(f"{name} would make {made}, and a column of a batch holds {COLUMN:,}")
+        raise TextTooLarge(f"{name} would make {made}, and a column of a batch holds {COLUMN:,}")
     return pa.array(encoded, pa.binary()).cast(STRING)
 
 
-@function("get_json_object", takes=[text, literal("the path of get_json_object")])
+@sql_function("get_json_object", takes=[take_text, text_literal("the path of get_json_object")])
 def get_json_object(node: Node, path: str) -> Node:
     """Read the value at a path: a text unchanged, everything else as JSON; null if there is none.
 
     A path is ``$``, then ``.name``, ``['name']`` and ``[n]``.
     """
-    steps = _steps(path)
+    steps = _parse_path(path)
 
     def find_text(text: str | None) -> str | None:
         value = BAD if text is None else parse_json(text)
         if value is BAD or value is NOTHING:
             return None
-        value = _at(value, steps) if steps else value
+        value = _find_value(value, steps) if steps else value
         if value is BAD:
             return None
         return str(value) if isinstance(value, str) and not isinstance(value, JsonNumber) else write_json(value)
 
     def compute(values: pa.Array) -> pa.Array:
-        return _texts("get_json_object", list(map(find_text, values.to_pylist())))
+        return _build_texts("get_json_object", list(map(find_text, values.to_pylist())))
 
-    return apply(on_arrays(compute), node, fallible=True)
+    return apply(accept_scalars(compute), node, fallible=True)
 
 
-def _steps(path: str) -> list[str | int]:
+def _parse_path(path: str) -> list[str | int]:
     """Split a path into its steps.  Raises Refusal for an invalid path."""
     found, at = list[str | int](), 1
     while at < len(path) and path[0] == "$":
@@ -101,7 +101,7 @@ def _steps(path: str) -> list[str | int]:
     return found
 
 
-def _at(value: Any, steps: Sequence[str | int]) -> Any:
+def _find_value(value: Any, steps: Sequence[str | int]) -> Any:
     """Find the value at a path; `BAD` for none or null.  Among pairs of one name the first with a value counts."""
     for place, step in enumerate(steps):
         if isinstance(step, int):
@@ -111,14 +111,14 @@ def _at(value: Any, steps: Sequence[str | int]) -> Any:
         else:
             named = [each for name, each in value if name == step] if isinstance(value, JsonObject) else []
             if len(named) > 1:
-                return next((it for each in named if (it := _at(each, steps[place + 1 :])) is not BAD), BAD)
+                return next((it for each in named if (it := _find_value(each, steps[place + 1 :])) is not BAD), BAD)
             value = named[0] if named else None
         if value is None:
             return BAD
     return BAD if value is None else value
 
 
-@function("from_json", takes=[text, literal("the shape of from_json")])
+@sql_function("from_json", takes=[take_text, text_literal("the shape of from_json")])
 def from_json(node: Node, shape: str) -> Node:
     """Parse a text into a struct of a shape: nulls if it is not an object, null if it is null or empty.
 
@@ -126,49 +126,54 @@ def from_json(node: Node, shape: str) -> Node:
     timestamp timestamp_ntz``, ``array<...>`` of these, and ``struct<...>``. No text is read as a number, and no number
     as a text but by ``string``.
     """
-    kind = _Shape(shape).parse()
+    kind = _ShapeParser(shape).parse()
 
     def compute(values: pa.Array) -> pa.Array:
         given = [None if each is None else parse_json(each, strict=True) for each in values.to_pylist()]
         objects = [None if each is None or each is NOTHING else each for each in given]
         present = [each if each is None or isinstance(each, JsonObject) else JsonObject() for each in objects]
-        return _column(present, kind)
+        return _build_column(present, kind)
 
-    return apply(on_arrays(compute), node, fallible=True)
+    return apply(accept_scalars(compute), node, fallible=True)
 
 
-def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _build_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Build a column of a type from parsed values; null if one has another type.  O(values)."""
     if pat.is_struct(kind):
-        objects = [_fields(each, kind) if isinstance(each, JsonObject) else None for each in values]
+        objects = [_map_fields(each, kind) if isinstance(each, JsonObject) else None for each in values]
         children = [
-            _column([None if each is None else each.get(field.name) for each in objects], field.type) for field in kind
+            _build_column([None if each is None else each.get(field.name) for each in objects], field.type)
+            for field in kind
         ]
         gone = pa.array([each is None for each in objects], BOOL)
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
     if pat.is_list(kind):
-        return _list(values, kind)
+        return _build_list_column(values, kind)
     if pat.is_decimal(kind):
-        return read_decimal(_texts("from_json", list(map(_text_of, values))), kind.precision, kind.scale)
+        return parse_decimal_texts(
+            _build_texts("from_json", list(map(_text_or_none, values))), kind.precision, kind.scale
+        )
     return _SCALARS[kind](values)
 
 
-def _fields(pairs: JsonObject, kind: pa.DataType) -> dict[str, Any]:
+def _map_fields(pairs: JsonObject, kind: pa.DataType) -> dict[str, Any]:
     """Map an object's values by name.  Among pairs of one name the last that fits the field's type counts."""
     found = dict(pairs)
     if len(found) < len(pairs):
         for field in kind:
             named = [value for name, value in pairs if name == field.name]
-            fitting = (each for each in reversed(named) if each is None or _column([each], field.type)[0].is_valid)
+            fitting = (
+                each for each in reversed(named) if each is None or _build_column([each], field.type)[0].is_valid
+            )
             found[field.name] = next(fitting, None)
     return found
 
 
-def _list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _build_list_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Build lists; null if one holds a value of another type."""
     lists = [each if isinstance(each, list) and not isinstance(each, JsonObject) else None for each in values]
     flat = [each for some in lists for each in some or ()]
-    elements = _column(flat, kind.value_type)
+    elements = _build_column(flat, kind.value_type)
     ends = np.concatenate([[0], np.cumsum([len(some or ()) for some in lists], dtype=np.int64)])
     lost = np.asarray(elements.is_null()) & np.array([each is not None for each in flat], bool)
     losses = np.concatenate([[0], np.cumsum(lost)])
@@ -176,43 +181,43 @@ def _list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), elements, type=kind, mask=pa.array(gone))
 
 
-def _integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _build_integers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     most = 2 ** (kind.bit_width - 1)
     wholes = [int(each) if isinstance(each, JsonNumber) and each.whole and len(each) < 30 else None for each in values]
     return pa.array([each if each is not None and -most <= each < most else None for each in wholes], kind)
 
 
-def _doubles(values: Sequence[Any]) -> pa.Array:
+def _build_doubles(values: Sequence[Any]) -> pa.Array:
     """Read numbers, and the texts that replace numbers which JSON lacks."""
     special = {"NaN": "nan", "Infinity": "inf", "+INF": "inf", "INF": "inf", "-Infinity": "-inf", "-INF": "-inf"}
-    texts = (each if isinstance(each, JsonNumber) else special.get(each or "") for each in map(_text_of, values))
+    texts = (each if isinstance(each, JsonNumber) else special.get(each or "") for each in map(_text_or_none, values))
     return pa.array([None if each is None else float(each) for each in texts], DOUBLE)
 
 
-def _strings(values: Sequence[Any]) -> pa.Array:
+def _build_strings(values: Sequence[Any]) -> pa.Array:
     def format_value(value: Any) -> str | None:
         if isinstance(value, JsonNumber):
             return number_text(value).strip('"')
         return value if value is None or isinstance(value, str) else write_json(value)
 
-    return _texts("from_json", list(map(format_value, values)))
+    return _build_texts("from_json", list(map(format_value, values)))
 
 
-def _text_of(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _words(values: Sequence[Any]) -> pa.Array:
+def _build_plain_texts(values: Sequence[Any]) -> pa.Array:
     """Keep the texts that are not numbers; null for the others."""
-    return _texts("from_json", [None if isinstance(each, JsonNumber) else _text_of(each) for each in values])
+    return _build_texts("from_json", [None if isinstance(each, JsonNumber) else _text_or_none(each) for each in values])
 
 
-def _moments(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _build_timestamps(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Read timestamps from texts, and instants also from whole numbers of seconds."""
-    moments = read_timestamp(_words(values), kind)
+    moments = parse_timestamps(_build_plain_texts(values), kind)
     if kind == WALL:
         return moments
-    seconds = np.asarray(_integers(values, INT64).fill_null(0))
+    seconds = np.asarray(_build_integers(values, INT64).fill_null(0))
     numbers = np.array([isinstance(each, JsonNumber) and each.whole for each in values], bool)
     fits = numbers & (np.abs(seconds) < 2**63 // 1_000_000)
     instants = pa.array(np.where(fits, seconds, 0) * 1_000_000, mask=~fits).cast(kind)
@@ -220,18 +225,18 @@ def _moments(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 _SCALARS: Final[dict[pa.DataType, Callable[[Sequence[Any]], pa.Array]]] = {
-    INT32: partial(_integers, kind=INT32),
-    INT64: partial(_integers, kind=INT64),
-    DOUBLE: _doubles,
-    STRING: _strings,
+    INT32: partial(_build_integers, kind=INT32),
+    INT64: partial(_build_integers, kind=INT64),
+    DOUBLE: _build_doubles,
+    STRING: _build_strings,
     BOOL: lambda values: pa.array([each if isinstance(each, bool) else None for each in values], BOOL),
-    DATE: lambda values: read_date(_words(values)),
-    INSTANT: partial(_moments, kind=INSTANT),
-    WALL: partial(_moments, kind=WALL),
+    DATE: lambda values: parse_dates(_build_plain_texts(values)),
+    INSTANT: partial(_build_timestamps, kind=INSTANT),
+    WALL: partial(_build_timestamps, kind=WALL),
 }
 
 
-class _Shape:
+class _ShapeParser:
     """A parser of a shape: columns as in DDL, or ``struct<...>``."""
 
     def __init__(self, text: str) -> None:
@@ -239,7 +244,7 @@ class _Shape:
         while at < len(text.rstrip()):
             found = _WORD.match(text, at)
             if found is None or len(text) > 100_000:
-                raise self._no(text[at : at + 20])
+                raise self._build_refusal(text[at : at + 20])
             self.words.append(found[1])
             at = found.end()
 
@@ -247,72 +252,72 @@ class _Shape:
         """Parse the shape.  Raises Refusal for an invalid shape and for a type that is not supported."""
         self.words.reverse()
         if [word.upper() for word in self.words[-2:]] == ["<", "STRUCT"]:
-            kind = self._kind(0)
+            kind = self._parse_type(0)
         else:
-            kind = self._struct("", 0)
+            kind = self._parse_struct("", 0)
         if self.words:
-            raise self._no(self.words[-1])
+            raise self._build_refusal(self.words[-1])
         return kind
 
-    def _struct(self, end: str, level: int) -> pa.DataType:
+    def _parse_struct(self, end: str, level: int) -> pa.DataType:
         fields = list[tuple[str, pa.DataType]]()
-        while not fields or self._next(","):
-            name = self._take()
+        while not fields or self._skip_word(","):
+            name = self._next_word()
             if not re.fullmatch(r"`.+`|\w+", name):
-                raise self._no(name)
-            self._next(":")
-            fields.append((name[1:-1].replace("``", "`") if name[0] == "`" else name, self._kind(level + 1)))
-        if end and self._take() != end:
-            raise self._no(self.text)
+                raise self._build_refusal(name)
+            self._skip_word(":")
+            fields.append((name[1:-1].replace("``", "`") if name[0] == "`" else name, self._parse_type(level + 1)))
+        if end and self._next_word() != end:
+            raise self._build_refusal(self.text)
         if len({name for name, _ in fields}) < len(fields):
             raise Refusal(f"the shape {self.text!r:.200} names a field twice", "give each field its own name")
         return pa.struct(fields)
 
-    def _kind(self, level: int) -> pa.DataType:
+    def _parse_type(self, level: int) -> pa.DataType:
         if level > MOST_LEVELS:
             raise Refusal(f"the shape has more than {MOST_LEVELS} levels", "read inner levels as STRING")
-        name = self._take().upper()
-        if name == "STRUCT" and self._next("<"):
-            return self._struct(">", level)
-        if name == "ARRAY" and self._next("<"):
-            element = self._kind(level + 1)
-            if self._take() != ">" or pat.is_nested(element):
+        name = self._next_word().upper()
+        if name == "STRUCT" and self._skip_word("<"):
+            return self._parse_struct(">", level)
+        if name == "ARRAY" and self._skip_word("<"):
+            element = self._parse_type(level + 1)
+            if self._next_word() != ">" or pat.is_nested(element):
                 raise Refusal(f"an array of {element} in a shape is not supported", "arrays are of plain types")
             return pa.list_(element)
         if name in ("DECIMAL", "DEC", "NUMERIC"):
-            return self._decimal()
+            return self._parse_decimal()
         if name not in _KINDS:
             known = ", ".join([*dict.fromkeys(_KINDS), "DECIMAL(p,s)", "ARRAY<...>", "STRUCT<...>"])
             raise Refusal(f"{name} in the shape of from_json is not supported", f"types are {known}")
         return _KINDS[name]
 
-    def _decimal(self) -> pa.DataType:
+    def _parse_decimal(self) -> pa.DataType:
         digits = [10, 0]
-        if self._next("("):
-            digits = [self._number(), self._number() if self._next(",") else 0]
-            if self._take() != ")":
-                raise self._no(self.text)
+        if self._skip_word("("):
+            digits = [self._parse_digits(), self._parse_digits() if self._skip_word(",") else 0]
+            if self._next_word() != ")":
+                raise self._build_refusal(self.text)
         if not 0 <= digits[1] <= digits[0] <= MOST_DIGITS or not digits[0]:
             raise Refusal(
                 f"decimal({digits[0]},{digits[1]}) is no type", "the digits go to 38, the scale to the digits"
             )
         return pa.decimal128(*digits)
 
-    def _number(self) -> int:
-        word = self._take()
+    def _parse_digits(self) -> int:
+        word = self._next_word()
         return int(word) if word.isdecimal() and len(word) < 4 else 99
 
-    def _take(self) -> str:
+    def _next_word(self) -> str:
         if not self.words:
-            raise self._no("its end")
+            raise self._build_refusal("its end")
         return self.words.pop()
 
-    def _next(self, word: str) -> bool:
+    def _skip_word(self, word: str) -> bool:
         found = bool(self.words) and self.words[-1] == word
         if found:
             self.words.pop()
         return found
 
-    def _no(self, place: str) -> Refusal:
+    def _build_refusal(self, place: str) -> Refusal:
         found = f"the shape {self.text!r:.200} of from_json does not read at {place!r:.40}"
         return Refusal(found, "write 'a INT, b STRING', with types as in casts")

@@ -60,18 +60,18 @@ class JsonObject(list[tuple[str, Any]]):
     __slots__ = ()
 
 
-def _unknown(name: str) -> JsonNumber:
+def _refuse_constant(name: str) -> JsonNumber:
     raise ValueError(name)
 
 
-def _decoder(strict: bool, nan: Any) -> JSONDecoder:
+def _build_decoder(strict: bool, nan: Any) -> JSONDecoder:
     return JSONDecoder(
         object_pairs_hook=JsonObject, parse_int=JsonWhole, parse_float=JsonNumber, parse_constant=nan, strict=strict
     )
 
 
-_LOOSE: Final = _decoder(False, _unknown)
-_STRICT: Final = _decoder(True, JsonNumber)
+_LOOSE: Final = _build_decoder(False, _refuse_constant)
+_STRICT: Final = _build_decoder(True, JsonNumber)
 
 
 def parse_json(text: str, strict: bool = False) -> Any:
@@ -101,14 +101,14 @@ def _scan_text(text: str, begin: int, strict: bool) -> Any:
         if "'" not in text:
             return BAD
         try:
-            value, end = decoder.raw_decode(text := _TOKEN.sub(_double_quoted, text), begin)
+            value, end = decoder.raw_decode(text := _TOKEN.sub(_double_quotes, text), begin)
         except ValueError:
             return BAD
     loose = isinstance(value, JsonNumber | bool | None) and text[end : end + 1].strip(" \t\r\n,]}")
     return BAD if loose else value
 
 
-def _double_quoted(found: re.Match[str]) -> str:
+def _double_quotes(found: re.Match[str]) -> str:
     """Turn a text in single quotes into one in double quotes."""
     if found[0][0] == '"':
         return found[0]
@@ -144,13 +144,13 @@ def _write_value(value: Any) -> str:
     if isinstance(value, JsonNumber):
         return number_text(value)
     if isinstance(value, str):
-        return f'"{_ESCAPED.sub(_escape, value)}"'
+        return f'"{_ESCAPED.sub(_escape_letter, value)}"'
     if isinstance(value, JsonObject):
         return f"{{{','.join(f'{_write_value(name)}:{_write_value(each)}' for name, each in value)}}}"
     return f"[{','.join(map(_write_value, value))}]"
 
 
-def _escape(found: re.Match[str]) -> str:
+def _escape_letter(found: re.Match[str]) -> str:
     letter = found[0]
     if letter in _SHORT:
         return _SHORT[letter]

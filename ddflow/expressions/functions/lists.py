@@ -8,7 +8,7 @@ disagree.
 >>> from ddflow.expressions.functions.table import FUNCTIONS
 >>> from ddflow.expressions.node import constant
 >>> parts = FUNCTIONS["split"].call([constant(pa.scalar(v)) for v in ("a,b,,c", ",")])
->>> parts.constant.as_py(), element(parts, constant(pa.scalar(1))).constant.as_py()
+>>> parts.constant.as_py(), index_list(parts, constant(pa.scalar(1))).constant.as_py()
 (['a', 'b', '', 'c'], 'b')
 """
 
@@ -20,15 +20,20 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.expressions.casts import convert
-from ddflow.expressions.functions.table import function, regex, same, text, whole
-from ddflow.expressions.logic import meet
-from ddflow.expressions.node import Node, Refusal, apply, constant, on_arrays
-from ddflow.expressions.types import INT64, NULL, STRING, is_integer, sql_name, working
+from ddflow.expressions.functions.table import integer_literal, regex_literal, sql_function, take_text, take_unchanged
+from ddflow.expressions.logic import convert_to_common_type
+from ddflow.expressions.node import Node, Refusal, accept_scalars, apply, constant
+from ddflow.expressions.types import INT64, NULL, STRING, is_integer, sql_name, working_type
 
 LIST = pa.list_(STRING)
 
 
-@function("split", takes=[text, regex("the pattern of split"), whole("the limit of split")], least=2, of_null=LIST)
+@sql_function(
+    "split",
+    takes=[take_text, regex_literal("the pattern of split"), integer_literal("the limit of split")],
+    least=2,
+    of_null=LIST,
+)
 def split_text(text: Node, pattern: str, limit: int = -1) -> Node:
     """Split a text at each match; empty ends count. A ``limit`` above 0 is the largest number of parts."""
     if pc.any(pc.match_substring_regex(pa.array([""]), pattern)).as_py():
@@ -42,11 +47,11 @@ def split_text(text: Node, pattern: str, limit: int = -1) -> Node:
         parts: pa.Array = pc.split_pattern_regex(values, pattern, max_splits=most).cast(LIST)
         return parts
 
-    return apply(on_arrays(compute), text)
+    return apply(accept_scalars(compute), text)
 
 
-@function("array", takes=[same], least=0, more=True)
-def array(*nodes: Node) -> Node:
+@sql_function("array", takes=[take_unchanged], least=0, more=True)
+def build_array(*nodes: Node) -> Node:
     """Build a list of values in their common type; an empty one takes the type of the list that it meets."""
     if not nodes:
         return constant(pa.scalar([], pa.list_(NULL)))
@@ -57,37 +62,37 @@ def array(*nodes: Node) -> Node:
         ends = pa.array(np.arange(rows + 1, dtype=np.int32) * n)
         return pa.ListArray.from_arrays(ends, pa.concat_arrays(columns).take(pa.array(places)))
 
-    return apply(on_arrays(compute), *meet(nodes, "array"))
+    return apply(accept_scalars(compute), *convert_to_common_type(nodes, "array"))
 
 
-@function("get", takes=[same, same])
-def get(node: Node, index: Node) -> Node:
+@sql_function("get", takes=[take_unchanged, take_unchanged])
+def get_element(node: Node, index: Node) -> Node:
     """Return the element at an index counted from 0; null outside of the list."""
-    return _element("get", node, index, 0, False)
+    return _build_element("get", node, index, 0, False)
 
 
-@function("element_at", takes=[same, same])
+@sql_function("element_at", takes=[take_unchanged, take_unchanged])
 def element_at(node: Node, index: Node) -> Node:
     """Return the element at an index counted from 1, or from the end if negative. Fails outside of the list."""
-    return _element("element_at", node, index, 1, True)
+    return _build_element("element_at", node, index, 1, True)
 
 
-def element(node: Node, index: Node) -> Node:
+def index_list(node: Node, index: Node) -> Node:
     """Return the element ``x[i]`` at an index counted from 0. Fails outside of the list."""
-    return _element("[ ]", node, index, 0, True)
+    return _build_element("[ ]", node, index, 0, True)
 
 
-def _element(name: str, node: Node, index: Node, base: int, strict: bool) -> Node:
+def _build_element(name: str, node: Node, index: Node, base: int, strict: bool) -> Node:
     kind = node.type
     if not (pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind)):
         raise Refusal(f"{name} takes a list, and this is {sql_name(kind)}", "a field of a struct is x.name")
     if not is_integer(index.type):
         raise Refusal(f"{name} takes an integer index, and this is {sql_name(index.type)}", "cast it to int")
-    compute = partial(_elements, base=base, strict=strict, kind=working(kind.value_type))
-    return apply(on_arrays(compute), node, convert(index, INT64), fallible=strict)
+    compute = partial(_take_elements, base=base, strict=strict, kind=working_type(kind.value_type))
+    return apply(accept_scalars(compute), node, convert(index, INT64), fallible=strict)
 
 
-def _elements(lists: pa.Array, index: pa.Array, base: int, strict: bool, kind: pa.DataType) -> pa.Array:
+def _take_elements(lists: pa.Array, index: pa.Array, base: int, strict: bool, kind: pa.DataType) -> pa.Array:
     valid = pc.and_(lists.is_valid(), index.is_valid())
     there, size = np.asarray(valid), np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)
     at = np.asarray(pc.fill_null(index, base)) - base

@@ -23,30 +23,38 @@ import pyarrow.compute as pc
 
 from ddflow.expressions.arithmetic import arithmetic
 from ddflow.expressions.casts import convert
-from ddflow.expressions.digits import round_decimal, round_double, with_numpy
-from ddflow.expressions.functions.table import FUNCTIONS, double, function, number, row_function, same, whole_of
-from ddflow.expressions.logic import first_valid, meet
-from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, constant, null, on_arrays
+from ddflow.expressions.digits import compute_with_numpy, round_decimal, round_double
+from ddflow.expressions.functions.table import (
+    FUNCTIONS,
+    literal_integer,
+    row_function,
+    sql_function,
+    take_double,
+    take_number,
+    take_unchanged,
+)
+from ddflow.expressions.logic import coalesce, convert_to_common_type
+from ddflow.expressions.node import Compute, Datum, Node, Refusal, accept_scalars, apply, constant, null
 from ddflow.expressions.types import BOOL, DOUBLE, INT8, INT32, INT64, NULL, STRING, is_decimal, is_float, is_integer
 
 
-@function("abs", takes=[number])
+@sql_function("abs", takes=[take_number])
 def absolute(value: Node) -> Node:
     """Remove the sign; the least integer of a type overflows."""
     return apply(pc.abs_checked, value, fallible=is_integer(value.type))
 
 
-def _sign(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _float_sign(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.where(values == 0, values, np.sign(values))  # the sign of -0.0 is -0.0
 
 
-row_function(on_arrays(partial(with_numpy, _sign)), "sign", "signum", takes=[double])
+row_function(accept_scalars(partial(compute_with_numpy, _float_sign)), "sign", "signum", takes=[take_double])
 
 
-@function("round", takes=[number, same], least=1)
+@sql_function("round", takes=[take_number, take_unchanged], least=1)
 def round_number(value: Node, places: Node | None = None) -> Node:
     """Round half up to ``places`` digits after the point, before it if negative."""
-    count = 0 if places is None else whole_of(places, "the number of places of round")
+    count = 0 if places is None else literal_integer(places, "the number of places of round")
     if count is None:
         return null(value.type)
     kind = value.type
@@ -60,7 +68,7 @@ def round_number(value: Node, places: Node | None = None) -> Node:
             return value
         exact = pa.decimal128(19, 0)
         return convert(_check_overflow(lambda values: round_decimal(values.cast(exact), count, 38, 0), value), kind)
-    return apply(on_arrays(lambda values: round_double(values.cast(DOUBLE), count).cast(kind)), value)
+    return apply(accept_scalars(lambda values: round_double(values.cast(DOUBLE), count).cast(kind)), value)
 
 
 def _check_overflow(compute: Compute, value: Node) -> Node:
@@ -72,10 +80,10 @@ def _check_overflow(compute: Compute, value: Node) -> Node:
             raise pa.ArrowInvalid("overflow: a rounded number does not fit")
         return result
 
-    return apply(on_arrays(compute_checked), value, fallible=True)
+    return apply(accept_scalars(compute_checked), value, fallible=True)
 
 
-def _whole(kernel: Compute, value: Node) -> Node:
+def _round_to_whole(kernel: Compute, value: Node) -> Node:
     if is_integer(value.type):
         return convert(value, INT64)
     if is_decimal(value.type):
@@ -93,21 +101,21 @@ def _logarithm(kernel: Compute, values: Datum) -> Datum:
     return pc.if_else(pc.less_equal(values, 0.0), pa.scalar(None, DOUBLE), kernel(values))
 
 
-function("floor", takes=[number])(partial(_whole, pc.floor))
-function("ceil", "ceiling", takes=[number])(partial(_whole, pc.ceil))
-row_function(pc.sqrt, "sqrt", takes=[double])
-row_function(pc.exp, "exp", takes=[double])
-row_function(partial(_logarithm, pc.ln), "ln", takes=[double])
-row_function(partial(_logarithm, pc.log2), "log2", takes=[double])
-row_function(partial(_logarithm, pc.log10), "log10", takes=[double])
-row_function(pc.power, "power", "pow", takes=[double, double])
-row_function(lambda values: pc.fill_null(pc.is_nan(values), False), "isnan", takes=[double])  # false for a null
-row_function(lambda a, b: pc.if_else(pc.is_nan(a), b, a), "nanvl", takes=[double, double])
-function("mod", takes=[same, same])(partial(arithmetic, "%"))
-function("pmod", takes=[same, same])(partial(arithmetic, "pmod"))
+sql_function("floor", takes=[take_number])(partial(_round_to_whole, pc.floor))
+sql_function("ceil", "ceiling", takes=[take_number])(partial(_round_to_whole, pc.ceil))
+row_function(pc.sqrt, "sqrt", takes=[take_double])
+row_function(pc.exp, "exp", takes=[take_double])
+row_function(partial(_logarithm, pc.ln), "ln", takes=[take_double])
+row_function(partial(_logarithm, pc.log2), "log2", takes=[take_double])
+row_function(partial(_logarithm, pc.log10), "log10", takes=[take_double])
+row_function(pc.power, "power", "pow", takes=[take_double, take_double])
+row_function(lambda values: pc.fill_null(pc.is_nan(values), False), "isnan", takes=[take_double])  # false for a null
+row_function(lambda a, b: pc.if_else(pc.is_nan(a), b, a), "nanvl", takes=[take_double, take_double])
+sql_function("mod", takes=[take_unchanged, take_unchanged])(partial(arithmetic, "%"))
+sql_function("pmod", takes=[take_unchanged, take_unchanged])(partial(arithmetic, "pmod"))
 
 
-@function("log", takes=[double, double], least=1)
+@sql_function("log", takes=[take_double, take_double], least=1)
 def log(first: Node, second: Node | None = None) -> Node:
     """Compute a logarithm: log(x) is natural; log(base, x)."""
     if second is None:
@@ -123,7 +131,7 @@ def log(first: Node, second: Node | None = None) -> Node:
 def _extreme(name: str, kernel: Compute, of_floats: Compute, *values: Node) -> Node:
     if len({node.type == STRING for node in values if node.type != NULL}) > 1:
         raise Refusal(f"{name} is given text and other types", "cast the operands to one type")
-    nodes = meet(values, name)
+    nodes = convert_to_common_type(values, name)
     kind = nodes[0].type
     if kind == NULL:
         return null(NULL)
@@ -143,10 +151,10 @@ def _greatest_float(*values: Datum) -> Datum:
 
 _GREATEST = partial(_extreme, "greatest", pc.max_element_wise, _greatest_float)
 _LEAST = partial(_extreme, "least", pc.min_element_wise, pc.min_element_wise)
-function("greatest", takes=[same, same], more=True)(_GREATEST)
-function("least", takes=[same, same], more=True)(_LEAST)
+sql_function("greatest", takes=[take_unchanged, take_unchanged], more=True)(_GREATEST)
+sql_function("least", takes=[take_unchanged, take_unchanged], more=True)(_LEAST)
 
 
-@function("zeroifnull", takes=[same])
+@sql_function("zeroifnull", takes=[take_unchanged])
 def zeroifnull(value: Node) -> Node:
-    return first_valid([value, constant(pa.scalar(0, INT32))], "zeroifnull")
+    return coalesce([value, constant(pa.scalar(0, INT32))], "zeroifnull")

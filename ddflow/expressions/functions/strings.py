@@ -24,16 +24,26 @@ import pyarrow.compute as pc
 from ddflow.expressions.casts import as_text
 from ddflow.expressions.functions.table import (
     Take,
-    function,
-    literal,
-    regex,
+    integer_literal,
+    regex_literal,
     row_function,
-    same,
-    text,
-    whole,
+    sql_function,
+    take_text,
+    take_unchanged,
+    text_literal,
 )
 from ddflow.expressions.logic import literal_text
-from ddflow.expressions.node import Compute, Datum, Node, Refusal, apply, fits, lengths, null, on_arrays
+from ddflow.expressions.node import (
+    Compute,
+    Datum,
+    Node,
+    Refusal,
+    accept_scalars,
+    apply,
+    byte_lengths,
+    check_text_size,
+    null,
+)
 from ddflow.expressions.types import BINARY, BOOL, DOUBLE, INT32, NULL, STRING
 
 # Letters whose upper or lower case is more than one letter, or depends on the place in the word; a superset will do.
@@ -50,16 +60,16 @@ def _change_case(kernel: Compute, odd: str, python: Callable[[str], str]) -> Com
         texts = [python(text) for text in array.filter(rare).to_pylist()]
         return pc.replace_with_mask(result, rare, pa.array(texts, STRING))
 
-    return on_arrays(compute)
+    return accept_scalars(compute)
 
 
-row_function(_change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[text])
-row_function(_change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[text])
-row_function(pc.utf8_reverse, "reverse", takes=[text])
+row_function(_change_case(pc.utf8_upper, _ODD_UPPER, str.upper), "upper", "ucase", takes=[take_text])
+row_function(_change_case(pc.utf8_lower, _ODD_LOWER, str.lower), "lower", "lcase", takes=[take_text])
+row_function(pc.utf8_reverse, "reverse", takes=[take_text])
 
 
-@function("length", "len", "char_length", "character_length", takes=[same])
-def length(value: Node) -> Node:
+@sql_function("length", "len", "char_length", "character_length", takes=[take_unchanged])
+def count_characters(value: Node) -> Node:
     """Count the characters, or the bytes of a binary value."""
     if value.type == BINARY:
         return apply(lambda value: pc.binary_length(value).cast(INT32), value)
@@ -70,10 +80,10 @@ def _slice_text(text: Node, start: int, stop: int | None) -> Node:
     return apply(lambda value: pc.utf8_slice_codeunits(value, start, stop), text)
 
 
-_POSITION, _LENGTH = whole("the position of substring"), whole("the length of substring")
+_POSITION, _LENGTH = integer_literal("the position of substring"), integer_literal("the length of substring")
 
 
-@function("substring", "substr", takes=[text, _POSITION, _LENGTH], least=2)
+@sql_function("substring", "substr", takes=[take_text, _POSITION, _LENGTH], least=2)
 def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
     """Cut out from a position, counted from 1 (from the end if negative), even before the start."""
     if length <= 0:
@@ -84,34 +94,36 @@ def substring(text: Node, start: int, length: int = 2**31 - 1) -> Node:
     return _slice_text(text, start, start + length if start + length < 0 else None)
 
 
-@function("left", takes=[text, whole("the length of left")])
+@sql_function("left", takes=[take_text, integer_literal("the length of left")])
 def take_left(text: Node, size: int) -> Node:
     """Return the first characters."""
     return _slice_text(text, 0, max(size, 0))
 
 
-@function("right", takes=[text, whole("the length of right")])
+@sql_function("right", takes=[take_text, integer_literal("the length of right")])
 def take_right(text: Node, size: int) -> Node:
     """Return the last characters."""
     return _slice_text(text, -size, None) if size > 0 else _slice_text(text, 0, 0)
 
 
-@function("repeat", takes=[text, whole("the count of repeat")])
+@sql_function("repeat", takes=[take_text, integer_literal("the count of repeat")])
 def repeat(text: Node, times: int) -> Node:
     """Repeat a text; "" for less than once."""
     times = max(times, 0)
 
     def compute(value: Datum) -> Datum:
-        fits("repeat", [value], lambda size: size * times, lambda: pc.multiply(lengths(value), float(times)))
+        check_text_size(
+            "repeat", [value], lambda size: size * times, lambda: pc.multiply(byte_lengths(value), float(times))
+        )
         return pc.binary_repeat(value, times)
 
     return apply(compute, text, fallible=True)
 
 
 def _register_padding(kernel: Callable[..., Datum], name: str) -> None:
-    takes = [text, whole(f"the width of {name}"), literal(f"the padding of {name}")]
+    takes = [take_text, integer_literal(f"the width of {name}"), text_literal(f"the padding of {name}")]
 
-    @function(name, takes=takes, least=2)
+    @sql_function(name, takes=takes, least=2)
     def build(text: Node, size: int, fill: str = " ") -> Node:
         most = size * len(fill.encode())
         if len(fill) > 1:
@@ -120,7 +132,9 @@ def _register_padding(kernel: Callable[..., Datum], name: str) -> None:
 
         def compute(value: Datum) -> Datum:
             rows = 1 if isinstance(value, pa.Scalar) else len(value)
-            fits(name, [value], lambda now: now + rows * most, lambda: pc.add(lengths(value), float(most)))
+            check_text_size(
+                name, [value], lambda now: now + rows * most, lambda: pc.add(byte_lengths(value), float(most))
+            )
             return kernel(value, width=size, padding=fill)
 
         return apply(compute, cut, fallible=True) if fill and size > 0 else cut
@@ -132,7 +146,7 @@ _register_padding(pc.utf8_rpad, "rpad")
 _TRIMS: dict[str, Compute] = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}
 
 
-def trim(text: Node, side: str, characters: Node | None) -> Node:
+def trim_text(text: Node, side: str, characters: Node | None) -> Node:
     """Compute TRIM, LTRIM, RTRIM: remove the given characters from one side or both; by default only the space."""
     letters = " " if characters is None else literal_text(characters, "the characters of trim")
     if letters is None:
@@ -141,22 +155,22 @@ def trim(text: Node, side: str, characters: Node | None) -> Node:
     return apply(lambda value: kernel(value, characters=letters), text) if letters else text
 
 
-@function("ltrim", takes=[same, same], least=1)
+@sql_function("ltrim", takes=[take_unchanged, take_unchanged], least=1)
 def ltrim(first: Node, second: Node | None = None) -> Node:
-    return trim(first, "LEADING", None) if second is None else trim(second, "LEADING", first)
+    return trim_text(first, "LEADING", None) if second is None else trim_text(second, "LEADING", first)
 
 
-@function("rtrim", takes=[same, same], least=1)
+@sql_function("rtrim", takes=[take_unchanged, take_unchanged], least=1)
 def rtrim(first: Node, second: Node | None = None) -> Node:
-    return trim(first, "TRAILING", None) if second is None else trim(second, "TRAILING", first)
+    return trim_text(first, "TRAILING", None) if second is None else trim_text(second, "TRAILING", first)
 
 
-@function("btrim", takes=[same, same], least=1)
+@sql_function("btrim", takes=[take_unchanged, take_unchanged], least=1)
 def btrim(text: Node, characters: Node | None = None) -> Node:
-    return trim(text, "BOTH", characters)
+    return trim_text(text, "BOTH", characters)
 
 
-@function("concat", takes=[same], more=True)
+@sql_function("concat", takes=[take_unchanged], more=True)
 def concat(*texts: Node) -> Node:
     """Concatenate the texts; null if any is null."""
     if any(text.type == BINARY for text in texts):
@@ -165,15 +179,15 @@ def concat(*texts: Node) -> Node:
 
 
 def _concatenate(*values: Datum) -> Datum:
-    fits("concat", values, lambda size: size, lambda: reduce(pc.add, map(lengths, values)))
+    check_text_size("concat", values, lambda size: size, lambda: reduce(pc.add, map(byte_lengths, values)))
     return pc.binary_join_element_wise(*values, "")
 
 
-def _join(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
+def _join_with_separator(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
     """Join texts without the nulls among them; a null separator gives null."""
     # Arrow leaves out a row altogether when all of its texts are null: such a row is joined from one empty text.
     given = (first, *others, *[separator] * len(others))
-    fits("concat_ws", given, lambda size: size, lambda: reduce(pc.add, map(lengths, given)))
+    check_text_size("concat_ws", given, lambda size: size, lambda: reduce(pc.add, map(byte_lengths, given)))
     nothing = first.is_null()
     for other in others:
         nothing = pc.and_(nothing, other.is_null())
@@ -181,43 +195,47 @@ def _join(separator: pa.Array, first: pa.Array, *others: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(first, *others, separator, null_handling="skip")
 
 
-row_function(on_arrays(_join), "concat_ws", takes=[text, text], more=True)
+row_function(accept_scalars(_join_with_separator), "concat_ws", takes=[take_text, take_text], more=True)
 
 
-def _search(kernel: Compute, *names: str, looks_for: Take) -> None:
-    @function(*names, takes=[text, looks_for], of_null=BOOL)
+def _register_search(kernel: Compute, *names: str, looks_for: Take) -> None:
+    @sql_function(*names, takes=[take_text, looks_for], of_null=BOOL)
     def build(text: Node, needle: str) -> Node:
         return apply(lambda value: kernel(value, needle), text)
 
 
-_search(pc.starts_with, "startswith", looks_for=literal("what startswith looks for"))
-_search(pc.ends_with, "endswith", looks_for=literal("what endswith looks for"))
-_search(pc.match_substring, "contains", looks_for=literal("what contains looks for"))
-_search(pc.match_substring_regex, "regexp_like", "rlike", "regexp", looks_for=regex("the pattern of regexp_like"))
+_register_search(pc.starts_with, "startswith", looks_for=text_literal("what startswith looks for"))
+_register_search(pc.ends_with, "endswith", looks_for=text_literal("what endswith looks for"))
+_register_search(pc.match_substring, "contains", looks_for=text_literal("what contains looks for"))
+_register_search(
+    pc.match_substring_regex, "regexp_like", "rlike", "regexp", looks_for=regex_literal("the pattern of regexp_like")
+)
 
 
-@function("replace", takes=[text, literal("what replace looks for"), literal("what replace puts in")], least=2)
+@sql_function(
+    "replace", takes=[take_text, text_literal("what replace looks for"), text_literal("what replace puts in")], least=2
+)
 def replace(text: Node, old: str, by: str = "") -> Node:
     """Replace every match, left to right; unchanged if the old text is ""."""
     more = len(by.encode()) - len(old.encode())
 
     def compute(value: Datum) -> Datum:
         def sizes() -> Datum:
-            return pc.add(lengths(value), pc.multiply(pc.count_substring(value, old).cast(DOUBLE), float(more)))
+            return pc.add(byte_lengths(value), pc.multiply(pc.count_substring(value, old).cast(DOUBLE), float(more)))
 
-        fits("replace", [value], lambda size: size * max(1, 1 + more), sizes)
+        check_text_size("replace", [value], lambda size: size * max(1, 1 + more), sizes)
         return pc.replace_substring(value, old, by)
 
     return apply(compute, text) if old else text
 
 
-@function(
+@sql_function(
     "regexp_replace",
-    takes=[text, regex("the pattern of regexp_replace"), literal("what regexp_replace puts in")],
+    takes=[take_text, regex_literal("the pattern of regexp_replace"), text_literal("what regexp_replace puts in")],
 )
 def regexp_replace(text: Node, pattern: str, by: str) -> Node:
     """Replace every match; in the new text ``$1`` is the first group, as in Java."""
-    rewrite = _rewrite(by)
+    rewrite = _translate_replacement(by)
     try:
         pc.replace_substring_regex(pa.scalar(""), pattern, rewrite)
     except pa.ArrowInvalid as error:
@@ -227,19 +245,19 @@ def regexp_replace(text: Node, pattern: str, by: str) -> Node:
     def compute(value: Datum) -> Datum:
         def sizes() -> Datum:
             found = pc.multiply(pc.count_substring_regex(value, pattern).cast(DOUBLE), float(added))
-            return pc.add(pc.multiply(lengths(value), float(1 + groups)), found)
+            return pc.add(pc.multiply(byte_lengths(value), float(1 + groups)), found)
 
         rows = 1 if isinstance(value, pa.Scalar) else len(value)
-        fits("regexp_replace", [value], lambda size: size * (1 + groups + added) + rows * added, sizes)
+        check_text_size("regexp_replace", [value], lambda size: size * (1 + groups + added) + rows * added, sizes)
         return pc.replace_substring_regex(value, pattern, rewrite)
 
     return apply(compute, text)
 
 
-def _rewrite(java: str) -> str:
+def _translate_replacement(java: str) -> str:
     r"""Translate Java's replacement text to RE2: ``$1`` is ``\1``, and a backslash makes the next character plain.
 
-    >>> print(_rewrite("[$1]\\$"))
+    >>> print(_translate_replacement("[$1]\\$"))
     [\1]$
     """
     parts = re.findall(r"\\.|\$[0-9]|[\\$]|[^\\$]+", java, flags=re.DOTALL)
@@ -252,9 +270,9 @@ def _rewrite(java: str) -> str:
     return "".join(turned)
 
 
-@function(
+@sql_function(
     "regexp_extract",
-    takes=[text, regex("the pattern of regexp_extract"), whole("the group of regexp_extract")],
+    takes=[take_text, regex_literal("the pattern of regexp_extract"), integer_literal("the group of regexp_extract")],
     least=2,
 )
 def regexp_extract(text: Node, pattern: str, index: int = 1) -> Node:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from ddflow.expressions.casts import as_text, convert
-from ddflow.expressions.logic import checked_regex, literal_text
+from ddflow.expressions.logic import literal_regex, literal_text
 from ddflow.expressions.node import Compute, Node, Refusal, apply, null
 from ddflow.expressions.types import DATE, DOUBLE, INSTANT, NULL, STRING, is_number, is_time, sql_name
 
@@ -68,19 +68,19 @@ _FORMATTED: Final = (
 )
 
 
-def fewer(name: str) -> str:
+def suggest_arguments(name: str) -> str:
     """Say how to call a function that takes more arguments in other systems.
 
-    >>> fewer("upper")
+    >>> suggest_arguments("upper")
     'give as many as it takes'
     """
     return _FORMATTED.format(name) if name in ("to_date", "to_timestamp") else "give as many as it takes"
 
 
-def instead(name: str) -> str | None:
+def find_replacement(name: str) -> str | None:
     """Return an expression that replaces another system's function, or None.  ``name``: in lower case.  O(1).
 
-    >>> instead("strftime"), instead("sin")
+    >>> find_replacement("strftime"), find_replacement("sin")
     ("date_format(at, 'yyyy-MM-dd')", None)
     >>> is_known_elsewhere("sin"), is_known_elsewhere("uper")
     (True, False)
@@ -104,7 +104,7 @@ Raises Refusal for an argument that does not fit.
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class SqlFunction:
     """One function: ``build`` gets the arguments as ``takes`` converts them.
 
     ``least``: the least number of arguments.  ``more``: whether any number may follow, converted like the last.
@@ -118,7 +118,7 @@ class Function:
     more: bool
     of_null: pa.DataType
 
-    def arity(self) -> str:
+    def describe_arity(self) -> str:
         """Describe the number of its arguments, in words."""
         if self.more:
             return f"{self.least} or more arguments"
@@ -130,28 +130,30 @@ class Function:
         """Build the node of a call. Raises Refusal for a wrong number of arguments and for one that does not fit."""
         count = len(arguments)
         if count < self.least or (count > len(self.takes) and not self.more):
-            raise Refusal(f"{self.name} takes {self.arity()}, and this gives {count}", fewer(self.name))
+            raise Refusal(
+                f"{self.name} takes {self.describe_arity()}, and this gives {count}", suggest_arguments(self.name)
+            )
         takes = chain(self.takes, repeat(self.takes[-1]))
         given = [take(node, self.name) for take, node in zip(takes, arguments, strict=False)]
         return null(self.of_null) if any(each is None for each in given) else self.build(*given)
 
 
-FUNCTIONS: Final[dict[str, Function]] = {}
+FUNCTIONS: Final[dict[str, SqlFunction]] = {}
 """All functions, by lower-case name; each family enters its own when its file is loaded."""
 
 
-def function(
+def sql_function(
     *names: str,
     takes: Sequence[Take],
     least: int | None = None,
     more: bool = False,
     of_null: pa.DataType = STRING,
 ) -> Callable[[Build], Build]:
-    """Enter the decorated builder under all ``names``.  The rest: see `Function`."""
+    """Enter the decorated builder under all ``names``.  The rest: see `SqlFunction`."""
 
     def enter(build: Build) -> Build:
         for name in names:
-            FUNCTIONS[name] = Function(name, build, takes, len(takes) if least is None else least, more, of_null)
+            FUNCTIONS[name] = SqlFunction(name, build, takes, len(takes) if least is None else least, more, of_null)
         return build
 
     return enter
@@ -159,20 +161,20 @@ def function(
 
 def row_function(compute: Compute, *names: str, takes: Sequence[Take], more: bool = False) -> None:
     """Enter a function that is one computation over what it takes."""
-    function(*names, takes=takes, more=more)(partial(apply, compute))
+    sql_function(*names, takes=takes, more=more)(partial(apply, compute))
 
 
-def same(node: Node, _: str) -> Node:
+def take_unchanged(node: Node, _: str) -> Node:
     """Return the argument unchanged."""
     return node
 
 
-def text(node: Node, _: str) -> Node:
+def take_text(node: Node, _: str) -> Node:
     """Cast the argument to text."""
     return as_text(node)
 
 
-def number(node: Node, name: str) -> Node:
+def take_number(node: Node, name: str) -> Node:
     """Take a number; cast text and null to double."""
     if node.type in (STRING, NULL):
         return convert(node, DOUBLE)
@@ -181,44 +183,44 @@ def number(node: Node, name: str) -> Node:
     return node
 
 
-def double(node: Node, name: str) -> Node:
+def take_double(node: Node, name: str) -> Node:
     """Cast any number to double."""
-    return convert(number(node, name), DOUBLE)
+    return convert(take_number(node, name), DOUBLE)
 
 
-def date(node: Node, name: str) -> Node:
+def take_date(node: Node, name: str) -> Node:
     """Cast a timestamp or a text to a date."""
-    return convert(_of_time(node, name, "date"), DATE)
+    return convert(_check_time(node, name, "date"), DATE)
 
 
-def moment(node: Node, name: str) -> Node:
+def take_timestamp(node: Node, name: str) -> Node:
     """Cast a date or a text to a timestamp."""
-    node = _of_time(node, name, "timestamp")
+    node = _check_time(node, name, "timestamp")
     return node if is_time(node.type) else convert(node, INSTANT)
 
 
-def _of_time(node: Node, name: str, what: str) -> Node:
+def _check_time(node: Node, name: str, what: str) -> Node:
     if node.type not in (DATE, STRING, NULL) and not is_time(node.type):
         raise Refusal(f"{name} takes a {what}, and this is {sql_name(node.type)}", f"cast to {what} first")
     return node
 
 
-def whole(place: str) -> Take:
+def integer_literal(place: str) -> Take:
     """Take the value of an integer literal; ``place`` names the argument in errors."""
-    return lambda node, _: whole_of(node, place)
+    return lambda node, _: literal_integer(node, place)
 
 
-def literal(place: str) -> Take:
+def text_literal(place: str) -> Take:
     """Take the value of a text literal."""
     return lambda node, _: literal_text(node, place)
 
 
-def regex(place: str) -> Take:
+def regex_literal(place: str) -> Take:
     """Take a text literal that is a regular expression."""
-    return lambda node, _: checked_regex(node, place)
+    return lambda node, _: literal_regex(node, place)
 
 
-def whole_of(node: Node, place: str) -> int | None:
+def literal_integer(node: Node, place: str) -> int | None:
     """Return the value of a constant integer, None for a null. Raises Refusal if it varies by row or is no integer."""
     value = None if node.constant is None else node.constant.as_py()
     if node.constant is None or not (value is None or type(value) is int):

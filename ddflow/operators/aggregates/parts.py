@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, Words, validity, view
-from ddflow.columns.layout import address, plainly
+from ddflow.columns.hashing import Ints, Words, validity, view_values
+from ddflow.columns.layout import buffer_address, make_writable
 from ddflow.kernels import exact
 from ddflow.kernels.accumulate import GroupTimes, tally_cells
 from ddflow.kernels.exact_results import LEAST
@@ -86,9 +86,9 @@ class CountPart(StatePart):
 
     def fold(self, folding: UpdatesByGroup, held: pa.Array, values: Any) -> pa.Array:
         """See `StatePart.fold`.  ``values``: None where every row counts."""
-        before, had, n = np.zeros(folding.groups, np.int64), view(held, INT64), len(held)
+        before, had, n = np.zeros(folding.groups, np.int64), view_values(held, INT64), len(held)
         if values is not None and not values.null_count and folding.shared is not None:
-            rows = view(folding.shared, INT64)
+            rows = view_values(folding.shared, INT64)
             if all(max(each.max(initial=0), -each.min(initial=0)) < FAR for each in (rows, had)):
                 before[folding.lived] = had - rows[:n]
                 return pa.array(rows[n:] + before.take(folding.of))
@@ -102,7 +102,7 @@ class CountPart(StatePart):
 
     def mark_nonempty(self, states: pa.Array) -> Any:
         """See `StatePart.mark_nonempty`."""
-        return view(states, INT64) != 0
+        return view_values(states, INT64) != 0
 
 
 FRACTION: Final = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -139,9 +139,9 @@ class ExactSumPart(StatePart):
         size = 2 * len(values) if self.how == exact.DECIMAL else len(values)
         at = np.dtype(np.uint64)
         if self.how == exact.DECIMAL and size:
-            words: Words = plainly(np.frombuffer(values.buffers()[1], at, size, 16 * values.offset))
+            words: Words = make_writable(np.frombuffer(values.buffers()[1], at, size, 16 * values.offset))
         else:
-            words = view(values, at)
+            words = view_values(values, at)
         held_ends, held_at = _lay_out_prior_states(folding, held)
         work = np.zeros(exact.WORK, np.uint64)
         ends, present = np.zeros(cells.starts.size, np.int64), validity(values)
@@ -184,8 +184,8 @@ def state_ends(states: pa.Array) -> tuple[Ints, Any]:
     buffers = states.buffers()
     if not len(states):
         return np.zeros(1, np.int64), np.uint64(0)
-    ends = plainly(np.frombuffer(buffers[1], np.int64, len(states) + 1, 8 * states.offset))
-    return ends, np.uint64(address(buffers[2]))
+    ends = make_writable(np.frombuffer(buffers[1], np.int64, len(states) + 1, 8 * states.offset))
+    return ends, np.uint64(buffer_address(buffers[2]))
 
 
 def exact_numbers(states: pa.Array) -> list[int | None]:

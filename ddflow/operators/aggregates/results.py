@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Ints, validity, view
-from ddflow.columns.wider import widening
+from ddflow.columns.hashing import Ints, validity, view_values
+from ddflow.columns.wider import find_widening
 from ddflow.errors import AggregateFailed
 from ddflow.expressions import Expression, compile as compile_expression
 from ddflow.kernels import exact_results as kernels
@@ -83,7 +83,7 @@ class FoldedAggregate:
 
     def unlike(self, narrow: Any) -> Iterator[str]:
         """Why its results are not those of ``narrow``, itself over narrower columns, in a wider type."""
-        if self.type != narrow.type and widening(narrow.type, self.type) is None:
+        if self.type != narrow.type and find_widening(narrow.type, self.type) is None:
             yield f"{self.call.text!r} was {narrow.type}, and would be {self.type}"
 
 
@@ -128,7 +128,7 @@ class TruthAggregate(FoldedAggregate):
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`.  A multiplicity below zero is none."""
-        trues, falses = (view(each, INT64) > 0 for each in states)
+        trues, falses = (view_values(each, INT64) > 0 for each in states)
         found = ~falses if self.call.function == "bool_and" else trues
         return pa.array(found, mask=~(trues | falses))
 
@@ -166,7 +166,7 @@ class SumAggregate(NumericAggregate):
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`."""
-        none = view(states[0], INT64) == 0
+        none = view_values(states[0], INT64) == 0
         if self.unit:
             return set_nulls(_divide_sums(states[1], np.ones(none.size, np.int64), self.unit), none)
         words, fits = np.empty((none.size, 2), np.uint64), np.empty(none.size, np.uint8)
@@ -196,7 +196,7 @@ class AverageAggregate(NumericAggregate):
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`."""
-        counts = view(states[0], INT64)
+        counts = view_values(states[0], INT64)
         none = counts == 0
         if self.type == DOUBLE:
             return set_nulls(_divide_sums(states[1], counts, self.unit), none)
@@ -237,7 +237,7 @@ class VarianceAggregate(NumericAggregate):
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`."""
-        counts = view(states[0], INT64)
+        counts = view_values(states[0], INT64)
         given = zip(counts.tolist(), exact_numbers(states[1]), exact_numbers(states[2]), strict=True)
         found = np.array([self._compute_variance(*each) for each in given], np.float64)
         return pa.array(found, mask=(counts == 0) | (self.sample & (counts == 1)))
@@ -354,7 +354,7 @@ class UserPart(StatePart):
         before[folding.lived] = self.state_words(held)
         out = np.empty((starts.size - 1, self.width), np.int64)
         kind = (pa.float64(), np.dtype(np.float64)) if self.double else (pa.int64(), INT64)
-        words = view(values.cast(kind[0]), kind[1])
+        words = view_values(values.cast(kind[0]), kind[1])
         states = before, before.view(np.float64), out, out.view(np.float64)
         self._run_loop(self.loops.fold, rows, starts, firsts, validity(values), words, folding.diffs, *states)
         return pa.Array.from_buffers(self.kind, starts.size - 1, [None, pa.py_buffer(out)])
@@ -409,6 +409,6 @@ class UserAggregate(FoldedAggregate):
 
     def results(self, states: Sequence[pa.Array], there: Any) -> pa.Array:
         """See `FoldedAggregate.results`."""
-        none = view(states[0], INT64) == 0
+        none = view_values(states[0], INT64) == 0
         out = self.part.results(states[1], there & ~none)
         return pa.array(out if not pat.is_boolean(self.type) else out != 0, mask=none)

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow
-from ddflow.columns.sorting import Sorted
+from ddflow.columns.sorting import SortedRows
 from ddflow.kernels.resolve import Prior
 
 FEW: Final = 512
@@ -143,7 +143,7 @@ class KeyedEvents(NamedTuple):
     """int64: the step's distinct times, ascending."""
     settled: bool
     """Whether all of them are at or before ``since``, where one time does for all versions."""
-    by: Sorted
+    by: SortedRows
     prior: Prior
     """What each of the g keys holds."""
     built: int
@@ -169,4 +169,4 @@ class KeyedEvents(NamedTuple):
         starts = np.concatenate([[0], np.cumsum(counts[groups])]).astype(np.int32)
         low = by.low[here] if by.low.size else by.low
         kept = Prior(prior.place[groups], prior.reference[groups], prior.value[groups], prior.order[groups])
-        return self._replace(by=Sorted(by.permutation[here], by.high[here], low, starts), prior=kept)
+        return self._replace(by=SortedRows(by.permutation[here], by.high[here], low, starts), prior=kept)

@@ -24,7 +24,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Words
 from ddflow.columns.rows import gather_arrays
-from ddflow.columns.sorting import sort
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.kernels.resolve import LAPSED, LIVE, NOBODY, Prior
 from ddflow.operators.upsert.events import Events, ExpiryChange, KeyedEvents
 from ddflow.operators.upsert.orders import LEAST, MergeOrders, Order, column_words, needs_flag, value_of
@@ -191,7 +191,7 @@ class KeyExpiry:
         n = self._sort_due_keys(rows)
         if not n:
             return NONE, NONE
-        by = sort(self._high[:n], self._low[:n])
+        by = sort_by_identity(self._high[:n], self._low[:n])
         starts = by.starts[:-1]
         prior = self.arranged.seek(by.high, by.low, starts)
         now = starts[self.horizons.find_expired(prior) & (prior.reference & LIVE != 0)]
@@ -255,7 +255,7 @@ class KeyExpiry:
         """
         high, low = due
         for events in pieces:
-            ids, _ = self.keys.of(events.rows)
+            ids, _ = self.keys.identify_rows(events.rows)
             end = int(np.searchsorted(high, ids.max(), side="right")) if most is not None and ids.size else high.size
             yield from self._split_up(events, ids, (high[:end], low[:end]), time, most)
             high, low = high[end:], low[end:]

@@ -22,13 +22,13 @@ from ddflow.columns.hashing import (
     Ints,
     Secret,
     Words,
-    flags,
-    ordered_words,
+    sortable_words,
+    true_flags,
     validity,
     value_hashes,
-    view,
+    view_values,
 )
-from ddflow.columns.layout import Array, offset_width, plainly
+from ddflow.columns.layout import Array, make_writable, offset_width
 from ddflow.columns.order_words import dense_ranks
 from ddflow.columns.schema import is_word
 from ddflow.errors import ListTooLong, MergeOverflow, Option, Phrase, TooLarge
@@ -58,7 +58,7 @@ def validity_flags(column: pa.Array) -> Flags:
     """uint8[n] of 1 where a value is not null; of size 0 when none is null.  A union is null where its child is."""
     if not pat.is_union(column.type):
         return validity(column)
-    there = flags(column.is_valid())
+    there = true_flags(column.is_valid())
     return ALL_VALID if there.all() else there
 
 
@@ -279,9 +279,9 @@ def drop_scale(column: pa.Array) -> Ints:
     kind = column.type
     size = kind.bit_width // 8
     if size == 16:
-        return np.ascontiguousarray(view(column, np.dtype((np.int64, 2)))[:, 0])
+        return np.ascontiguousarray(view_values(column, np.dtype((np.int64, 2)))[:, 0])
     sign = "u" if pat.is_unsigned_integer(kind) else "i"
-    return view(column, np.dtype(f"{sign}{size}")).astype(np.int64, copy=False)
+    return view_values(column, np.dtype(f"{sign}{size}")).astype(np.int64, copy=False)
 
 
 def add_up(
@@ -338,7 +338,7 @@ def _fold_floats(
     kind: pa.DataType, walked: Walked, action: Flags, column: pa.Array, held: pa.Array, had: Flags, there: Flags
 ) -> Array:
     dtype = np.dtype(f"f{kind.bit_width // 8}")
-    given, before = (view(each, dtype).astype(np.float64, copy=False) for each in (column, held))
+    given, before = (view_values(each, dtype).astype(np.float64, copy=False) for each in (column, held))
     out = np.empty(there.size, np.float64)
     add_floats(walked, action, validity(column), given, had, before, bool(kind.bit_width == 32), out, there)
     return out.astype(dtype, copy=False)
@@ -367,9 +367,9 @@ def _fold_wide_integers(
 def _word_pairs(column: pa.Array) -> Words:
     """uint64[n, 2]: low words and high words."""
     if pat.is_decimal(column.type):
-        return view(column, np.dtype((np.uint64, 2)))
+        return view_values(column, np.dtype((np.uint64, 2)))
     out = np.zeros((len(column), 2), np.uint64)
-    out[:, 0] = view(column, np.dtype(np.uint64))
+    out[:, 0] = view_values(column, np.dtype(np.uint64))
     return out
 
 
@@ -495,7 +495,7 @@ def rank_words(column: pa.Array, held: pa.Array) -> tuple[Ints, Ints]:
     """
     kind = column.type
     if is_word(kind):
-        return plainly(ordered_words(column)), plainly(ordered_words(held))
+        return make_writable(sortable_words(column)), make_writable(sortable_words(held))
     if pat.is_decimal(kind) and kind.precision <= SHORT and kind.bit_width <= 128:
         return drop_scale(column), drop_scale(held)
     both = pa.Table.from_arrays([pa.chunked_array([column, held])], ["value"]).combine_chunks()

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Flags, Ints, Words, validity
 from ddflow.columns.rows import Rows
-from ddflow.columns.sorting import Sorted
+from ddflow.columns.sorting import SortedRows
 from ddflow.errors import ExpressionError
 from ddflow.expressions import Expression
 from ddflow.kernels import walk_cells
@@ -205,7 +205,7 @@ class MergedRows(WalkedEvents):
         self.permutation[self.places] = np.arange(m, dtype=np.int32)
         first = steps.permutation.take(steps.key_times[:-1])[self.places]
         self.mark = (self.keyed.mark.take(first) | 1) - self.taken.live[self.places].astype(np.int32)
-        self.by = Sorted(self.permutation, high, low, steps.keys)
+        self.by = SortedRows(self.permutation, high, low, steps.keys)
         words = self.taken.running[self.places] if self.order.words else np.empty((m, 0), np.int64)
         self.words = np.ascontiguousarray(words)
 

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, Ints, Secret, ordered_words, validity, value_hashes
+from ddflow.columns.hashing import Flags, Ints, Secret, sortable_words, validity, value_hashes
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.schema import arrays, is_word
+from ddflow.columns.schema import column_arrays, is_word
 from ddflow.kernels.resolve import ERROR, FIRST, GREATEST, LAST
 from ddflow.operators.upsert.folds import rank_words
 from ddflow.plan.inputs.bind import BoundUpserts
@@ -41,7 +41,7 @@ def column_words(column: pa.Array, field: pa.Field, flagged: bool | None = None)
 
     ``flagged``: whether there are two, of which the first is 0 for null; by default where there must be.
     """
-    out, present = ordered_words(column), validity(column)
+    out, present = sortable_words(column), validity(column)
     if present.size:
         out = np.where(present != 0, out, LEAST)
     if not (needs_flag(field) if flagged is None else flagged):
@@ -297,7 +297,7 @@ class MergeOrders:
         """
         for each in self.ranks:
             column = events.column(each.field.name)
-            parts = [] if prior is None else arrays(prior, [name for _, name in each.hidden])
+            parts = [] if prior is None else column_arrays(prior, [name for _, name in each.hidden])
             olds = pa.concat_arrays(parts) if parts else pa.nulls(0, column.type)
             words, held_words = rank_words(column, olds)
             words, held_words = _replace_nulls(words, column), _replace_nulls(held_words, olds)

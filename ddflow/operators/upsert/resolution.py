@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, validity
-from ddflow.columns.layout import SMALL, Arena, Column, Laid, width
-from ddflow.columns.rows import RowPool, Rows, View, gather, lay_out, shown_row
-from ddflow.columns.sorting import shards
+from ddflow.columns.layout import SMALL, Arena, Column, ColumnBuffers, fixed_width
+from ddflow.columns.rows import RowPool, Rows, RowView, format_row, gather, gather_buffers
+from ddflow.columns.sorting import cut_shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.emit import emit as emit_updates, emit_values, tally
@@ -103,7 +103,7 @@ class FullRows:
             for name, column in zip(shape.names, columns, strict=True)
             if column.null_count and name not in state.exact and (gone | validity(column)).all()
         ]
-        return Rows.of(columns, shape, self.rows.num_rows, nulls)
+        return Rows.from_columns(columns, shape, self.rows.num_rows, nulls)
 
     def column(self, name: str) -> pa.Array:
         """Return a column of the full rows."""
@@ -163,7 +163,7 @@ class FullRows:
     def tie(self, row: int) -> TieRefused:
         """Build the error for a tie that ``tie="error"`` refuses."""
         spec, rows = self.state.bound.spec, self.keyed.events.rows
-        key, order = (shown_row(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
+        key, order = (format_row(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
         time = format_time(int(self.keyed.events.times[row]), self.state.bound.time_type)
         return TieRefused(
             f"a step of {self.state.bound.name!r}",
@@ -197,9 +197,13 @@ class Resolved:
         """Resolve the keys, in spans of them where there are several threads; each writes versions of its own."""
         state, keyed, rows, prior = self.upsert, self.keyed, self.rows, self.keyed.prior
         n, order = rows.value.size, state.order
-        kept = np.empty if n < SMALL else Arena.of(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
+        kept = (
+            np.empty
+            if n < SMALL
+            else Arena.with_capacity(n * (9 + 8 * state.wide + 8 * (not keyed.settled)) + 2048).empty
+        )
         keeps = bool(order.words or order.hidden)
-        room = state.arena.room(n), kept
+        room = state.arena.choose_allocator(n), kept
         out = allocate_outcomes(n, prior.reference.size, state.wide, winners, *room, not keyed.settled, keeps)
         if keyed.left.size and rows.by is keyed.by:
             out.outcome[keyed.left] = FORGOTTEN << OUTCOME
@@ -214,8 +218,8 @@ class Resolved:
             return resolve_keys(mine, prior.span(begin, end), rows.rules, out.span(at, to, begin, end))
 
         threads = ALONE if out.winner.size else state.threads
-        spans = shards(by, threads)
-        done = threads.each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, rows.rules, out)]
+        spans = cut_shards(by, threads)
+        done = threads.run_each(span, spans) if len(spans) > 1 else [resolve_keys(work, prior, rows.rules, out)]
         for _, _, refused, _, _ in done:
             if refused >= 0:
                 raise rows.tie(refused)
@@ -225,16 +229,16 @@ class Resolved:
         """Count the rows by verdict, and write the updates.  O(n)."""
         threads, arena, outcome, mark = self.upsert.threads, self.upsert.arena, self.out.outcome, self.rows.mark
         n = sum(map(itemgetter(0), self.done))
-        empty = arena.room(n)
+        empty = arena.choose_allocator(n)
         about, diffs, ranks = empty(n, np.int64), np.empty(n, np.int64), empty(n, np.int32)
-        spans, parts = threads.spans(outcome.size, EMITTED), [(0, outcome.size, 0, n)]
+        spans, parts = threads.cut_spans(outcome.size, EMITTED), [(0, outcome.size, 0, n)]
         if len(spans) > 1:
             ends = np.cumsum([0, *(tally(outcome[a:b], mark[a:b]) for a, b in spans)]).tolist()
             parts = [(a, b, ends[i], ends[i + 1]) for i, (a, b) in enumerate(spans)]
 
         counts = np.zeros((len(parts), 8), np.int64)
         out = [(about[c:d], diffs[c:d], ranks[c:d], counts[i]) for i, (_, _, c, d) in enumerate(parts)]
-        threads.each(emit_updates, [(outcome[a:b], mark[a:b], a, *out[i]) for i, (a, b, _, _) in enumerate(parts)])
+        threads.run_each(emit_updates, [(outcome[a:b], mark[a:b], a, *out[i]) for i, (a, b, _, _) in enumerate(parts)])
         return about, diffs, ranks, parts, counts.sum(0) if len(parts) > 1 else counts[0]
 
     @property
@@ -278,7 +282,7 @@ class Resolved:
         column = self.rows.column(name)
         if name not in state.exact:
             hashes = self.rows.value
-        elif width(column.type) != 8 or column.null_count:
+        elif fixed_width(column.type) != 8 or column.null_count:
             return None
         out = np.empty(self.diffs.size, np.uint64)
         start = column.buffers()[1].address + 8 * column.offset
@@ -287,7 +291,7 @@ class Resolved:
             (outcome[a:b], mark[a:b], np.uint64(start + 8 * a), hashes[a:b], *state.secret.words, out[begin:end])
             for a, b, begin, end in self.parts
         ]
-        state.threads.each(emit_values, given)
+        state.threads.run_each(emit_values, given)
         return pa.Array.from_buffers(column.type, out.size, [None, pa.py_buffer(out)], 0)
 
     def _unhashes(self, name: str) -> bool:
@@ -302,14 +306,14 @@ class Resolved:
     def updates(self, schema: pa.Schema) -> Updates:
         """Return the differences, in the order of their times; a column is gathered on its first read.  O(updates)."""
         return Updates(
-            View(self.pool, self.about, schema, self.column_from_events), self.ranks, self.diffs, self.keyed.times
+            RowView(self.pool, self.about, schema, self.column_from_events), self.ranks, self.diffs, self.keyed.times
         )
 
     @cached_property
     def changes(self) -> list[Change]:
         """What the state must take in, by ascending identities.  O(versions)."""
         both = zip(self.spans, self.done, strict=True)
-        return self.upsert.threads.each(self._build_change, [(*span, *done[1::2], done[4]) for span, done in both])
+        return self.upsert.threads.run_each(self._build_change, [(*span, *done[1::2], done[4]) for span, done in both])
 
     def _build_stored_columns(self, out: Outcomes) -> list[Column]:
         """Build the rows of versions: words from their hashes if these can be reversed, the rest by reference."""
@@ -320,8 +324,8 @@ class Resolved:
                     values = np.empty(hashes.size, np.uint64)
                     unmix_words(hashes, keep, *state.secret.words, values)
                     kind = self.pool.schema.field(name).type
-                    words[name] = Laid(kind, hashes.size, [None, pa.py_buffer(values)], 0)
-        rest = iter(lay_out(self.pool, out.row, [field for field in state.stored if field.name not in words]))
+                    words[name] = ColumnBuffers(kind, hashes.size, [None, pa.py_buffer(values)], 0)
+        rest = iter(gather_buffers(self.pool, out.row, [field for field in state.stored if field.name not in words]))
         return [words[field.name] if field.name in words else next(rest) for field in state.stored]
 
     def _build_change(self, begin: int, end: int, versions: int, live_added: int, tombstones_added: int) -> Change:
@@ -333,7 +337,7 @@ class Resolved:
         columns = self._build_stored_columns(out)
         for field in order.hidden:
             columns.append(self.rows.hidden(field.name).take(pa.array(out.event)))
-        rows = Rows.of(columns, shape, versions)
+        rows = Rows.from_columns(columns, shape, versions)
         words = self.rows.words[out.event] if order.words else np.empty((versions, 0), np.int64)
         high, low, live = out.high, out.low, out.live
         time = repeat_value(int(self.keyed.times[-1]), versions, np.int64) if self.keyed.settled else out.time

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words, is_wide, value_hashes
-from ddflow.columns.layout import Arena, plainly, width
+from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Secret, Words, has_wide_identities, value_hashes
+from ddflow.columns.layout import Arena, fixed_width, make_writable
 from ddflow.columns.schema import is_word
-from ddflow.columns.sorting import sort
+from ddflow.columns.sorting import sort_by_identity
 from ddflow.columns.threads import ALONE, Threads
 from ddflow.kernels.emit import mark_rows
 from ddflow.kernels.resolve import NOBODY
@@ -58,7 +58,7 @@ class UpsertState(Readable):
         """The columns of the arrangement that are not of the row."""
         self.contents: int | None = None
         """In a step of full contents: the arrival number from which on events stand for keys that are absent."""
-        self.wide, self.arena = is_wide(bound.key_schema), Arena()
+        self.wide, self.arena = has_wide_identities(bound.key_schema), Arena()
         self.arrangements = (Arrangement(stored, self.wide, self.order.words, self.order.keeps),)
         self.tracked = bound.tracked
         self.arranged.share(threads)
@@ -82,11 +82,15 @@ class UpsertState(Readable):
     def _find_word_column(row: pa.Schema, names: Sequence[str]) -> str | None:
         """Return the name of a single column whose 64-bit words are equal if its values are; else None."""
         kinds = [row.field(name).type for name in names]
-        return names[0] if [is_word(k) and width(k) == 8 and not pat.is_floating(k) for k in kinds] == [True] else None
+        return (
+            names[0]
+            if [is_word(k) and fixed_width(k) == 8 and not pat.is_floating(k) for k in kinds] == [True]
+            else None
+        )
 
     def hash_rows(self, rows: pa.Table | pa.RecordBatch) -> Hashes:
         """See `Readable.hash_rows`."""
-        return *self.keys.of(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
+        return *self.keys.identify_rows(rows), value_hashes(rows.select(self.bound.tracked), self.secret)
 
     def sort_by_key(self, events: Events, times: Ints, since: int) -> KeyedEvents:
         """Sort events by key, and look up what their keys hold.  O(n) expected.
@@ -96,7 +100,7 @@ class UpsertState(Readable):
         arena, rows, bound = self.arena, events.rows, self.bound
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         keys = list(map(columns.__getitem__, self.keys.names))
-        by = sort(*self.keys.identities(keys, rows.num_rows), arena, self.threads)
+        by = sort_by_identity(*self.keys.identities(keys, rows.num_rows), arena, self.threads)
         gone, full = bound.mark_deletes(rows), self.contents
         own = NOBODY if full is None else full
         plain = full is None and self.expiring is None
@@ -106,7 +110,7 @@ class UpsertState(Readable):
         arranged = self.arranged
         prior = arranged.seek(by.high, by.low, by.starts[:-1], arena)
         mark: Narrow = arena.empty(events.times.size, np.int32)
-        mark_rows(plainly(events.times), times, gone, mark)
+        mark_rows(make_writable(events.times), times, gone, mark)
         settled = bool(times.size) and int(times[-1]) <= since
         keyed = KeyedEvents(events, columns, times, settled, by, prior, arranged.index.built, gone, absent, mark, full)
         return keyed if self.expiring is None else self.expiring.look(keyed)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow, validity
-from ddflow.columns.rows import RowPool, Rows, gather_column, shown_row
+from ddflow.columns.rows import RowPool, Rows, format_row, gather_column
 from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
@@ -245,9 +245,9 @@ class WalkedEvents:
             column = rows.column(name) if name in rows.schema.names else pa.nulls(n, field.type)
             columns.append(column if column.type == field.type else pa.nulls(n, field.type))
         schema = pa.schema([f.with_nullable(True) for f in arranged.schema])
-        pool = arranged.pool().beside(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
+        pool = arranged.pool().with_events(Rows(pa.RecordBatch.from_arrays(columns, schema=schema)))
         none = len(pool.rows)
-        pool.put(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
+        pool.set_batch(none, Rows(pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in schema], schema=schema)))
         return pool, none
 
     def gather_cells(self, references: Ints, field: pa.Field) -> pa.Array:
@@ -258,13 +258,13 @@ class WalkedEvents:
     def key_of(self, group: int) -> str:
         """Format a group's key for a message."""
         row = int(self.steps.permutation[self.steps.key_times[self.steps.keys[group]]])
-        return str(shown_row(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
+        return str(format_row(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
     def tie(self, row: int) -> TieRefused:
         """Build the error for a tie that ``tie="error"`` refuses."""
         bound, rows = self.upsert.bound, self.events.rows
         names = [field.name for group in self.merging.groups for field in group.order]
-        key, order = (shown_row(rows.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
+        key, order = (format_row(rows.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
         time = format_time(int(self.events.times[row]), bound.time_type)
         return TieRefused(
             f"a step of {bound.name!r}",

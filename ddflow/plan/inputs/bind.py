@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, flags, validity
+from ddflow.columns.hashing import Flags, true_flags, validity
 from ddflow.columns.names import DIFF, check_known
 from ddflow.columns.schema import is_flat, is_key, is_text, is_time
 from ddflow.connectors.formats.base import ABSENT, BAD, DELETED, Format, MessageTarget
@@ -196,21 +196,21 @@ class BoundUpserts(BoundInput):
         if self.where is None:
             return out
         with suppress(ExpressionError):
-            return out | (np.uint8(1) - flags(self.where(batch)))
+            return out | (np.uint8(1) - true_flags(self.where(batch)))
         others = np.flatnonzero(out == 0)  # the payload of a delete is filler, for which it may fail
-        out[others] = np.uint8(1) - flags(self.where(batch.take(pa.array(others))))
+        out[others] = np.uint8(1) - true_flags(self.where(batch.take(pa.array(others))))
         return out
 
     def _evaluate_delete(self, batch: pa.RecordBatch) -> Flags:
         if self.condition is not None:
-            return flags(self.condition(batch))
+            return true_flags(self.condition(batch))
         if not isinstance(self.spec.delete, Tombstone):
             return np.zeros(batch.num_rows, np.uint8)
         column = batch.column(self.spec.delete.column)
         if self.tombstone is not None:
-            return flags(pc.equal(column, self.tombstone))
+            return true_flags(pc.equal(column, self.tombstone))
         if pat.is_boolean(column.type):
-            return flags(column)
+            return true_flags(column)
         present = validity(column)
         return present if present.size else np.ones(len(column), np.uint8)
 

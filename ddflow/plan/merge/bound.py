@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.columns.hashing import Flags, flags, validity
+from ddflow.columns.hashing import Flags, true_flags, validity
 from ddflow.columns.names import did_you_mean
 from ddflow.columns.schema import is_flat
 from ddflow.errors import Option, Phrase, SpecError
@@ -93,7 +93,7 @@ class Merging:
 
     def mark_given(self, events: pa.RecordBatch, name: str) -> Flags:
         """Mark the events whose batch had a column: uint8[n], or size 0 if that does not matter.  O(n)."""
-        return flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
+        return true_flags(events.column(GIVEN + name)) if name in self.given else np.empty(0, np.uint8)
 
     def mark_misordered(self, events: pa.RecordBatch) -> Flags:
         """Mark the events that do not give exactly one group an order: uint8[n].  O(n) a group."""

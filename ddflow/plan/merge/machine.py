@@ -22,7 +22,7 @@ from typing import Any, Literal, NoReturn, Self, cast
 
 import pyarrow as pa
 
-from ddflow.columns.declared import to_type
+from ddflow.columns.declared import to_arrow_type
 from ddflow.columns.names import column_name, column_names
 from ddflow.columns.schema import is_flat
 from ddflow.errors import Option, Phrase, PhrasePart, SpecError
@@ -117,7 +117,7 @@ class Machine:
             if isinstance(self.state, str)
             else dict(self._parse_pairs("state", self.state))
         )
-        kinds = {name: to_type(kind, f"dd.Machine, the state column {name!r}") for name, kind in given.items()}
+        kinds = {name: to_arrow_type(kind, f"dd.Machine, the state column {name!r}") for name, kind in given.items()}
         if not kinds or (table and len(kinds) != 1):
             self._refuse(
                 Phrase(Option("state"), f" has the columns {list(kinds)}"),

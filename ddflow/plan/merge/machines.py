@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, Secret, validity, value_hashes
-from ddflow.columns.layout import plainly
+from ddflow.columns.layout import make_writable
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import shown_row
+from ddflow.columns.rows import format_row
 from ddflow.errors import CorruptState, IllegalTransition, ListTooLong, Option, Phrase, SpecError
 from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked
 from ddflow.kernels.fold import Walked
@@ -67,7 +67,7 @@ class ValueEncoder:
     def encode(self, column: pa.Array) -> Codes:
         """Map values of the same type to their numbers: int32[n].  O(n)."""
         if not self.places.size:
-            return plainly(np.asarray(pc.fill_null(pc.index_in(column, self.values), len(self.values)), np.int32))
+            return make_writable(np.asarray(pc.fill_null(pc.index_in(column, self.values), len(self.values)), np.int32))
         at = (to_numbers(column).astype(np.int64) - self.least).view(np.uint64)
         out = self.places.take(np.minimum(at, np.uint64(self.places.size - 1)).view(np.int64))
         present = validity(column)
@@ -272,7 +272,7 @@ class BoundMachine:
             known = pa.array(list(self.machine.states), self.state.field(0).type)
             wrong = np.flatnonzero(~np.asarray(pc.is_in(out.column(0), known)))
             if wrong.size:
-                row = shown_row(pick_rows(events, event[wrong[:1]]), 0)
+                row = format_row(pick_rows(events, event[wrong[:1]]), 0)
                 state = out.column(0)[int(wrong[0])].as_py()
                 raise IllegalTransition(
                     self.asked,

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from ddflow.columns.hashing import Flags, Ints, Narrow, Secret, flags, validity, value_hashes, view
-from ddflow.columns.rows import shown_row
-from ddflow.columns.schema import arrays, conform, is_word, one_batch
+from ddflow.columns.hashing import Flags, Ints, Narrow, Secret, true_flags, validity, value_hashes, view_values
+from ddflow.columns.rows import format_row
+from ddflow.columns.schema import column_arrays, conform, is_word, to_batch
 from ddflow.errors import MergerFailed, SchemaMismatch, SpecError
 from ddflow.kernels.fold import SKIP, TAKE, Walked
 from ddflow.plan.text.formulas import digest_code, name_code
@@ -108,7 +108,7 @@ def call_function(function: Any, given: Sequence[pa.RecordBatch], schema: pa.Sch
     if sorted(made.schema.names) != sorted(schema.names):
         raise function_error(asked, f"it returned the columns {made.schema.names}", f"return {schema.names}")
     try:
-        return one_batch(conform(pa.Table.from_batches([made]), schema, "what it returned"))
+        return to_batch(conform(pa.Table.from_batches([made]), schema, "what it returned"))
     except SchemaMismatch as error:
         remedy = f"return columns of these types, and null only where they allow it: {schema.to_string()}"
         raise function_error(asked, f"{error.asked}: {error.found}", remedy) from error
@@ -187,7 +187,7 @@ class Merger:
             present = validity(given.column(name))
             wrong = np.flatnonzero((was != now) & (present != 0 if present.size else True))
             if wrong.size:
-                before, after = (shown_row(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
+                before, after = (format_row(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
                 found = f"it returned {after} for {before}"
                 raise function_error(self.asked, found, "leave key and order columns as they are given")
             # An order that nobody gave stays null, whatever was made of it.
@@ -283,8 +283,8 @@ def record_type(schema: pa.Schema, what: str) -> np.dtype[Any]:
 def to_numbers(column: pa.Array) -> np.ndarray[Any, Any]:
     """Return the values of a word type as a numpy array, times as integers; a value under a null is unspecified."""
     if pat.is_boolean(column.type):
-        return flags(column).view(np.bool_)
-    return view(column, _field_dtype(column.type))
+        return true_flags(column).view(np.bool_)
+    return view_values(column, _field_dtype(column.type))
 
 
 def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
@@ -300,7 +300,7 @@ def to_records(rows: pa.RecordBatch | pa.Table, kind: np.dtype[Any]) -> Records:
     """
     out = np.zeros(rows.num_rows, kind)
     for name in (kind.names or ())[::2]:
-        (column,) = arrays(rows, [name])
+        (column,) = column_arrays(rows, [name])
         out[name] = to_numbers(column)
         present = validity(column)
         if present.size:

@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
 
-from ddflow.expressions.functions.catalog import find
+from ddflow.expressions.functions.catalog import find_function
 from ddflow.expressions.node import Refusal
-from ddflow.expressions.parse import Tree, call_within
+from ddflow.expressions.parse import Tree, unwrap_call
 from ddflow.plan.aggregates import CALLED, NAMES
 from ddflow.plan.sql.query import (
     JoinNode,
@@ -185,7 +185,7 @@ def find_aggregates(tree: Tree) -> list[Tree]:
     out, ahead = list[Tree](), [tree]
     while ahead:
         node = ahead.pop()
-        if is_aggregate(call_within(node)):
+        if is_aggregate(unwrap_call(node)):
             out.append(node)
         else:
             ahead += list(node.iter_expressions())
@@ -279,7 +279,7 @@ class ClauseReader:
         if name in NAMES or (name == "row_number" and isinstance(node.parent, exp.Window)):
             return
         try:
-            find(name)
+            find_function(name)
         except Refusal as refusal:
             raise query_error(node, refusal.found, refusal.fix) from None
 

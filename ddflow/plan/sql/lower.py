@@ -21,7 +21,7 @@ from sqlglot import exp
 from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
 from ddflow.expressions.parse import Tree
-from ddflow.expressions.types import meeting, sql_name, working
+from ddflow.expressions.types import common_type, sql_name, working_type
 from ddflow.plan.sql.clauses import Subquery, direction_sql, find_aggregates
 from ddflow.plan.sql.query import (
     ASKED,
@@ -348,8 +348,8 @@ class QueryLowering:
         logical = [*(str(index) for index in range(len(query.columns))), *(name for name, _ in carry.columns)]
         made: list[list[ProjectedColumn]] = [[], []]
         for each in logical:
-            kinds = [working(side.of.schema.field(side.names[each]).type) for side in sides]
-            kind = meeting(kinds)
+            kinds = [working_type(side.of.schema.field(side.names[each]).type) for side in sides]
+            kind = common_type(kinds)
             if kind is None:
                 found = f"{query.op.upper()} of {sql_name(kinds[0])} and {sql_name(kinds[1])}"
                 raise ExpressionError(ASKED, found, "cast one of them")
@@ -367,7 +367,7 @@ class QueryLowering:
         one, columns = pa.schema({"one": pa.int32()}), list[list[str]]()
         for trees in zip(*query.rows, strict=True):
             kinds = [compile_expression(tree_sql(each), one, what=show_tree(each)).type for each in trees]
-            kind = meeting(kinds)
+            kind = common_type(kinds)
             if kind is None:
                 found = f"VALUES of {', '.join(map(sql_name, kinds))}"
                 raise query_error(trees[0], found, "cast them to one type")

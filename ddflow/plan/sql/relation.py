@@ -15,8 +15,8 @@ from sqlglot import exp
 
 from ddflow.errors import ExpressionError
 from ddflow.expressions import compile as compile_expression
-from ddflow.expressions.parse import Tree, call_within
-from ddflow.expressions.types import is_integer, meeting, sql_name, working
+from ddflow.expressions.parse import Tree, unwrap_call
+from ddflow.expressions.types import common_type, is_integer, sql_name, working_type
 from ddflow.plan.sql.query import (
     SelectQuery,
     build_call,
@@ -302,10 +302,10 @@ def _write_key(rows: Relation, tree: Tree) -> str:
 
 def _cast_pair(left: Relation, one: Tree, right: Relation, other: Tree) -> KeyPair:
     """Cast both with Spark's rules if their types differ."""
-    kinds = [working(left.tree_type(one)), working(right.tree_type(other))]
+    kinds = [working_type(left.tree_type(one)), working_type(right.tree_type(other))]
     if kinds[0] == kinds[1] or all(map(is_integer, kinds)):
         return one, other
-    kind = meeting(kinds)
+    kind = common_type(kinds)
     if kind is None:
         found = f"{show_tree(one)} = {show_tree(other)} compares {sql_name(kinds[0])} with {sql_name(kinds[1])}"
         raise query_error(one, found, "cast one of them")
@@ -403,7 +403,7 @@ def _name_group(rows: Relation, tree: Tree, names: dict[str, str]) -> str:
 
 def _empty_value(node: Tree) -> Tree | None:
     """Return the value of an aggregate over no rows; None if it is null."""
-    of = call_within(node)
+    of = unwrap_call(node)
     return {"count": build_number(0), "array_agg": build_call("array")}.get(
         of.name if isinstance(of, exp.Anonymous) else ""
     )

@@ -28,7 +28,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from ddflow.expressions.parse import Tree
-from ddflow.expressions.types import sql_name, working
+from ddflow.expressions.types import sql_name, working_type
 from ddflow.plan.sql.clauses import Subquery
 from ddflow.plan.sql.query import (
     Nested,
@@ -354,7 +354,7 @@ def _default_value(kind: pa.DataType) -> Tree:
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         name = "date" if pa.types.is_date(kind) else "timestamp" if kind.tz else "timestamp_ntz"
         return build_cast(exp.Literal(this="1970-01-01", is_string=True), name)
-    return build_cast(build_number(0), sql_name(working(kind)))
+    return build_cast(build_number(0), sql_name(working_type(kind)))
 
 
 def _build_is_null(tree: Tree) -> Tree:

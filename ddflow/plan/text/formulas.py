@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ddflow.columns.wider import differing, widening
+from ddflow.columns.wider import find_widening, list_changed_types
 from ddflow.errors import CorruptState, SpecError, shorten
 from ddflow.expressions import Expression
 from ddflow.storage.fields import MEND
@@ -123,14 +123,14 @@ def find_formula_objections(
     type, if a wider type with the same values is fine.
     """
     read = new.names if expression.columns is None else expression.columns
-    changed = [name for name in differing(old, new) if name in read]
+    changed = [name for name in list_changed_types(old, new) if name in read]
     if not changed:
         return
     if expression.text is not None:
         from ddflow.expressions.sql import find_wider_type  # with its parser, which takes long to import
 
         found = find_wider_type(expression.text, old, new)
-        if found is not None and (kind is None or expression.type == kind or widening(kind, expression.type)):
+        if found is not None and (kind is None or expression.type == kind or find_widening(kind, expression.type)):
             return
     what = (
         shorten(repr(expression.text)) if expression.text is not None else "a function, or an expression of pyarrow's,"

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.widening import fill_columns
-from ddflow.columns.wider import widening
+from ddflow.columns.wider import find_widening
 from ddflow.errors import Command, CorruptState, Phrase
 from ddflow.storage.files.flatbuffer import FlatTable, Malformed, root
 
@@ -117,7 +117,7 @@ def _match_type(found: FlatTable, wanted: pa.DataType) -> pa.DataType | None:
         kind = _match_nested_type(found, number, wanted)
     else:
         kind = _FLOATS.get(type_.read_number(0, "h")) if number == _FLOAT else _BYTES.get(number)
-    if kind is not None and (kind == wanted or widening(kind, wanted) == "read"):
+    if kind is not None and (kind == wanted or find_widening(kind, wanted) == "read"):
         return kind
     expected = root(memoryview(pa.schema([("", wanted)]).serialize()).cast("B")[8:]).read_table(2)
     assert expected is not None

@@ -31,7 +31,7 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from ddflow.columns.schema import empty
+from ddflow.columns.schema import empty_table
 from ddflow.errors import CorruptState, DdflowError
 from ddflow.storage.closing import Closing, on_failure
 from ddflow.storage.files.arrow_file import new_file, read_batch, read_batches, restore_types
@@ -138,7 +138,7 @@ class BatchStore(Closing):
             mapped = _read_own_file(self.store.map(blob), schema)
         finally:
             self.forget(blob.name)
-        return pa.Table.from_batches(mapped, schema) if mapped else empty(schema)
+        return pa.Table.from_batches(mapped, schema) if mapped else empty_table(schema)
 
     def save(self, batch: pa.RecordBatch) -> StoredBlob:
         """Write a batch that stays in memory, too.  O(bytes).  Raises as `write` does."""
