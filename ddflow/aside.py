@@ -7,13 +7,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def aside(call: Callable[[], T]) -> T:
+def run_on_new_stack(call: Callable[[], T]) -> T:
     """Run ``call`` in another thread, wait, and return its result or raise its error. Some 50 microseconds.
 
     Recursion over a value from a user or a store goes through here. Python's recursion limit counts the frames of a
     thread, so a value that fits in one place would be too deep in another.
 
-    >>> aside(lambda: 6 * 7)
+    >>> run_on_new_stack(lambda: 6 * 7)
     42
     """
     returned: list[T] = []

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ddflow.errors import mask_secrets
-from ddflow.terminal import count_of
+from ddflow.terminal import format_count
 
 LOG: Final = logging.getLogger("ddflow")
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
@@ -76,7 +76,7 @@ class SourceLag(NamedTuple):
     def __str__(self) -> str:
         if not self.amount or (self.unit == "bytes" and self.amount < 1000):
             return ""
-        there = count_of(self.amount, self.unit.removesuffix("s"))
+        there = format_count(self.amount, self.unit.removesuffix("s"))
         if self.unit == "bytes":
             there = f"{self.amount / 1000:,.0f} kB"
         return there if self.seconds is None else f"{there} ({self.seconds:,.0f} s)"
@@ -120,14 +120,14 @@ class CallMetrics(NamedTuple):
 Metrics = Callable[[CallMetrics], object]
 
 
-def publish(listeners: Iterable[Metrics], call: CallMetrics) -> None:
+def publish_call(listeners: Iterable[Metrics], call: CallMetrics) -> None:
     """Hand over the figures of a call, and log them at DEBUG; what goes wrong then is logged.
 
     O(listeners) beside what they do.
     """
     if LOG.isEnabledFor(logging.DEBUG):
-        rows = count_of(sum(call.rows.values()), "row")
-        LOG.debug("%s: %s in, %.1f ms", call.kind, rows, call.seconds * 1e3, extra=fields(call))
+        rows = format_count(sum(call.rows.values()), "row")
+        LOG.debug("%s: %s in, %.1f ms", call.kind, rows, call.seconds * 1e3, extra=log_fields(call))
     for take in listeners:
         try:
             take(call)
@@ -135,10 +135,10 @@ def publish(listeners: Iterable[Metrics], call: CallMetrics) -> None:
             LOG.exception("metrics= of a ddflow engine failed; %s itself took effect", call.kind)
 
 
-def fields(figures: NamedTuple, **more: object) -> dict[str, object]:
+def log_fields(figures: NamedTuple, **more: object) -> dict[str, object]:
     """Convert figures to the fields of a log record: plain values under ``ddflow``, for logs in JSON.
 
-    >>> fields(SourceLag(3, "files"), source="orders")
+    >>> log_fields(SourceLag(3, "files"), source="orders")
     {'ddflow': {'source': 'orders', 'amount': 3, 'unit': 'files', 'failing': False, 'seconds': None, 'gathered': 0}}
     """
     plain = {name: dict(value) if isinstance(value, Mapping) else value for name, value in figures._asdict().items()}

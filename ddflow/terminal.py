@@ -4,10 +4,10 @@ Guarantees: text from elsewhere (values, names of files and outputs, messages of
 control characters spelled out, so it cannot move the cursor, hide lines, or set a window's title. Styles and progress
 bars are Rich's own control sequences, so texts are changed before they are drawn.
 
->>> printable("a\x1b[2Jb\nc"), lines("a\x9b2J\nb")
+>>> escape_text("a\x1b[2Jb\nc"), escape_lines("a\x9b2J\nb")
 ('a\\x1b[2Jb\\nc', 'a\\x9b2J\nb')
 >>> import io
->>> terminal = console(file=io.StringIO(), force_terminal=True, color_system=None)
+>>> terminal = make_console(file=io.StringIO(), force_terminal=True, color_system=None)
 >>> terminal.print("\x1b]0;title")
 >>> terminal.file.getvalue()
 '\\x1b]0;title\n'
@@ -30,35 +30,35 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 
-def printable(text: str) -> str:
+def escape_text(text: str) -> str:
     """Escape the control characters of a text; the result is one line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def lines(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Escape the control characters of a text except its line ends."""
-    return "\n".join(map(printable, text.split("\n")))
+    return "\n".join(map(escape_text, text.split("\n")))
 
 
-def count_of(number: int, what: str) -> str:
+def format_count(number: int, what: str) -> str:
     """Format a number of things: ``1 row``, ``2,000 rows``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def console(**settings: Any) -> Console:
+def make_console(**settings: Any) -> Console:
     """Make a Rich console that escapes control characters in all its output."""
     from rich.console import Console
     from rich.segment import Segment
 
-    class Plain(Console):
+    class EscapingConsole(Console):
         """Looks at all texts once they are laid out."""
 
         def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
             """Render the segments of an object."""
             for text, style, control in super().render(renderable, options):
-                yield Segment(text if control else lines(text), style, control)
+                yield Segment(text if control else escape_lines(text), style, control)
 
-    return Plain(**settings)
+    return EscapingConsole(**settings)
 
 
 def guard_log(hide: Callable[[str], str] = str) -> None:
@@ -67,17 +67,17 @@ def guard_log(hide: Callable[[str], str] = str) -> None:
     ``hide``: removes secrets from a text, because other libraries may log them.
     """
 
-    class Spelled(logging.Formatter):
+    class EscapingFormatter(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return lines(hide(super().format(record)))
+            return escape_lines(hide(super().format(record)))
 
     if logging.lastResort is not None:
-        logging.lastResort.setFormatter(Spelled())
+        logging.lastResort.setFormatter(EscapingFormatter())
     plain = warnings.formatwarning
-    warnings.formatwarning = lambda *given, **named: lines(hide(plain(*given, **named)))
+    warnings.formatwarning = lambda *given, **named: escape_lines(hide(plain(*given, **named)))
 
 
-def as_text(row: Mapping[str, Any] | None) -> str:
+def format_row(row: Mapping[str, Any] | None) -> str:
     """Format a row for a person: ``(id=7, city='Bern', at=2024-01-01 08:00:00)``."""
     if row is None:
         return "no row"
@@ -99,11 +99,11 @@ def text_table(first: str, table: list[list[str]], rest: list[str]) -> str:
     日本  1,200
     1,207 in all
     """
-    widths = [max(map(_cells, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(_count_cells, column)) for column in zip(*table, strict=True)]
     lines = []
     for name, *figures in table:
         numbers = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
-        lines.append("  ".join([name + " " * (widths[0] - _cells(name)), *numbers]))
+        lines.append("  ".join([name + " " * (widths[0] - _count_cells(name)), *numbers]))
     return "\n".join([first, *lines, *rest])
 
 
@@ -124,19 +124,19 @@ def html_table(first: str, table: list[list[str]], rest: list[str]) -> str:
 
 def html_text(text: str) -> str:
     """Render a text of several lines for a notebook and keep its line ends. O(text). Pure."""
-    return f"<pre>{escape(lines(text))}</pre>"
+    return f"<pre>{escape(escape_lines(text))}</pre>"
 
 
-def _cells(text: str) -> int:
+def _count_cells(text: str) -> int:
     """Count the cells of a terminal that a text takes: two for a wide character, none for a separate accent."""
     return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
 
 
 EVERY = 0.2
-"""Seconds between two looks of a `Line`, at least."""
+"""Seconds between two looks of a `StatusLine`, at least."""
 
 
-class Line:
+class StatusLine:
     """A line on the terminal of stderr, rewritten every `EVERY` seconds.
 
     ``shows``: whether; never without a terminal.
@@ -146,7 +146,7 @@ class Line:
         self.shows, self._next = shows and sys.stderr.isatty(), 0.0
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether it is time to write it."""
         return self.shows and monotonic() >= self._next
 
@@ -154,7 +154,7 @@ class Line:
         """Write it, as wide as the terminal is."""
         self._next = monotonic() + EVERY
         width = shutil.get_terminal_size().columns - 1
-        sys.stderr.write(f"\r\x1b[K{printable(text)[:width]}")
+        sys.stderr.write(f"\r\x1b[K{escape_text(text)[:width]}")
         sys.stderr.flush()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ddflow.columns.declared import to_schema
 from ddflow.columns.hashing import Secret, value_hashes
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.connectors.to_arrow import to_table
 from ddflow.engine.engine import Flow
 from ddflow.errors import NotInvariant, SpecError
@@ -82,16 +82,16 @@ def invariance(
     trial = _Trial(spec, declared, table, collection or (lambda flow: flow.upserts(INPUT, declared, spec)))
     draw, n = Random(seed), table.num_rows
     rows = list(range(n))
-    whole = trial.outcome([rows])
+    whole = trial.compute_outcome([rows])
     for _ in range(rounds):
         cuts = sorted({0, n, *(draw.randrange(n + 1) for _ in range(draw.randint(1, 6)))})
         calls = [rows[begin:end] for begin, end in pairwise(cuts)]
-        if trial.outcome(calls) != whole:
+        if trial.compute_outcome(calls) != whole:
             _raise_smallest(trial, calls, "cut into calls")
     shuffle = spec.order_free if shuffled is None else shuffled
     for _ in range(rounds if shuffle else 0):
         draw.shuffle(rows)
-        if trial.outcome([rows]) != whole:
+        if trial.compute_outcome([rows]) != whole:
             _raise_smallest(trial, [list(rows)], "in another order of arrival")
     return Invariance(n, rounds, rounds if shuffle else 0)
 
@@ -102,7 +102,7 @@ class _Trial:
     def __init__(self, spec: Upsert, schema: pa.Schema, table: pa.Table, collection: Callable[[Flow], Any]) -> None:
         self.spec, self.schema, self.table, self.collection = spec, schema, table, collection
 
-    def outcome(self, calls: Sequence[Sequence[int]]) -> Counter[int]:
+    def compute_outcome(self, calls: Sequence[Sequence[int]]) -> Counter[int]:
         """Compute the final collection as hashes of its rows, and check that the differences add up to it."""
         flow = Flow()
         node = flow.output("out", self.collection(flow))
@@ -116,20 +116,20 @@ class _Trial:
             if flow.holds_back:
                 steps.append(engine.advance_to(CLOSED))
             for step in steps:
-                _add(total, step["out"], names)
+                _add_rows(total, step["out"], names)
             live: Counter[int] = Counter()
-            _add(live, engine.read("out"), names)
+            _add_rows(live, engine.read("out"), names)
         kept = Counter({row: n for row, n in total.items() if n})
         if kept != live:
             raise AssertionError("differences do not add up to the collection: a bug of ddflow")
         return kept
 
-    def differs(self, calls: Sequence[Sequence[int]]) -> bool:
+    def gives_difference(self, calls: Sequence[Sequence[int]]) -> bool:
         """Return whether these calls, and one call with all rows in the table's order, give different collections."""
-        return self.outcome(calls) != self.outcome([sorted(row for rows in calls for row in rows)])
+        return self.compute_outcome(calls) != self.compute_outcome([sorted(row for rows in calls for row in rows)])
 
 
-def _add(total: Counter[int], updates: pa.Table, names: list[str]) -> None:
+def _add_rows(total: Counter[int], updates: pa.Table, names: list[str]) -> None:
     rows, diffs = value_hashes(updates.select(names), SECRET).tolist(), updates.column("_diff").to_pylist()
     for row, diff in zip(rows, diffs, strict=True):
         total[row] += diff
@@ -143,14 +143,14 @@ def _raise_smallest(trial: _Trial, calls: list[list[int]], how: str) -> None:
         for begin in range(0, len(every), size):
             without = set(every[begin : begin + size])
             fewer = [left for rows in calls if (left := [row for row in rows if row not in without])]
-            if fewer and trial.differs(fewer):
+            if fewer and trial.gives_difference(fewer):
                 calls = fewer
                 break
         else:
             if size == 1:
                 break
             size //= 2
-    shown = [[format_row(trial.table, row) for row in rows] for rows in calls]
+    shown = [[row_values(trial.table, row) for row in rows] for rows in calls]
     raise NotInvariant(
         "dd.testing.invariance",
         f"{how}, these events give another collection: {shown}",

@@ -9,9 +9,9 @@ which nothing was ever closed is ``NEVER``, a frontier past every time ``CLOSED`
 supported (nor does differential-dataflow's upsert operator support them). Where times are dates or timestamps, those of
 a column or of steps, the int64 is in that type's unit, and a person reads and writes it as a day or a moment.
 
->>> advance(3, 7)
+>>> advance_frontier(3, 7)
 7
->>> advance(7, 4)
+>>> advance_frontier(7, 4)
 Traceback (most recent call last):
     ...
 ddflow.errors.TimeWentBack: cannot advance to 4: the frontier is already 7; times may not go back
@@ -63,7 +63,7 @@ class Description(NamedTuple):
         return Description(self.lower, later.upper, max(self.since, later.since))
 
 
-def advance(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
+def advance_frontier(frontier: int, to: int, kind: pa.DataType = INT64) -> int:
     """Return the new frontier. Raises `TimeWentBack` when ``to`` is below the present one. O(1).
 
     ``kind``: the type of times.
@@ -119,11 +119,12 @@ def as_int64(asked: str, time: Any, most: int, kind: pa.DataType = INT64) -> int
         raise SchemaMismatch(asked, f"that is no time of type {kind}", remedy) from None
 
 
-def type_of(time: Any) -> pa.DataType | None:
+def find_time_type(time: Any) -> pa.DataType | None:
     """Return the type of times that a step's time implies: int64, days or moments; None for a value that is no time.
 
-    >>> type_of(7), type_of(date(2026, 11, 26)), type_of("2026-11-26 12:00+00:00"), type_of("soon")
-    (DataType(int64), DataType(date32[day]), TimestampType(timestamp[us, tz=UTC]), None)
+    >>> find_time_type(7), find_time_type(date(2026, 11, 26)), find_time_type("2026-11-26 12:00+00:00")
+    (DataType(int64), DataType(date32[day]), TimestampType(timestamp[us, tz=UTC]))
+    >>> find_time_type("soon")
     """
     if isinstance(time, Integral):
         return None if isinstance(time, bool) else INT64
@@ -136,7 +137,7 @@ def type_of(time: Any) -> pa.DataType | None:
 
 
 def as_value(time: int, kind: pa.DataType) -> Time:
-    """Convert a time to the value whose type `type_of` recognizes.
+    """Convert a time to the value whose type `find_time_type` recognizes.
 
     >>> as_value(19725, pa.date32()), as_value(19725, INT64)
     (datetime.date(2024, 1, 3), 19725)
@@ -145,22 +146,22 @@ def as_value(time: int, kind: pa.DataType) -> Time:
     return value
 
 
-def from_text(asked: str, text: str, kind: pa.DataType) -> int:
+def parse_time(asked: str, text: str, kind: pa.DataType) -> int:
     """Parse a time from the shell: a number, or the text of its type. Raises `SchemaMismatch`.
 
-    >>> from_text("--as-of 19725", "19725", pa.date32()), from_text("--as-of 2024-01-03", "2024-01-03", pa.date32())
+    >>> parse_time("--as-of 19725", "19725", pa.date32()), parse_time("--as-of 2024-01-03", "2024-01-03", pa.date32())
     (19725, 19725)
     """
     number = re.fullmatch(r"\s*-?\d+\s*", text)
     return as_int64(asked, text.strip() if number is None else int(text), CLOSED, kind)
 
 
-def seconds(text: str, asked: str) -> float:
+def parse_seconds(text: str, asked: str) -> float:
     """Parse a span of time to seconds: ``90``, ``50ms``, ``60s``, ``5min``, ``24h``.
 
     Raises `SpecError`, naming ``asked``.
 
-    >>> seconds("90", "--grace"), seconds("24h", "--orphans"), seconds("50ms", "commit_every=")
+    >>> parse_seconds("90", "--grace"), parse_seconds("24h", "--orphans"), parse_seconds("50ms", "commit_every=")
     (90.0, 86400.0, 0.05)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text)

@@ -17,7 +17,7 @@ from ddflow.errors import DdflowError
 LOG = logging.getLogger("ddflow")
 
 
-def prepare() -> None:
+def preload() -> None:
     """Import what tasks import, and load the kernels if all of them are compiled.  About a second; never fails.
 
     Where some are missing, tasks load or interpret what they call: compiling all of them here would keep the first
@@ -45,7 +45,7 @@ def main() -> None:
     # Spark reads the port from the standard output; whatever loading prints must not come before it.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
-        prepare()
+        preload()
     finally:
         sys.stdout = out
     manager()

@@ -44,15 +44,15 @@ from spark_bridge.job import (
     StateOptions,
     check_address,
     check_columns,
+    make_partitioner,
     map_arrow,
     route_rows,
-    router,
-    union,
+    union_chunks,
 )
-from spark_bridge.monitoring import EpochStats, report
+from spark_bridge.monitoring import EpochStats, report_epoch
 from spark_bridge.session import context_of
 from spark_bridge.tasks import OnlyStage, RunStage
-from spark_bridge.types import arrow_schema, by_input, shapes
+from spark_bridge.types import arrow_schema, name_frames, shapes
 
 _NAMES = "name string, length bigint, digest binary"
 OUT: Final = "out"
@@ -187,7 +187,7 @@ def run(
     Epoch mode is one step, stamped 0; hold-back mode takes all events in and closes the input.  Where arrival decides
     (``tie="last"`` or ``"first"``), it is by partition of the frame, then by row.  Null keys and ties fail the job.
     """
-    frames = by_input(flow, frames)
+    frames = name_frames(flow, frames)
     if state is None:
         given = {"epoch": epoch, "outputs": outputs, "memory": memory, "close": close or None, "sinks": sinks}
         return _run_lazily(flow, frames, partitions, given)
@@ -302,13 +302,13 @@ def _run_lazily(
                 input=name,
             )
     wide, secret = _choose_partitions(partitions, next(iter(frames.values()))), Secret.fresh()
-    routers = (router(flow, name, wide, secret, columns[name]) for name in flow.inputs)
+    routers = (make_partitioner(flow, name, wide, secret, columns[name]) for name in flow.inputs)
     chunks = {each.input: route_rows(frames[each.input], each, None) for each in routers}
     known: dict[tuple[Any, ...], DataFrame] = {}
     out = _Frames()
     for name, shape in outputs.items():
         stages, key = cut_stages(flow, only=name), _list_inputs(flow, name)
-        frame = known.setdefault(key, union(chunks[each] for each in key))
+        frame = known.setdefault(key, union_chunks(chunks[each] for each in key))
         for stage in range(stages.stages):
             last = stage == stages.stages - 1
             key = (*key, stages.active[stage], *([name] if last else stages.list_exchanges(stage)))
@@ -361,7 +361,9 @@ def _run_epoch(
         try:
             job.drain()
         finally:
-            report(job.name, EpochStats.of(committed, None, flow.time_type), options.metrics, job.sinks.measure_lags())
+            report_epoch(
+                job.name, EpochStats.of(committed, None, flow.time_type), options.metrics, job.sinks.measure_lags()
+            )
         return Ran(job, session, committed)
 
 

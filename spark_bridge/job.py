@@ -42,8 +42,8 @@ from ddflow.partitions.chunks import PACKED, ChunkLimits, add_digests, chunk_lim
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.driver_epochs import DriverEpochs
 from ddflow.partitions.epoch_start import EpochStart, Version
-from ddflow.partitions.messages import Heard
-from ddflow.partitions.partitioner import Partitioner, PastDigests, carried_only, columns_there
+from ddflow.partitions.messages import KnownMessages
+from ddflow.partitions.partitioner import Partitioner, PastDigests, find_arrival_columns, find_present_columns
 from ddflow.partitions.receipt import Committed, Receipt
 from ddflow.plan.evolve import PastSchemas
 from ddflow.plan.plan import Plan
@@ -57,7 +57,7 @@ from spark_bridge.monitoring import LOG, watch_jobs
 from spark_bridge.part_cache import AUTO, WATCH, CacheLimit
 from spark_bridge.session import context_of, describe_jobs, settings
 from spark_bridge.tasks import EpochStage, MakeOfFiles, ReadFiles, Redigest, Route
-from spark_bridge.types import arrow_schema, from_spark, in_spark, loose, shapes, spark_schema
+from spark_bridge.types import arrow_schema, compare_types, from_spark, make_nullable, shapes, spark_schema
 
 ROWS: Final = spark_schema(PACKED, "packed rows")
 SHUFFLES: Final = "spark.sql.shuffle.partitions"
@@ -185,8 +185,8 @@ class Job:
         if self.memory is not None:
             limits = limits._replace(bytes=min(limits.bytes, max(self.memory // 16, 1 << 20)))
         how = {name: (self.columns[name], limits, self.coordinator.heard.get(name)) for name in frames}
-        routers = (router(self.flow, name, partitions, secret, *each) for name, each in how.items())
-        return union(route_rows(frames[each.input], each, version) for each in routers)
+        routers = (make_partitioner(self.flow, name, partitions, secret, *each) for name, each in how.items())
+        return union_chunks(route_rows(frames[each.input], each, version) for each in routers)
 
     def commit(
         self, session: Any, packed: DataFrame | None, *, close: bool = False, feed: Any = None, epoch: int | None = None
@@ -285,17 +285,17 @@ class Job:
             yield
 
 
-def router(
+def make_partitioner(
     flow: Plan,
     name: str,
     partitions: int,
     secret: Secret,
     columns: tuple[str, ...],
     limits: ChunkLimits | None = None,
-    heard: Heard | None = None,
+    heard: KnownMessages | None = None,
 ) -> Partitioner:
     """Make the partitioner of an input's rows, in Spark's types."""
-    came = loose(flow.inputs[name].bound.schema)
+    came = make_nullable(flow.inputs[name].bound.schema)
     restore: Any = partial(from_spark, schema=came, what=f"rows for {name!r}")
     return Partitioner(flow, name, partitions, secret, columns, limits, restore, heard)
 
@@ -306,7 +306,7 @@ def route_rows(frame: DataFrame, by: Partitioner, version: Version | None) -> Da
     return map_arrow(numbered, Route(by, version, tuple(frame.columns)))
 
 
-def union(frames: Iterable[DataFrame]) -> DataFrame:
+def union_chunks(frames: Iterable[DataFrame]) -> DataFrame:
     """Union the chunks of some inputs."""
     return reduce(lambda one, other: one.union(other), frames)
 
@@ -337,17 +337,17 @@ def check_columns(flow: Plan, name: str, frame: Any, streaming: bool) -> tuple[s
             raise WrongMode(what, "the DataFrame is no stream", "give one of spark.readStream, or use spark_bridge.run")
         raise WrongMode(what, "the DataFrame is a stream", "give it to spark_bridge.stream")
     bound, given = flow.inputs[name].bound, arrow_schema(frame)
-    there = columns_there(bound, given)
+    there = find_present_columns(bound, given)
     if bound.format is not None:
         return there
-    own = given.empty_table().drop_columns(carried_only(given, bound.schema))
-    declared = pa.schema([field.with_nullable(True) for field in loose(bound.schema)])
+    own = given.empty_table().drop_columns(find_arrival_columns(given, bound.schema))
+    declared = pa.schema([field.with_nullable(True) for field in make_nullable(bound.schema)])
     try:
         conform(from_spark(own, declared, what), declared, repr(name), bound.needed_columns)
     except SchemaMismatch as error:
         for field in declared:
             if error.asked == f"column {field.name!r} of {what}":
-                replace_texts(error, found=error.found + in_spark(frame.schema[field.name].dataType, field))
+                replace_texts(error, found=error.found + compare_types(frame.schema[field.name].dataType, field))
         raise
     return there
 
@@ -362,15 +362,15 @@ def cache_limit(given: str | int | None, session: Any) -> CacheLimit:
     names = ("spark.executor.pyspark.memory", "spark.executor.memoryOverhead")
     granted = next((size for name in names if (size := session.conf.get(name, None))), None)
     if granted is None and master.startswith(("yarn", "k8s")):
-        granted = f"{max(_mebibytes(session.conf.get('spark.executor.memory', '1g')) // 10, 384)}m"
-    bytes = None if granted is None or local else _mebibytes(granted) << 20
+        granted = f"{max(_parse_mebibytes(session.conf.get('spark.executor.memory', '1g')) // 10, 384)}m"
+    bytes = None if granted is None or local else _parse_mebibytes(granted) << 20
     return CacheLimit(None, max(int(workers or os.cpu_count() or 1), 1), bytes)
 
 
-def _mebibytes(size: str) -> int:
+def _parse_mebibytes(size: str) -> int:
     """Parse a size of Spark's settings, in MiB if without a unit.
 
-    >>> [_mebibytes(each) for each in ("384", "512m", "4g", "2GB", "1048576k")]
+    >>> [_parse_mebibytes(each) for each in ("384", "512m", "4g", "2GB", "1048576k")]
     [384, 512, 4096, 2048, 1024]
     """
     number = size.strip().lower().removesuffix("b")

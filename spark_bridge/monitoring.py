@@ -29,12 +29,12 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.result import PRINTED, Verdicts
-from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish
+from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish_call
 from ddflow.partitions.receipt import ROWS, Committed
 from ddflow.plan.text.codec import read_time_type
 from ddflow.storage.manifest import Epoch, load_newest
 from ddflow.storage.opening import opened_store
-from ddflow.terminal import Line, count_of, html_table, printable, text_table
+from ddflow.terminal import StatusLine, escape_text, format_count, html_table, text_table
 from ddflow.time import INT64, NEVER, format_time
 from spark_bridge.session import context_of
 
@@ -151,7 +151,7 @@ class EpochStats(NamedTuple):
     def __str__(self) -> str:
         """One line, as the log has it."""
         batch = "" if self.batch is None else f"batchId {self.batch}: "
-        rows, updates = _by_name(self.rows), _by_name(self.updates)
+        rows, updates = _format_sum(self.rows), _format_sum(self.updates)
         stages = self.stages
         driver = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in DRIVER if name in stages)
         tasks = ", ".join(f"{name} {stages[name] / 1000:,.0f}" for name in TASKS if name in stages)
@@ -172,12 +172,12 @@ def sum_epochs(batches: Iterable[EpochStats]) -> EpochStats:
             each.batch,
             each.epoch,
             each.frontier,
-            _sum(total.rows, each.rows),
-            _sum(total.counts, each.counts),
+            _add_numbers(total.rows, each.rows),
+            _add_numbers(total.counts, each.counts),
             each.pending,
-            _sum(total.updates, each.updates),
+            _add_numbers(total.updates, each.updates),
             total.nbytes + each.nbytes,
-            _sum(total.figures, each.figures) | {"memory": most},
+            _add_numbers(total.figures, each.figures) | {"memory": most},
             each.replayed,
             each.time_type,
         )
@@ -238,22 +238,22 @@ class QueryStats(tuple[EpochStats, ...]):
         return {"recentProgress": recent, "total": self.total.progress(), "epochs": self.epochs}
 
     def __str__(self) -> str:
-        return text_table(self._title(), self._build_table(), self._footer())
+        return text_table(self._format_title(), self._build_table(), self._format_footer())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table(self._title(), self._build_table(), self._footer())
+        return html_table(self._format_title(), self._build_table(), self._format_footer())
 
-    def _title(self) -> str:
+    def _format_title(self) -> str:
         total = self.total
         return (
-            f"{count_of(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
+            f"{format_count(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
             f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
             f"frontier {format_time(total.frontier, total.time_type)}"
         )
 
-    def _footer(self) -> list[str]:
+    def _format_footer(self) -> list[str]:
         known = sum_epochs(self).stages
         driver, tasks = ([name for name in names if name in known] for names in (DRIVER, TASKS))
         clock = [f"{', '.join(driver)} by the driver's clock"] if driver else []
@@ -289,7 +289,7 @@ class QueryStats(tuple[EpochStats, ...]):
             "rows in",
             *verdicts,
             *(["pending"] if waits else []),
-            *map(printable, outputs),
+            *map(escape_text, outputs),
             "written",
             *stages,
             "cached",
@@ -303,13 +303,13 @@ class QueryStats(tuple[EpochStats, ...]):
         return [head, *rows, format_row("total", "", self.total)]
 
 
-def _by_name(numbers: Mapping[str, int]) -> str:
+def _format_sum(numbers: Mapping[str, int]) -> str:
     """Format a sum, and its parts if there are several."""
-    parts = ", ".join(f"{printable(name)} {n:,}" for name, n in numbers.items())
+    parts = ", ".join(f"{escape_text(name)} {n:,}" for name, n in numbers.items())
     return f"{sum(numbers.values()):,}" + (f" ({parts})" if parts else "")
 
 
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+def _add_numbers(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
@@ -376,7 +376,7 @@ class Listener(StreamingQueryListener):
         """Do nothing: the query's last progress may be still to come."""
 
 
-class Account:
+class QueryAccount:
     """A process's record of a query's epochs: the last `KEPT`, and the total. One thread adds, others may read."""
 
     def __init__(self) -> None:
@@ -394,11 +394,11 @@ class Account:
         return QueryStats(self._batches.copy(), self._total, self._epochs)
 
 
-class Accounts:
+class QueryAccounts:
     """Accounts of queries by their ids: the last `QUERIES`.
 
-    >>> accounts = Accounts()
-    >>> accounts.put("a", Account())
+    >>> accounts = QueryAccounts()
+    >>> accounts.put("a", QueryAccount())
     >>> accounts.get("a") is not None, accounts.get("b")
     (True, None)
     """
@@ -419,17 +419,17 @@ class Accounts:
         return self._accounts.get(query)
 
 
-ACCOUNTS: Final = Accounts()
+ACCOUNTS: Final = QueryAccounts()
 """Of this process."""
 
 
-def report(name: str, batch: EpochStats, metrics: Metrics | None, sinks: Mapping[str, SinkLag]) -> None:
+def report_epoch(name: str, batch: EpochStats, metrics: Metrics | None, sinks: Mapping[str, SinkLag]) -> None:
     """One line to the log ``ddflow.spark``, at INFO; the record's ``ddflow`` has it in Spark's words.  O(names).
 
     ``metrics``: takes the figures of an epoch that is new.  ``sinks``: what they lack.
     """
     if metrics is not None and not batch.replayed:
-        publish([metrics], batch.to_call(sinks))
+        publish_call([metrics], batch.to_call(sinks))
     if LOG.isEnabledFor(logging.INFO):
         LOG.info("%s: %s", name, batch, extra={"ddflow": {"name": name, **batch.progress()}})
 
@@ -466,7 +466,7 @@ def watch_jobs(session: Any, what: str) -> Iterator[None]:
 
     It leaves the line to Spark if that shows its own.  On Spark Connect the server says what it knows.
     """
-    line, began, ended = Line(True), monotonic(), Event()
+    line, began, ended = StatusLine(True), monotonic(), Event()
     of_spark = context_of(session) is not None and session.conf.get("spark.ui.showConsoleProgress", "false") == "true"
     if not line.shows or of_spark:
         yield

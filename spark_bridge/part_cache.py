@@ -4,7 +4,7 @@ A part is given out only for the inventory that it holds, and to one task at a t
 receipt, since a task may be killed at any moment. Every epoch asks for all parts in turn, so if they do not all fit,
 the cache keeps those that it has: dropping the oldest would find none. A part unused for `ROUNDS` epochs makes way.
 
->>> PartCache().nbytes, CacheLimit(512 << 20).compute_bytes(Memory(1 << 30, 0), 0) >> 20
+>>> PartCache().nbytes, CacheLimit(512 << 20).compute_bytes(MachineMemory(1 << 30, 0), 0) >> 20
 (0, 512)
 """
 
@@ -77,7 +77,7 @@ class PartCache:
             return None
         if cached.part.at in held:
             return cached.part
-        close(cached.part)
+        close_part(cached.part)
         return None
 
     def put(self, key: Key, part: StagePart, nbytes: int, most: int, epoch: int) -> None:
@@ -92,15 +92,15 @@ class PartCache:
         self._parts[key] = CachedPart(part, nbytes, self._round)
         while self._parts and self.nbytes > most:
             stale = next(iter(self._parts.values())).round + ROUNDS < self._round
-            close(self._parts.popitem(last=not stale)[1].part)
+            close_part(self._parts.popitem(last=not stale)[1].part)
 
     def clear(self) -> None:
         """Close all."""
         while self._parts:
-            close(self._parts.popitem()[1].part)
+            close_part(self._parts.popitem()[1].part)
 
 
-class Memory(NamedTuple):
+class MachineMemory(NamedTuple):
     """Bytes that this process may use together with others of its machine or container, and the free ones of these."""
 
     total: int
@@ -118,19 +118,19 @@ class CacheLimit(NamedTuple):
     workers: int = 1
     granted: int | None = None
 
-    def compute_bytes(self, memory: Memory, cached: int) -> int:
+    def compute_bytes(self, memory: MachineMemory, cached: int) -> int:
         """Compute the current limit. ``cached``: bytes that this worker's cache has already. Pure.
 
         Without a ``fixed`` one, the cache takes a quarter of the worker's share of the memory at most, and leaves an
         eighth of the memory unused.
 
-        >>> CacheLimit(None, 2).compute_bytes(Memory(16 << 30, 12 << 30), 0) >> 20  # a machine of 16 GB, two cores
+        >>> CacheLimit(None, 2).compute_bytes(MachineMemory(16 << 30, 12 << 30), 0) >> 20  # of 16 GB, two cores
         2048
-        >>> CacheLimit(None, 2).compute_bytes(Memory(16 << 30, 3 << 30), 100 << 20) >> 20  # others use most of it
+        >>> CacheLimit(None, 2).compute_bytes(MachineMemory(16 << 30, 3 << 30), 100 << 20) >> 20  # with others
         612
-        >>> CacheLimit(None, 4, 1600 << 20).compute_bytes(Memory(64 << 30, 50 << 30), 0) >> 20  # of Kubernetes
+        >>> CacheLimit(None, 4, 1600 << 20).compute_bytes(MachineMemory(64 << 30, 50 << 30), 0) >> 20  # of Kubernetes
         100
-        >>> CacheLimit(512 << 20).compute_bytes(Memory(1 << 30, 0), 0) >> 20
+        >>> CacheLimit(512 << 20).compute_bytes(MachineMemory(1 << 30, 0), 0) >> 20
         512
         """
         if self.fixed is not None:
@@ -140,7 +140,7 @@ class CacheLimit(NamedTuple):
         return min(total // 4 // self.workers, cached + free)
 
 
-def read_memory(root: Path = Path("/")) -> Memory:
+def read_memory(root: Path = Path("/")) -> MachineMemory:
     """Read the memory of the machine, or of the container if that has less.  O(1)."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = total // 2
@@ -153,7 +153,7 @@ def read_memory(root: Path = Path("/")) -> Memory:
         cache = dict(line.split() for line in (root / group / "memory.stat").read_text().splitlines())
         if most < total:
             total, available = most, min(available, most - used + int(cache.get(names[2], 0)))
-    return Memory(total, max(available, 0))
+    return MachineMemory(total, max(available, 0))
 
 
 class CacheWatch:
@@ -193,7 +193,7 @@ class CacheWatch:
         )
 
 
-def close(part: StagePart) -> None:
+def close_part(part: StagePart) -> None:
     """Close a part that is no longer needed. Never fails: its files are in the state, or garbage there."""
     with suppress(DdflowError, OSError):
         part.close()

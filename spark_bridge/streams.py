@@ -35,11 +35,11 @@ from ddflow.storage.closing import on_failure
 from ddflow.storage.manifest import Feed
 from ddflow.time import CLOSED
 from spark_bridge.epochs import Ran, session_of
-from spark_bridge.errors import attach_errors, fail, translate_errors
+from spark_bridge.errors import attach_errors, fail_query, translate_errors
 from spark_bridge.job import KEEP, Job, StateOptions, check_address, check_columns
-from spark_bridge.monitoring import ACCOUNTS, Account, EpochStats, QueryStats, report
+from spark_bridge.monitoring import ACCOUNTS, EpochStats, QueryAccount, QueryStats, report_epoch
 from spark_bridge.session import context_of, settings
-from spark_bridge.types import by_input
+from spark_bridge.types import name_frames
 
 Then = Callable[[Mapping[str, DataFrame], int], Any]
 """Is called with the outputs of an epoch and its number."""
@@ -61,7 +61,7 @@ class Feeder:
         self, flow: Flow, columns: Mapping[str, tuple[str, ...]], options: StateOptions, then: Then | None
     ) -> None:
         self.flow, self.columns, self.options, self.then = flow, columns, options, then
-        self.account, self.at = Account(), dict[str, int]()
+        self.account, self.at = QueryAccount(), dict[str, int]()
         self.fail: Callable[[Exception], Any] | None = None
         self.failure: Exception | None = None
         self._job: Job | None = None
@@ -71,7 +71,7 @@ class Feeder:
     def __getstate__(self) -> dict[str, Any]:
         mine = dict.fromkeys(("fail", "_job", "_lock", "_thread"))
         options = self.options._replace(metrics=None)  # which takes figures in this process
-        return {**self.__dict__, **mine, "account": Account(), "options": options}
+        return {**self.__dict__, **mine, "account": QueryAccount(), "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -87,7 +87,7 @@ class Feeder:
 
     def __call__(self, packed: DataFrame, batch: int) -> None:
         # Where it fails the query ends, and another one reads the state anew.
-        with self._lock, on_failure(self.release), attach_errors():
+        with self._lock, on_failure(self.close_job), attach_errors():
             self._commit_batch(packed, int(batch))
 
     def _commit_batch(self, packed: DataFrame, batch: int) -> None:
@@ -98,7 +98,7 @@ class Feeder:
         feed = Feed(query, batch, tuple(sorted(self.columns)))
         if self.failure is not None:
             raise self.failure
-        job = self.job(session)
+        job = self.open_job(session)
         job.sinks.make_room()
         committed = job.commit(session, packed, feed=feed)
         ACCOUNTS.put(feed.query, self.account)
@@ -109,7 +109,7 @@ class Feeder:
 
         Raises the error of a sink that is refused, or has failed for too long.
         """
-        sinks = self.job(session).sinks
+        sinks = self.open_job(session).sinks
         drained = sinks.pump()
         self.at = sinks.delivered_epochs
         sinks.give_up()
@@ -139,7 +139,7 @@ class Feeder:
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            job = self.job(session)
+            job = self.open_job(session)
             job.drain()
             self.at = job.sinks.delivered_epochs
 
@@ -149,7 +149,7 @@ class Feeder:
         The second case follows a process that died after the close and before its report.
         """
         with self._lock:
-            job = self.job(session)
+            job = self.open_job(session)
             manifest = job.coordinator.manifest
             closing = [
                 each
@@ -171,17 +171,17 @@ class Feeder:
         try:
             self.pump(session)
         finally:
-            report(job.name, batch, self.options.metrics, job.sinks.measure_lags())
+            report_epoch(job.name, batch, self.options.metrics, job.sinks.measure_lags())
         if self.then is not None:
             self.then(Ran(job, session, committed), committed.epoch)
 
-    def job(self, session: Any) -> Job:
+    def open_job(self, session: Any) -> Job:
         """Open the state and its sinks if they are not open. Raises the errors of `Job`."""
         if self._job is None:
             self._job = Job(self.flow, self.columns, self.options, session)
         return self._job
 
-    def release(self, acknowledge: bool = False) -> None:
+    def close_job(self, acknowledge: bool = False) -> None:
         """Close the state; it is opened again when it is needed.  ``acknowledge``: say in it what sinks have."""
         with self._lock:
             if self._job is not None:
@@ -292,7 +292,7 @@ def stream(
     """
     check_trigger(trigger)
     place = check_address(state, outputs)
-    frames = by_input(flow, frames)
+    frames = name_frames(flow, frames)
     columns = _check_streams(flow, frames)
     checkpoint = checkpoint or _default_checkpoint(place)
     _check_close(flow, trigger, close)
@@ -365,8 +365,8 @@ class Stream:
         # Of this query alone: an earlier one may still be at its end.
         session, feeder = session_of(self.frames), copy(self.feeder)
         feeder.options = self.feeder.options  # with metrics=, which a copy for another process leaves out
-        with on_failure(feeder.release):
-            job, elsewhere = feeder.job(session), context_of(session) is None
+        with on_failure(feeder.close_job):
+            job, elsewhere = feeder.open_job(session), context_of(session) is None
             if not elsewhere:
                 feeder.pump(session)  # before the first batch: a sink may refuse
             writer = job.route(self.frames).writeStream.foreachBatch(feeder)
@@ -376,10 +376,10 @@ class Stream:
             if feeder.options.name is not None:
                 writer = writer.queryName(feeder.options.name)
             if elsewhere:
-                feeder.release()
+                feeder.close_job()
             with settings(session, job.memory):  # a query keeps those that it was started with
                 started = writer.start()
-        feeder.fail = None if elsewhere else partial(fail, session, started)
+        feeder.fail = None if elsewhere else partial(fail_query, session, started)
         return Query(started, feeder, session, self.close)
 
 
@@ -482,7 +482,7 @@ class Query:
                 if self._query.exception() is None:
                     self._finish()
             finally:
-                self._feeder.release()
+                self._feeder.close_job()
         return ended
 
     def _finish(self) -> None:
@@ -521,4 +521,4 @@ class Query:
         """
         self._close, self._stopped = False, True
         self._query.stop()
-        self._feeder.release(acknowledge=True)
+        self._feeder.close_job(acknowledge=True)

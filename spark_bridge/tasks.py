@@ -32,20 +32,20 @@ from ddflow.columns.hashing import Secret
 from ddflow.columns.widening import fill_columns
 from ddflow.connectors.parquet.sink import Fragment, open_outputs
 from ddflow.errors import SnapshotExpired
-from ddflow.partitions.chunks import ShuffleReader, packed_receipts, packed_sums
+from ddflow.partitions.chunks import ShuffleReader, pack_receipts, pack_sums
 from ddflow.partitions.epoch_start import EpochStart, Version
 from ddflow.partitions.partitioner import Partitioner, PastDigests
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import Stages
-from ddflow.partitions.step import StagePart, compute_stage, idle
+from ddflow.partitions.step import StagePart, compute_stage, make_idle_receipt
 from ddflow.storage.closing import on_failure
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.inventory_text import inside
 from ddflow.storage.opening import open_store
 from ddflow.storage.protocol import Blob
 from spark_bridge.errors import attach_errors
-from spark_bridge.part_cache import PARTS, CacheLimit, close, read_memory
-from spark_bridge.types import from_spark, loose, to_spark
+from spark_bridge.part_cache import PARTS, CacheLimit, close_part, read_memory
+from spark_bridge.types import from_spark, make_nullable, to_spark
 
 Batches = Iterable[pa.RecordBatch]
 BATCH_ROWS, BATCH_BYTES = 65_536, 32 << 20
@@ -131,17 +131,17 @@ class EpochStage(Task):
         freeze_objects()
         start, number, began = self.start, _task_number(), perf_counter_ns()
         with ExitStack() as stack:
-            scratch = None if start.memory is None else stack.enter_context(_scratch())
+            scratch = None if start.memory is None else stack.enter_context(_make_scratch())
             shuffle = stack.enter_context(
                 ShuffleReader(self.cut, self.stage, number, start.memory, scratch, self.columns)
             )
             inputs, sums = _read_chunks(shuffle, batches)
             taken = (perf_counter_ns() - began) // 1000
             yield from shuffle.later_chunks
-            receipt = None if inputs or sums else idle(self.cut, start, self.stage, number)
+            receipt = None if inputs or sums else make_idle_receipt(self.cut, start, self.stage, number)
             if receipt is None:
                 part, way = self._open_part(number)
-                with on_failure(close, part):  # half way through, or nobody wants the rest
+                with on_failure(close_part, part):  # half way through, or nobody wants the rest
                     done = part.step(start, inputs, sums, shuffle.rows, shuffle.digests, shuffle.said)
                     size = done.receipt.figures["memory"]
                     most = self.most.compute_bytes(read_memory(), PARTS.nbytes + (size if way != "miss" else 0))
@@ -153,7 +153,7 @@ class EpochStage(Task):
                         **{each: int(each == way) for each in WAYS},
                         "pending": part.dataflow.pending,
                     }
-                    yield from packed_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
+                    yield from pack_sums(done.sums, self.cut, start.partitions, Secret(*start.secret))
                     yield self._pack_receipts(shuffle, replace(done.receipt, figures=figures), number)
                 PARTS.put(self._part_key(number), part, size, most, start.epoch)
             else:
@@ -162,13 +162,13 @@ class EpochStage(Task):
     def _open_part(self, number: int) -> tuple[StagePart, str]:
         """Find the part and say how: "hit" if it was open, "behind" if it had to catch up, "miss" if it was opened."""
         start, stage = self.start, self.stage
-        at = start.inventory(stage, number)
+        at = start.inventory_name(stage, number)
         found = PARTS.take(self._part_key(number), (at, *start.find_past(stage, number)))
         if found is None:
             return StagePart(self.cut, start, stage, number), "miss"
         if found.at == at:
             return found, "hit"
-        with on_failure(close, found):
+        with on_failure(close_part, found):
             found.catch_up(start)
         return found, "behind"
 
@@ -178,7 +178,7 @@ class EpochStage(Task):
 
     @staticmethod
     def _pack_receipts(shuffle: ShuffleReader, receipt: Receipt, number: int) -> pa.RecordBatch:
-        return packed_receipts([*shuffle.receipts, replace(receipt, said=shuffle.said).to_json()], number)
+        return pack_receipts([*shuffle.receipts, replace(receipt, said=shuffle.said).to_json()], number)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class RunStage(Task):
             return
         done = compute_stage(self.cut, self.stage, self.secret, rows, sums)
         if self.output is None:
-            yield from packed_sums(done.sent, self.cut, self.partitions, self.secret)
+            yield from pack_sums(done.sent, self.cut, self.partitions, self.secret)
         else:
             yield from batches_for_spark(done.outputs[self.output], self.output)
 
@@ -237,7 +237,7 @@ class OnlyStage(Task):
             return
         bound, table = flow.inputs[name].bound, pa.Table.from_batches(parts)
         if bound.format is None:
-            table = from_spark(table, loose(bound.schema), f"rows for {name!r}")
+            table = from_spark(table, make_nullable(bound.schema), f"rows for {name!r}")
         rows = {name: table}
         del parts
         yield from batches_for_spark(compute_stage(self.cut, 0, self.secret, rows, {}).outputs[output], output)
@@ -329,9 +329,9 @@ def _read_chunks(
     """Take all chunks in and return the rows of each input and the sums of each exchange for this stage."""
     for batch in batches:
         shuffle.take_chunks(batch)
-    inputs = {name: reader for name in shuffle.cut.flow.inputs if (reader := shuffle.input(name)) is not None}
+    inputs = {name: reader for name in shuffle.cut.flow.inputs if (reader := shuffle.read_input(name)) is not None}
     here = [each.number for each in shuffle.cut.exchanges if each.stage == shuffle.stage]
-    return inputs, {number: table for number in here if (table := shuffle.sums(number)).num_rows}
+    return inputs, {number: table for number in here if (table := shuffle.read_sums(number)).num_rows}
 
 
 def batches_for_spark(table: pa.Table, output: str) -> Iterator[pa.RecordBatch]:
@@ -362,7 +362,7 @@ def _task_number() -> int:
     return 0 if context is None else int(context.partitionId())
 
 
-def _scratch() -> tempfile.TemporaryDirectory[str]:
+def _make_scratch() -> tempfile.TemporaryDirectory[str]:
     """Make a folder for the task on the executor's disk, in Spark's place for spilled data."""
     places = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return tempfile.TemporaryDirectory(prefix="ddflow-", dir=next((p for p in places if os.path.isdir(p)), None))

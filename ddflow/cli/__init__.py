@@ -30,7 +30,7 @@ from typer.core import TyperCommand, TyperGroup
 from ddflow.cli.say import say
 from ddflow.cli.words import VERB, in_shell
 from ddflow.errors import DdflowError, mask_secrets
-from ddflow.terminal import guard_log, lines
+from ddflow.terminal import escape_lines, guard_log
 from ddflow.version import __version__
 
 VERBS: Final = (
@@ -87,7 +87,7 @@ A state that these left (--state): what is in it, an output live, a row's story
 """The screen of ``ddflow`` alone: 80 columns and 24 lines, of commands whose verb and options exist."""
 
 
-class NoTypes:
+class UntypedHelp:
     """Keeps the types of flags and of named arguments out of the help: ``--version <bool>`` takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -99,11 +99,11 @@ class NoTypes:
         return params
 
 
-class Verb(NoTypes, TyperCommand):
+class Verb(UntypedHelp, TyperCommand):
     """One verb."""
 
 
-class Verbs(NoTypes, TyperGroup):
+class Verbs(UntypedHelp, TyperGroup):
     """The group of all verbs: loads each from its file, and guards it."""
 
     def __init__(self, **settings: Any) -> None:
@@ -151,31 +151,33 @@ def guard(debug: bool, line: Sequence[str] = ()) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except KeyboardInterrupt as error:
-        _say("interrupted" + (f"; {error}" if str(error) else ""), debug)
+        _say_error("interrupted" + (f"; {error}" if str(error) else ""), debug)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # Python flushes stdout once more when it ends, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(NO_READER) from None
     except DdflowError as error:
-        _say(in_shell(error.message), debug)
+        _say_error(in_shell(error.message), debug)
         raise typer.Exit(REFUSED) from None
     except MemoryError as error:
-        _say(
+        _say_error(
             f"out of memory: {str(error).strip() or 'no more could be had'}; give smaller files, or more memory", debug
         )
         raise typer.Exit(REFUSED) from None
     except Exception as error:
         if hasattr(error, "exit_code"):  # wrong usage: Typer words it, and ends with 2
             usage: Any = error
-            usage.message = lines(_hide(str(getattr(error, "message", error)), line))
+            usage.message = escape_lines(_mask_message(str(getattr(error, "message", error)), line))
             usage.args = (usage.message,)
             raise
-        _say(f"{type(error).__name__}: {error}; this is a bug in ddflow: run again with --debug and report it", debug)
+        _say_error(
+            f"{type(error).__name__}: {error}; this is a bug in ddflow: run again with --debug and report it", debug
+        )
         raise typer.Exit(BUG) from None
 
 
-def _hide(message: str, line: Sequence[str]) -> str:
+def _mask_message(message: str, line: Sequence[str]) -> str:
     """Return a message that may repeat words of the command line, without their secrets."""
     from ddflow.storage.address import mask_address
 
@@ -184,7 +186,7 @@ def _hide(message: str, line: Sequence[str]) -> str:
     return mask_secrets(message)
 
 
-def _say(message: str, debug: bool) -> None:
+def _say_error(message: str, debug: bool) -> None:
     if debug:
         say(traceback.format_exc().rstrip(), err=True)
     say(f"ddflow: {message}", err=True)
@@ -193,7 +195,7 @@ def _say(message: str, debug: bool) -> None:
 app = typer.Typer(cls=Verbs, invoke_without_command=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
-def _version(asked: bool) -> None:
+def _show_version(asked: bool) -> None:
     if asked:
         say(f"ddflow {__version__}")
         raise typer.Exit
@@ -203,7 +205,7 @@ def _version(asked: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_version)
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand after the verb, too.")] = False,
 ) -> None:
@@ -226,7 +228,7 @@ def stop_on_signals() -> None:
     def stop(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    def come_again(what: Any) -> None:
+    def resend_signal(what: Any) -> None:
         if not isinstance(what.exc_value, KeyboardInterrupt | SystemExit):
             sys.__unraisablehook__(what)
             return
@@ -235,7 +237,7 @@ def stop_on_signals() -> None:
         signal.setitimer(signal.ITIMER_REAL, AGAIN)
 
     signal.signal(signal.SIGTERM, stop)
-    sys.unraisablehook = come_again
+    sys.unraisablehook = resend_signal
 
 
 def main() -> None:
@@ -247,7 +249,7 @@ def main() -> None:
         app()
     except SystemExit as error:
         if error.code:
-            _leave(error.code)
+            _exit_process(error.code)
         raise
 
 
@@ -257,7 +259,7 @@ def _show_warning(message: Warning | str, *where: Any, **how: Any) -> None:
     say(f"ddflow: {in_shell(given if isinstance(given, str) else str(given))}", err=True)
 
 
-def _leave(code: Any) -> None:
+def _exit_process(code: Any) -> None:
     """End the process with Python's own clean-up, but without the clean-up of C libraries.
 
     A verb that stops half way leaves Arrow's CSV reader reading ahead, and Arrow's exit handlers then may wait for ever

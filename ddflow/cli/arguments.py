@@ -113,14 +113,14 @@ def _option(flags: str, metavar: str | None, panel: str, text: str, least: int |
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class VerbOptions:
     """The request of a command line.  ``counts``: whether rows are counted.  ``whole``: whether files are full
     contents.
 
-    >>> Ask(inputs=[], key=["id"], time="at").held_back
+    >>> VerbOptions(inputs=[], key=["id"], time="at").holds_back
     True
     >>> @with_options(without=OF_COUNTS | OF_FULL_FILES)
-    ... def verb(ask: Ask, dry_run: bool = False) -> None:
+    ... def verb(ask: VerbOptions, dry_run: bool = False) -> None:
     ...     print(ask.key, ask.inputs, dry_run)
     >>> verb(inputs=["a.csv"], key=["id"])
     ['id'] ['a.csv'] False
@@ -454,13 +454,13 @@ class Ask:
     counts: bool = False
     whole: bool = False
 
-    def list_given(self, of: Collection[str]) -> list[str]:
+    def list_given_options(self, of: Collection[str]) -> list[str]:
         """Return which of some options were given."""
         asked = (each for each in fields(self) if each.name in of)
         return [f"--{each.name.replace('_', '-')}" for each in asked if getattr(self, each.name) != each.default]
 
     @property
-    def held_back(self) -> bool:
+    def holds_back(self) -> bool:
         """Whether it names a time column."""
         return self.time is not None
 
@@ -468,14 +468,14 @@ class Ask:
 def with_options(
     without: Collection[str] = (), only: Collection[str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a verb of the command line from a function of an `Ask`, which it passes as ``ask``.
+    """Make a verb of the command line from a function of an `VerbOptions`, which it passes as ``ask``.
 
-    The verb has the function's other parameters as its own options, then the options of `Ask` except ``without``, or
+    The verb has the function's other parameters as its own options, then those of `VerbOptions` except ``without``, or
     ``only`` some of them.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(Ask, include_extras=True)
+        hints = get_type_hints(VerbOptions, include_extras=True)
         own = [each for each in inspect.signature(verb, eval_str=True).parameters.values() if each.name != "ask"]
         asked = [
             inspect.Parameter(
@@ -484,12 +484,12 @@ def with_options(
                 default=inspect.Parameter.empty if each.default is MISSING else each.default,
                 annotation=hints[each.name],
             )
-            for each in fields(Ask)
+            for each in fields(VerbOptions)
             if each.name not in {*without, "counts", "whole"} and (only is None or each.name in only)
         ]
 
         def call(**given: Any) -> None:
-            ask = Ask(**{each.name: given.pop(each.name) for each in asked if each.name in given})
+            ask = VerbOptions(**{each.name: given.pop(each.name) for each in asked if each.name in given})
             verb(ask=ask, **given)
 
         call.__name__, call.__doc__, call.__module__ = verb.__name__, verb.__doc__, verb.__module__

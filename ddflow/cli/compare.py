@@ -4,8 +4,10 @@ Invariant: stdout carries the differences and nothing else; what is said besides
 `ddflow.tools.compare`'s, and what is written to a file or a pipe are its rows; a table for a terminal puts both values
 of a column into one cell.
 
->>> cell("Bern", "Chur", "changed", True), cell(None, 7, "added", False), cell(None, 1.5, "changed", True)
-('Bern -> Chur', 7, 'null -> 1.5')
+>>> format_cell("Bern", "Chur", "changed", True), format_cell(None, 7, "added", False)
+('Bern -> Chur', 7)
+>>> format_cell(None, 1.5, "changed", True)
+'null -> 1.5'
 """
 
 import json
@@ -14,9 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import OF_TEXT, Ask, Output, Types, with_options
+from ddflow.cli.arguments import OF_TEXT, Output, Types, VerbOptions, with_options
 from ddflow.cli.say import say
-from ddflow.terminal import count_of
+from ddflow.terminal import format_count
 
 DIFFERENT, TROUBLE = 1, 2
 """How it ends with ``--exit-code``, as `diff` does: where rows differ, and where they could not be compared."""
@@ -50,7 +52,7 @@ def compare(
     before: Before,
     after: After,
     key: Key,
-    ask: Ask,
+    ask: VerbOptions,
     ignore: Ignored = None,
     null_key: NullKeys = "error",
     output: Output = None,
@@ -105,7 +107,7 @@ def compare(
         say(json.dumps({**done.counts, "before": done.rows[0], "after": done.rows[1], "output": output}))
     else:
         found = ", ".join(f"{n:,} {what}" for what, n in done.counts.items())
-        say(f"{found}; {count_of(done.rows[0], 'row')} before, {done.rows[1]:,} after", err=True)
+        say(f"{found}; {format_count(done.rows[0], 'row')} before, {done.rows[1]:,} after", err=True)
     if exit_code and done.table.num_rows:
         raise typer.Exit(DIFFERENT)
 
@@ -119,7 +121,7 @@ def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
     from ddflow.tools.compare import CHANGED
 
     if output is None and sys.stdout.isatty():
-        _preview(done.table)
+        _show_differences(done.table)
         return
     table = done.table
     if output not in (None, "-") and find_kind(Path(str(output))).name in (CSV, TSV):  # which has no lists
@@ -130,7 +132,7 @@ def _write_differences(done: Any, output: str | None, overwrite: bool) -> None:
         file.write(table)
 
 
-def _preview(table: Any) -> None:
+def _show_differences(table: Any) -> None:
     """Show the first differences as a table on a terminal."""
     import pyarrow as pa
 
@@ -143,7 +145,9 @@ def _preview(table: Any) -> None:
     rows = []
     for row in table.slice(0, SHOWN).to_pylist():
         cells = {
-            name: cell(row[name + SUFFIXES[0]], row[name + SUFFIXES[1]], row[CHANGE], name in (row[CHANGED] or ()))
+            name: format_cell(
+                row[name + SUFFIXES[0]], row[name + SUFFIXES[1]], row[CHANGE], name in (row[CHANGED] or ())
+            )
             for name in values
         }
         rows.append({name: row[name] for name in key} | {CHANGE: row[CHANGE]} | cells)
@@ -155,7 +159,7 @@ def _preview(table: Any) -> None:
         preview.written = table.num_rows
 
 
-def cell(before: Any, after: Any, change: str, differs: bool) -> Any:
+def format_cell(before: Any, after: Any, change: str, differs: bool) -> Any:
     """Format a column's two values for a cell."""
     if differs:
         one, other = ("null" if each is None else str(each) for each in (before, after))

@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from ddflow.cli.arguments import Ask, with_options
+from ddflow.cli.arguments import VerbOptions, with_options
 
 
 @with_options()
 def count(
-    ask: Ask,
+    ask: VerbOptions,
     full: Annotated[
         bool, typer.Option("--full", help="Each file holds all rows: a key that it does not name is deleted.")
     ] = False,

@@ -7,11 +7,11 @@ are the collection.  The work is in ``run``.
 'diff'
 """
 
-from ddflow.cli.arguments import OF_COUNTS, OF_FULL_FILES, Ask, with_options
+from ddflow.cli.arguments import OF_COUNTS, OF_FULL_FILES, VerbOptions, with_options
 
 
 @with_options(without=OF_COUNTS | OF_FULL_FILES)
-def diff(ask: Ask) -> None:
+def diff(ask: VerbOptions) -> None:
     """Turn a history of upserts into differences: each change with its own retraction.
 
     Every row of the input says "this key now has these values", or that it is gone. Every row of the output says

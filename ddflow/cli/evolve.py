@@ -17,7 +17,7 @@ import typer
 
 from ddflow.cli.arguments import Input, Rewriting, State, Trust
 from ddflow.cli.say import say
-from ddflow.terminal import count_of
+from ddflow.terminal import format_count
 
 if TYPE_CHECKING:
     from ddflow.partitions.evolve import Evolved
@@ -141,7 +141,7 @@ def _say_result(state: str, done: Evolved) -> None:
     if done.outputs or done.inputs:
         say(f"{shown_size(done.freed)} are free once ddflow gc has deleted the versions before (epoch {done.epoch})")
     elif done.columns:
-        moved = f"{count_of(done.versions, 'row')} and {count_of(done.pending, 'waiting event')} rewritten"
+        moved = f"{format_count(done.versions, 'row')} and {format_count(done.pending, 'waiting event')} rewritten"
         say(f"{state}: {moved} (epoch {done.epoch})")
     else:
         say(f"{state} has these columns already (epoch {done.epoch})")

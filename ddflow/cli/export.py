@@ -16,7 +16,7 @@ import typer
 
 from ddflow.cli.arguments import AsOf, State, Trust
 from ddflow.cli.say import say
-from ddflow.terminal import count_of
+from ddflow.terminal import format_count
 
 
 def export(
@@ -55,16 +55,16 @@ def export(
     from ddflow.cli.say import show_amount
     from ddflow.connectors.files import open_output
     from ddflow.engine.snapshot import Snapshot
-    from ddflow.time import from_text
+    from ddflow.time import parse_time
     from ddflow.tools.export import open_contents
 
     done: list[dict[str, Any]] = []
     with ExitStack() as stack:
         snapshot = stack.enter_context(Snapshot.open(state, trust=trust))  # type: ignore[arg-type]
-        at = None if as_of is None else from_text(f"--as-of {as_of}", as_of, snapshot.flow.time_type)
+        at = None if as_of is None else parse_time(f"--as-of {as_of}", as_of, snapshot.flow.time_type)
         wanted = list(dict.fromkeys(names or snapshot.flow.outputs))
         read = {name: open_contents(snapshot, name, at) for name in wanted}
-        paths = {name: _path(name, output, len(wanted)) for name in wanted}
+        paths = {name: _choose_path(name, output, len(wanted)) for name in wanted}
         opened = {name: stack.enter_context(open_output(paths[name], read[name][0], overwrite)) for name in wanted}
         for name in wanted:
             with show_amount(f"writing {name}") as tick:
@@ -77,10 +77,10 @@ def export(
     if as_json:
         say(json.dumps({"state": state, "epoch": epoch, "as_of": at, "written": done}))
     for each in done if not as_json else ():
-        say(f"{each['name']}: {count_of(each['rows'], 'row')} {what} to {each['file']}", err=True)
+        say(f"{each['name']}: {format_count(each['rows'], 'row')} {what} to {each['file']}", err=True)
 
 
-def _path(name: str, output: Path | None, many: int) -> Path:
+def _choose_path(name: str, output: Path | None, many: int) -> Path:
     """Return the path for a collection's file."""
     from ddflow.errors import UnwritableOutput
 

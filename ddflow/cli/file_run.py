@@ -27,9 +27,17 @@ import pyarrow.compute as pc
 import typer
 
 import ddflow as dd
-from ddflow.cli.arguments import Ask
-from ddflow.cli.input_files import Ready, Skipped, locate_errors, read_ahead, read_rows, run_options, say_doubts
-from ddflow.cli.output import Done, FullFileHint, Piped, RowOutput, WrittenEpochs, open_rows
+from ddflow.cli.arguments import VerbOptions
+from ddflow.cli.input_files import (
+    ReadyFile,
+    SkippedFiles,
+    locate_errors,
+    read_ahead,
+    read_rows,
+    run_options,
+    say_doubts,
+)
+from ddflow.cli.output import FileRunResult, FullFileHint, JsonLines, RowOutput, WrittenEpochs, open_rows
 from ddflow.cli.plan import (
     INPUT,
     OUT,
@@ -57,7 +65,7 @@ from ddflow.plan.text.codec import read_bindings
 from ddflow.storage.address import mask_address
 from ddflow.storage.manifest import Epoch, load_newest
 from ddflow.storage.opening import opened_store
-from ddflow.time import CLOSED, INT64, NEVER, Time, as_value, type_of
+from ddflow.time import CLOSED, INT64, NEVER, Time, as_value, find_time_type
 from ddflow.tools.merge_on_read import take_part
 
 FULL: Final = {True: "add --full", False: "use ddflow replace"}
@@ -72,12 +80,12 @@ class FileRun:
     ``bound``: the input of its state; None without a state and for a new one.  ``skipped``: the files left out.
     """
 
-    def __init__(self, ask: Ask) -> None:
-        self.ask, self.skipped = ask, Skipped(ask.skip_bad_files)
+    def __init__(self, ask: VerbOptions) -> None:
+        self.ask, self.skipped = ask, SkippedFiles(ask.skip_bad_files)
         self.bound = None if ask.state is None else load_state_input(ask.state, ask.trust)
         self.files = self._open_files()
         _check_at(ask, self.files.files)
-        self.flow = self._plan()
+        self.flow = self._build_flow()
 
     def _open_files(self) -> FilesSource:
         """Open the files in their columns and those of the state; say which columns come up and go."""
@@ -98,7 +106,7 @@ class FileRun:
             return None
         return self.bound.target.columns if self.bound.format is not None else self.bound.schema
 
-    def _plan(self) -> dd.Flow:
+    def _build_flow(self) -> dd.Flow:
         """Build the flow, with the type of times of its state; for a new state that of ``--at``."""
         ask, columns = self.ask, self._state_columns()
         if ask.format is None or parse_format(ask.format) is None:
@@ -108,7 +116,7 @@ class FileRun:
         flow = plan_flow(ask, columns)
         kind = INT64 if self.bound is None else self.bound.time_type
         if kind == INT64 and ask.at is not None:
-            kind = type_of(_parse_time(ask.at)) or kind
+            kind = find_time_type(_parse_time(ask.at)) or kind
         return flow if kind == INT64 else dd.Flow.of(set_time_type(flow, kind)[0])
 
     def open_engine(self) -> dd.Engine:
@@ -160,7 +168,7 @@ class FileFeed:
         """The epoch that the next file is; None without a state."""
         return None if self.first is None else self.first + self.done
 
-    def steps(self, replayed: Sequence[Any] | None = None, least: int = NEVER) -> Iterator[dd.Step]:
+    def take_files(self, replayed: Sequence[Any] | None = None, least: int = NEVER) -> Iterator[dd.Step]:
         """Take in each file, as an epoch of a state, which is committed before its last step comes.
 
         ``replayed``: the files as parts of a log, by default as the options say.  ``least``: the time of the last file
@@ -169,26 +177,26 @@ class FileFeed:
         parts, skipped, files = replayed, self.run.skipped, self.files.files
         if parts is None:
             parts = [dd.Full(file, self.ask.scope) if self.ask.whole else file for file in files]
-        if self.ask.held_back and not any(isinstance(part, MARKS) for part in parts):
+        if self.ask.holds_back and not any(isinstance(part, MARKS) for part in parts):
             for ready in read_ahead(self.files, skipped, self.tick):
-                yield from self._push(ready)
+                yield from self._push_file(ready)
                 self.done += 1
             return
         for n, (file, part) in enumerate(zip(files, parts, strict=True), 1):
-            receipt = self._receipt()
+            receipt = self._find_receipt()
             if receipt is None and replayed is None:
                 self._check_time(file)
             time = self.engine.last + 1 if self.engine.last > NEVER else 1
             time = receipt.calls[0].time if receipt is not None else max(time, least if n == len(files) else time)
             with skipped.skip_refused(file):
-                step = self._step(file, part, time)
+                step = self._step_file(file, part, time)
                 if self.number is not None:
                     self.warned = self.warned or (receipt is None and self._warn_of_same_rows(file, step))
                     self.written.committed = self.number, files[n:]
                 self.done += 1
                 yield step
 
-    def _step(self, file: str, part: Any, time: int) -> dd.Step:
+    def _step_file(self, file: str, part: Any, time: int) -> dd.Step:
         """Take in a file of epoch mode as one step, and commit it.  ``part``: the file, as it is marked."""
         engine, ask = self.engine, self.ask
         reader = pa.RecordBatchReader.from_batches(self.files.columns(file), read_rows(self.files, file, self.tick))
@@ -197,12 +205,12 @@ class FileFeed:
             at = as_value(time, engine.flow.time_type) if ask.at is None else _parse_time(ask.at)
             with warnings.catch_warnings(action="ignore"):  # which columns a file lacks was said already
                 step = take_part(engine, INPUT, part, at, self.number, AbsenceLimit(ask.max_absent, ask.allow_empty))
-        self._commit()
+        self._flush_epoch()
         return step
 
-    def _push(self, ready: Ready) -> Iterator[dd.Step]:
+    def _push_file(self, ready: ReadyFile) -> Iterator[dd.Step]:
         """Push a file of hold-back mode, close the times that were seen after the last one, and commit."""
-        engine, receipt, row, calls = self.engine, self._receipt(), 0, 0
+        engine, receipt, row, calls = self.engine, self._find_receipt(), 0, 0
         for batch in ready.batches:
             yield self._push_rows(ready.file, row, {INPUT: batch})
             row, calls = row + batch.num_rows, calls + 1
@@ -213,9 +221,9 @@ class FileFeed:
             for call in receipt.calls[calls:]:
                 yield engine.advance_to(call.time, epoch=self.number)
             return
-        until = self._closed_after(ready)
+        until = self._find_close_time(ready)
         closed = None if until is None else engine.advance_to(until, epoch=self.number)
-        self._commit()
+        self._flush_epoch()
         if closed is not None:
             yield closed
 
@@ -223,18 +231,18 @@ class FileFeed:
         with locate_errors(self.files, FilePosition(file, row)), self.engine.calls.attribute_to_files([file]):
             return self.engine.push(rows, epoch=self.number)
 
-    def _closed_after(self, ready: Ready) -> int | None:
+    def _find_close_time(self, ready: ReadyFile) -> int | None:
         """Return the time to close up to after a file; None to close none.  Without a state nothing comes later."""
         if not ready.last or self.ask.state is None:
             return CLOSED if ready.last else None
         seen = self.engine.dataflow.admissions[INPUT].greatest
         return seen + 1 if self.ask.lateness is None and seen >= self.engine.frontier else None
 
-    def _commit(self) -> None:
+    def _flush_epoch(self) -> None:
         if self.engine.durable is not None:
             self.engine.flush()
 
-    def _receipt(self) -> Epoch | None:
+    def _find_receipt(self) -> Epoch | None:
         """Find the receipt of the next file, if that is a committed epoch."""
         if self.engine.durable is None:
             return None
@@ -244,7 +252,11 @@ class FileFeed:
     def _check_time(self, file: str) -> None:
         """Refuse a file without a time that the state asks for, and one whose time is of another type."""
         kind, at = self.engine.flow.time_type, self.ask.at
-        if self.engine.last == NEVER and kind != INT64 and (None if at is None else type_of(_parse_time(at))) != kind:
+        if (
+            self.engine.last == NEVER
+            and kind != INT64
+            and (None if at is None else find_time_type(_parse_time(at))) != kind
+        ):
             found = f"the times of the state's steps are {kind}, as was said with a file that was refused"
             remedy = "say of this type what its time is: --at TIME; or begin another state"
             raise SpecError(f"take in {file}", found, remedy)
@@ -267,7 +279,7 @@ class FileFeed:
         return same is not None
 
 
-def run(ask: Ask) -> None:
+def run(ask: VerbOptions) -> None:
     """Do what is asked, and say what was done.  Raises `DdflowError`, `typer.BadParameter`."""
     check_usage(ask)
     began, request = perf_counter(), FileRun(ask)
@@ -282,14 +294,14 @@ def run(ask: Ask) -> None:
         for each in (out, *sides.values()):
             stack.enter_context(each)
         stack.enter_context(written.keep_outputs([out, *sides.values()]))
-        shown = stack.enter_context(show_progress(files.rows, isinstance(out, Piped) and sys.stdout.isatty()))
+        shown = stack.enter_context(show_progress(files.rows, isinstance(out, JsonLines) and sys.stdout.isatty()))
 
         def tick(rows: int, updates: int) -> None:
             skipped.rows += rows
             shown(rows, updates)
 
-        looks = FullFileHint(not (ask.whole or ask.held_back or ask.state or ask.tombstone or ask.delete or ask.merge))
-        for step in FileFeed(request, engine, tick, written).steps():
+        looks = FullFileHint(not (ask.whole or ask.holds_back or ask.state or ask.tombstone or ask.delete or ask.merge))
+        for step in FileFeed(request, engine, tick, written).take_files():
             if looks.alike:
                 looks.add_file(sum(step.verdicts.counts.values()), engine.dataflow.graph.arrangements[INPUT].keys)
             with written.write_epoch():
@@ -301,15 +313,15 @@ def run(ask: Ask) -> None:
             add_counts(counts, {**step.verdicts.counts, "absent": step.verdicts.absent})
             tick(0, step[OUT].num_rows)
         if ask.net:
-            out.write(_net(engine))
+            out.write(_read_final_counts(engine))
         epoch, pending = engine.epoch, engine.verdicts.pending
         assert ask.state is not None or not pending, f"{pending} events have no verdict"
         skipped.check_rest(files.files)
     inputs = [file for file in files.files if file not in skipped]
-    done = Done(
+    done = FileRunResult(
         inputs,
         rows=skipped.rows,
-        epochs=None if ask.held_back else len(inputs),
+        epochs=None if ask.holds_back else len(inputs),
         updates=updates,
         written=out.written,
         verdicts=_count_verdicts(counts),
@@ -334,7 +346,7 @@ def _count_verdicts(counts: dict[str, int]) -> dict[str, int]:
     return {**Verdicts.of(counts).counts, **({"absent": absent} if absent else {})}
 
 
-def _net(engine: dd.Engine) -> pa.Table:
+def _read_final_counts(engine: dd.Engine) -> pa.Table:
     """Read the final counts, sorted by group if groups can be sorted."""
     counts = engine.read(OUT).drop_columns([DIFF])
     groups: list[Any] = [(name, "ascending") for name in counts.column_names[:-1]]
@@ -354,15 +366,15 @@ def load_state_input(state: str, trust: str) -> Binding | None:
         return None  # made, or refused in full words, when it is opened to be written to
 
 
-def _check_at(ask: Ask, files: Sequence[str]) -> None:
+def _check_at(ask: VerbOptions, files: Sequence[str]) -> None:
     """Raise `typer.BadParameter` if ``--at`` is no time, or if the run has more than one step."""
     if ask.at is None:
         return
-    if ask.held_back:
+    if ask.holds_back:
         raise typer.BadParameter("--at is the time of a step, and with --time each event has its own: leave one out")
     if len(files) != 1:
         raise typer.BadParameter(f"--at is the time of one file, and there are {len(files)} of them: give one a run")
-    if type_of(_parse_time(ask.at)) is None:
+    if find_time_type(_parse_time(ask.at)) is None:
         raise typer.BadParameter(
             f"--at {ask.at} is no time: write a day (2026-11-26), a moment (2026-11-26T12:00Z) or a whole number"
         )

@@ -50,13 +50,13 @@ def gc(
 
     * `ddflow gc state/orders --forget`
     """
-    from ddflow.time import seconds
+    from ddflow.time import parse_seconds
 
-    spans = seconds(grace, "--grace"), seconds(orphans, "--orphans")
+    spans = parse_seconds(grace, "--grace"), parse_seconds(orphans, "--orphans")
     if forget and dry_run:
         raise typer.BadParameter("--forget rewrites the state, and --dry-run writes nothing: give one of them")
     if forget:
-        _forget(state, trust)
+        _forget_deleted(state, trust)
 
     from ddflow.engine.garbage import gc
 
@@ -80,7 +80,7 @@ def gc(
     say(f"kept versions {', '.join(map(str, done.kept)) or 'none'}")
 
 
-def _forget(state: str, trust: str) -> None:
+def _forget_deleted(state: str, trust: str) -> None:
     from ddflow.cli.say import show_amount
     from ddflow.engine.compact import compact
     from ddflow.engine.engine import Flow

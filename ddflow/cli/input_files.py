@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.cli.arguments import Ask
+from ddflow.cli.arguments import VerbOptions
 from ddflow.cli.plan import FORMATS, KCAT, parse_format, parse_names
 from ddflow.cli.say import Tick, say
 from ddflow.cli.words import in_shell
@@ -57,7 +57,7 @@ IN_MEMORY: Final = 64 << 20
 """Bytes of a file's rows that wait in memory until it is read; beyond, in a temporary file."""
 
 
-class Skipped(dict[str, str]):
+class SkippedFiles(dict[str, str]):
     """The files that are left out, each with the reason; where that is not ``allowed``, they are errors.
 
     ``rows``: how many were read of all the others."""
@@ -66,7 +66,7 @@ class Skipped(dict[str, str]):
         super().__init__()
         self.allowed, self.rows = allowed, 0
 
-    def note(self, file: str, error: DdflowError) -> None:
+    def note_skipped(self, file: str, error: DdflowError) -> None:
         """Say that a file is left out."""
         self[file] = in_shell(error.message)
         say(f"skipped {self[file] if self[file].startswith(file) else f'{file}: {self[file]}'}", err=True)
@@ -81,7 +81,7 @@ class Skipped(dict[str, str]):
             if not self.allowed:
                 raise
             self.rows = before
-            self.note(file, error)
+            self.note_skipped(file, error)
 
     def check_rest(self, files: Sequence[str]) -> None:
         """Raise `UnreadableInput` if no file is left."""
@@ -89,7 +89,7 @@ class Skipped(dict[str, str]):
             raise UnreadableInput("the files", f"all {len(self)} are bad and were skipped", "mend at least one")
 
 
-def file_options(ask: Ask) -> FileOptions:
+def file_options(ask: VerbOptions) -> FileOptions:
     """Build the options of the files of a command line.  Raises `SpecError`."""
     nulls, dates, kind = tuple(ask.null or ()), tuple(ask.dates or ()), parse_kind(ask.format)
     return FileOptions(dialect=Dialect(ask.delimiter, nulls, ask.encoding, ask.decimal, dates, ask.thousands, kind))
@@ -106,10 +106,10 @@ def parse_kind(format: str | None) -> FileKind | None:
         raise replace_texts(error, fix=error.fix + f"; of messages: {words}") from None
 
 
-def run_options(ask: Ask, skipped: Skipped) -> FileOptions:
+def run_options(ask: VerbOptions, skipped: SkippedFiles) -> FileOptions:
     """Build the options of the files of a run, which may have a state.  Raises `SpecError`."""
 
-    def retype(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
+    def suggest_type(name: str, was: pa.DataType, to: pa.DataType) -> Fix:
         if ask.state is None:
             return suggest_declaration(name, was, to)
         # A key and an order never change in a state, and a double is never text.
@@ -121,8 +121,8 @@ def run_options(ask: Ask, skipped: Skipped) -> FileOptions:
         file_options(ask),
         strict=ask.strict_columns,
         empty=ask.whole and ask.allow_empty,
-        skip=skipped.note if skipped.allowed else None,
-        retype=retype,
+        skip=skipped.note_skipped if skipped.allowed else None,
+        retype=suggest_type,
     )
 
 
@@ -143,7 +143,7 @@ def read_rows(given: FilesSource, file: str, tick: Tick = lambda rows, updates: 
             return
 
 
-class Ready(NamedTuple):
+class ReadyFile(NamedTuple):
     """A file that can be read.  ``last``: no other one follows."""
 
     file: str
@@ -151,9 +151,9 @@ class Ready(NamedTuple):
     last: bool
 
 
-def read_ahead(given: FilesSource, skipped: Skipped, tick: Tick) -> Iterator[Ready]:
+def read_ahead(given: FilesSource, skipped: SkippedFiles, tick: Tick) -> Iterator[ReadyFile]:
     """Yield the files that can be read to their end; an error comes after the files before it.  O(rows)."""
-    waiting: Ready | None = None
+    waiting: ReadyFile | None = None
     try:
         for file in given.files:
             with skipped.skip_refused(file):
@@ -161,7 +161,7 @@ def read_ahead(given: FilesSource, skipped: Skipped, tick: Tick) -> Iterator[Rea
                 batches = batches if file == STDIN else _spool_batches(given.columns(file), batches)
                 if waiting is not None:
                     yield waiting
-                waiting = Ready(file, batches, False)
+                waiting = ReadyFile(file, batches, False)
     except BAD:
         if waiting is not None:
             yield waiting
@@ -177,12 +177,12 @@ def _spool_batches(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iter
         for batch in batches:
             out.write_batch(batch)
 
-    def again() -> Iterator[pa.RecordBatch]:
+    def read_spool() -> Iterator[pa.RecordBatch]:
         with spool:
             spool.seek(0)
             yield from pa.ipc.open_stream(spool)
 
-    return again()
+    return read_spool()
 
 
 @contextmanager

@@ -49,19 +49,21 @@ def inspect(
     if as_json:
         say(json.dumps(found))
         return
-    _show(found)
+    _show_sections(found)
 
 
-def _show(found: Mapping[str, Any]) -> None:
+def _show_sections(found: Mapping[str, Any]) -> None:
     person = sys.stdout.isatty()
-    console = terminal.console(highlight=False, width=None if person else 1000)
+    console = terminal.make_console(highlight=False, width=None if person else 1000)
     for title, head, given in sections(found):
         if not (rows := [[_format_value(value) for value in row] for row in given]):
             continue
         widths = [max(map(len, column)) for column in zip(head or rows[0], *rows, strict=True)]
         wide = sum(widths) + 2 * len(widths) > console.width and max(widths) > LONG
         with console.capture() as drawn:
-            console.print(_records(title, head, rows) if head and wide else _build_table(title, head, rows, person))
+            console.print(
+                _build_records(title, head, rows) if head and wide else _build_table(title, head, rows, person)
+            )
         say("\n".join(line.rstrip() for line in drawn.get().splitlines()), drawn=True)
         say()
 
@@ -71,7 +73,7 @@ def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
     from rich import box
     from rich.text import Text
 
-    table = _grid(title, box=box.SIMPLE_HEAD if person else None, show_header=bool(head), header_style="bold")
+    table = _new_table(title, box=box.SIMPLE_HEAD if person else None, show_header=bool(head), header_style="bold")
     for i in range(len(head or rows[0])):
         number = i > 0 and all(row[i].replace(",", "").isdigit() or not row[i] for row in rows)
         table.add_column(Text(head[i] if head else ""), justify="right" if number else "left")
@@ -80,11 +82,11 @@ def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
     return table
 
 
-def _records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+def _build_records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
     """Build a table with a line a value, below the name of its row, because the rows are wider than the terminal."""
     from rich.text import Text
 
-    table = _grid(title, show_header=False, box=None)
+    table = _new_table(title, show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column()
     for name, *values in rows:
@@ -95,7 +97,7 @@ def _records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     return table
 
 
-def _grid(title: str, **look: Any) -> "Table":
+def _new_table(title: str, **look: Any) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -103,7 +105,7 @@ def _grid(title: str, **look: Any) -> "Table":
 
 
 def _format_value(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else "" if value is None else terminal.printable(str(value))
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else terminal.escape_text(str(value))
 
 
 LONG = 40
@@ -119,8 +121,8 @@ Section = tuple[str, Sequence[str], Iterator[Sequence[Any]]]
 
 def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     """Yield title, head and rows of each table."""
-    yield found["state"], (), _about(found)
-    yield from _attachments(found)
+    yield found["state"], (), _state_rows(found)
+    yield from _attachment_sections(found)
     head: Sequence[str] = (
         "collection",
         "keys",
@@ -140,7 +142,11 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
         "Inputs",
         ("input", "columns", "spec"),
         (
-            (name, ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"] if c != "_bad"), _spec(each["spec"]))
+            (
+                name,
+                ", ".join(f"{c} {kind}" for c, kind, _ in each["columns"] if c != "_bad"),
+                _format_spec(each["spec"]),
+            )
             for name, each in found["inputs"].items()
         ),
     )
@@ -177,7 +183,7 @@ def _version_rows(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[An
             )
 
 
-def _about(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
+def _state_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     """Yield the lines about the state as a whole."""
     from ddflow.dataflow.budget import shown_size
     from ddflow.time import format_time
@@ -213,7 +219,7 @@ def _time_type(found: Mapping[str, Any]) -> Any:
     return parse_type(found["time_type"])
 
 
-def _attachments(found: Mapping[str, Any]) -> Iterator[Section]:
+def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the tables of sources and sinks; shortens a long position to its two ends."""
     from ddflow.dataflow.budget import shown_size
 
@@ -298,7 +304,7 @@ def _format_epochs(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def _spec(spec: Mapping[str, Any]) -> str:
+def _format_spec(spec: Mapping[str, Any]) -> str:
     def text(value: Any) -> str:
         if isinstance(value, dict):  # a tombstone
             return " is ".join(str(each) for each in value.values())

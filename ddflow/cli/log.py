@@ -97,7 +97,7 @@ def mark_full(files: Sequence[str], full: Sequence[str] | None, scope: str | Non
     """
     if scope is not None and not full:
         raise typer.BadParameter("--scope is of full contents: name their files with --full")
-    of = {name: [file for file in files if _is(file, name)] for name in full or ()}
+    of = {name: [file for file in files if _matches_name(file, name)] for name in full or ()}
     for name, these in of.items():
         if not these:
             raise typer.BadParameter(f"--full {name}: none of the files of the log is that")
@@ -105,7 +105,7 @@ def mark_full(files: Sequence[str], full: Sequence[str] | None, scope: str | Non
     return [Full(file, scope) if file in whole else file for file in files]
 
 
-def _is(file: str, name: str) -> bool:
+def _matches_name(file: str, name: str) -> bool:
     path = PurePath(file)
     return PurePath(name) in (path, path.parent) or fnmatchcase(file, name) or fnmatchcase(path.name, name)
 

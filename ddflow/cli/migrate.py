@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import OF_FULL_FILES, OF_MERGES, Ask, Full, Scope, with_options
+from ddflow.cli.arguments import OF_FULL_FILES, OF_MERGES, Full, Scope, VerbOptions, with_options
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def migrate(
     old: Old,
     new: New,
     log: Log,
-    ask: Ask,
+    ask: VerbOptions,
     counts: Counts = False,
     whole: Whole = False,
     full: Full = None,
@@ -70,7 +70,7 @@ def migrate(
     _migrate(ask, old, whole, full, scope)
 
 
-def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str | None) -> None:
+def _migrate(ask: VerbOptions, old: str, whole: bool, full: list[str] | None, scope: str | None) -> None:
     """Replay the log, and report the result."""
     from ddflow.cli.plan import OUT, check_usage
 
@@ -90,7 +90,7 @@ def _migrate(ask: Ask, old: str, whole: bool, full: list[str] | None, scope: str
     def feed(engine: Any, least: int, told: FedLog) -> None:
         with show_progress(files.rows) as tick:
             log = FileFeed(request, engine, tick, WrittenEpochs(engine.epoch))
-            for step in log.steps(list(told(INPUT, parts)), least):
+            for step in log.take_files(list(told(INPUT, parts)), least):
                 tick(0, step[OUT].num_rows)
 
     trust: Any = ask.trust

@@ -3,7 +3,7 @@
 Guarantees: text from data cannot act on the terminal. A run that stops halfway on a state says what was committed and
 how to go on.
 
->>> done = Done(["a.csv"], 4, 1, 6, 6, {"applied": 3, "noop": 1}, 0.5, "out.parquet")
+>>> done = FileRunResult(["a.csv"], 4, 1, 6, 6, {"applied": 3, "noop": 1}, 0.5, "out.parquet")
 >>> done.text()
 '4 rows of a.csv in 1 epoch: 6 updates to out.parquet in 0.50 s, 8 rows/s; applied 3, noop 1'
 """
@@ -28,7 +28,7 @@ from ddflow.engine.run.signals import delay_signals
 from ddflow.errors import DdflowError, OutputExists, UnwritableOutput
 from ddflow.errors.base import replace_texts
 from ddflow.storage.closing import Closing
-from ddflow.terminal import console, count_of, printable
+from ddflow.terminal import escape_text, format_count, make_console
 
 _HIGH: Final = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 SHOWN: Final = 20
@@ -41,7 +41,7 @@ STOPS = (DdflowError, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True)
-class Done:
+class FileRunResult:
     """The result of a run.  ``epochs``: None in hold-back mode.  ``written``: rows in the output; fewer than the
     updates with ``--net``, where they are the final counts.  ``epoch``: of the state after it.  ``pending``: events
     that wait there for their time.  ``skipped``: files that were left out, each with the reason."""
@@ -64,18 +64,18 @@ class Done:
 
     def text(self) -> str:
         """Describe the run on one line, for people."""
-        files = self.inputs[0] if len(self.inputs) == 1 else count_of(len(self.inputs), "file")
-        mode = "by time" if self.epochs is None else f"in {count_of(self.epochs, 'epoch')}"
+        files = self.inputs[0] if len(self.inputs) == 1 else format_count(len(self.inputs), "file")
+        mode = "by time" if self.epochs is None else f"in {format_count(self.epochs, 'epoch')}"
         mode += f", now at epoch {self.epoch:,}" if self.epoch is not None else ""
-        put = count_of(self.updates, "update")
-        put += f", {count_of(self.written, 'count')}" if self.written != self.updates else ""
+        put = format_count(self.updates, "update")
+        put += f", {format_count(self.written, 'count')}" if self.written != self.updates else ""
         where = f" to {self.output}" if self.output else ""
         rate = self.rows / max(self.seconds, 1e-3)
         verdicts = ", ".join(f"{name} {n:,}" for name, n in self.verdicts.items() if n) or "no events"
         verdicts += f", pending {self.pending:,}" if self.pending else ""
-        verdicts += f"; skipped {count_of(len(self.skipped), 'bad file')}" if self.skipped else ""
+        verdicts += f"; skipped {format_count(len(self.skipped), 'bad file')}" if self.skipped else ""
         took = f"{self.seconds:.2f} s, {rate:,.0f} rows/s"
-        return f"{count_of(self.rows, 'row')} of {files} {mode}: {put}{where} in {took}; {verdicts}"
+        return f"{format_count(self.rows, 'row')} of {files} {mode}: {put}{where} in {took}; {verdicts}"
 
 
 class FullFileHint:
@@ -190,7 +190,7 @@ class WrittenEpochs:
         return f"{done}: {files} with --epoch {again} give their rows again, and go on{gone}"
 
 
-class _Stdout:
+class _JsonStdout:
     """JSON text on stdout, with the control characters escaped that JSON lets pass; the values stay the same."""
 
     def write(self, text: Any) -> None:
@@ -200,7 +200,7 @@ class _Stdout:
         sys.stdout.buffer.write(text)
 
 
-class Piped(Closing):
+class JsonLines(Closing):
     """Rows as JSON lines on stdout."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class Piped(Closing):
 
     def write(self, table: pa.Table) -> None:
         """Write rows at once."""
-        open_writer(_Stdout(), FileKind(JSON), table.schema).write(table)
+        open_writer(_JsonStdout(), FileKind(JSON), table.schema).write(table)
         sys.stdout.buffer.flush()
         self.written += table.num_rows
 
@@ -237,9 +237,9 @@ class Preview:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._show()
+            self._show_rows()
 
-    def _show(self) -> None:
+    def _show_rows(self) -> None:
         from rich.table import Table
         from rich.text import Text
 
@@ -250,18 +250,18 @@ class Preview:
                 or pa.types.is_floating(column.type)
                 or pa.types.is_decimal(column.type)
             )
-            shown.add_column(Text(printable(column.name)), justify="right" if number else "left")
+            shown.add_column(Text(escape_text(column.name)), justify="right" if number else "left")
         null = Text("null", style="dim")
         for row in self._first.to_pylist():
-            shown.add_row(*(null if value is None else Text(printable(str(value))) for value in row.values()))
-        screen = console()
+            shown.add_row(*(null if value is None else Text(escape_text(str(value))) for value in row.values()))
+        screen = make_console()
         screen.print(shown)
         if self.written > self._first.num_rows:
             more = self.written - self._first.num_rows
             screen.print(f"... and {more:,} more; -o FILE writes all, -o - prints them", highlight=False)
 
 
-RowOutput = FileOutput | Piped | Preview
+RowOutput = FileOutput | JsonLines | Preview
 
 
 def open_rows(output: str | None, schema: pa.Schema, overwrite: bool) -> RowOutput:
@@ -271,4 +271,4 @@ def open_rows(output: str | None, schema: pa.Schema, overwrite: bool) -> RowOutp
     """
     if output is None and sys.stdout.isatty():
         return Preview(schema)
-    return Piped() if output in (None, "-") else open_output(Path(str(output)), schema, overwrite)
+    return JsonLines() if output in (None, "-") else open_output(Path(str(output)), schema, overwrite)

@@ -21,7 +21,7 @@ import pyarrow.types as pat
 import typer
 
 import ddflow as dd
-from ddflow.cli.arguments import OF_EVENTS, OF_FULL_FILES, OF_STATE, Ask
+from ddflow.cli.arguments import OF_EVENTS, OF_FULL_FILES, OF_STATE, VerbOptions
 from ddflow.cli.say import say
 from ddflow.columns.names import did_you_mean
 from ddflow.connectors import formats
@@ -32,7 +32,7 @@ from ddflow.connectors.formats.row_columns import guess_schema
 from ddflow.engine.replace import count_most_absent
 from ddflow.errors import SpecError
 from ddflow.plan.merge.strategy import MAKERS, Strategy
-from ddflow.terminal import count_of
+from ddflow.terminal import format_count
 
 FORMATS: Final[Mapping[str, Format]] = {
     "debezium": formats.debezium(),
@@ -72,7 +72,7 @@ def say_bad_messages(messages: int, output: Path | None) -> None:
     """Say where the messages are that could not be read."""
     if messages and output is None:
         say(
-            f"{count_of(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons",
+            f"{format_count(messages, 'message')} could not be read: --bad-output FILE writes them, with reasons",
             err=True,
         )
 
@@ -116,7 +116,7 @@ _STRATEGY = re.compile(r"\s*([^=]+?)\s*=\s*(\w+)(?:\((.*)\))?\s*")
 _NAMED = re.compile(r"\s*(?:\"([^\"]+)\"|([^\W\d]\w*))\s*=(?!=)(.*)", re.DOTALL)
 
 
-def check_usage(ask: Ask, sides: bool = True) -> None:
+def check_usage(ask: VerbOptions, sides: bool = True) -> None:
     """Raise `typer.BadParameter` for options that contradict each other."""
     if ask.tombstone is not None and ask.delete is not None:
         raise typer.BadParameter("--tombstone and --delete both say what deletes: give one of them")
@@ -130,11 +130,11 @@ def check_usage(ask: Ask, sides: bool = True) -> None:
     check_apart({"--output": ask.output, "--stale-output": ask.stale_output, "--bad-output": ask.bad_output})
     if ask.max_absent is not None:
         count_most_absent(ask.max_absent, 0)
-    if ask.counts and not ask.whole and (given := ask.list_given(OF_FULL_FILES)):
+    if ask.counts and not ask.whole and (given := ask.list_given_options(OF_FULL_FILES)):
         raise typer.BadParameter(f"{given[0]} is of full files: give --full too")
-    if ask.counts and ask.whole and (given := ask.list_given(OF_EVENTS)):
+    if ask.counts and ask.whole and (given := ask.list_given_options(OF_EVENTS)):
         raise typer.BadParameter(f"{given[0]} is of events, and with --full each file holds all rows: leave one out")
-    if ask.state is None and (given := ask.list_given(OF_STATE)):
+    if ask.state is None and (given := ask.list_given_options(OF_STATE)):
         raise typer.BadParameter(f"{given[0]} is of a state: give --state FOLDER too")
 
 
@@ -230,7 +230,7 @@ def parse_groups(texts: Iterable[str] | None) -> dict[str | tuple[str, ...], Seq
     return out
 
 
-def build_spec(ask: Ask, schema: pa.Schema) -> dd.Upsert:
+def build_spec(ask: VerbOptions, schema: pa.Schema) -> dd.Upsert:
     """Build the spec that the options describe.  Raises `SpecError`."""
     delete: Any = ask.delete
     if ask.tombstone is not None:
@@ -260,7 +260,7 @@ def build_spec(ask: Ask, schema: pa.Schema) -> dd.Upsert:
     )
 
 
-def plan_flow(ask: Ask, schema: pa.Schema) -> dd.Flow:
+def plan_flow(ask: VerbOptions, schema: pa.Schema) -> dd.Flow:
     """Build the flow: one input, its filters, its projection, its count; one output, `OUT`.
 
     Raises `SpecError` or `ExpressionError`, naming the option that does not fit.

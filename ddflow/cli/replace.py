@@ -9,11 +9,11 @@ holds the updates that lead from one to the next, times ascending.  The work is 
 
 import dataclasses
 
-from ddflow.cli.arguments import OF_COUNTS, OF_EVENTS, OF_MESSAGES, Ask, with_options
+from ddflow.cli.arguments import OF_COUNTS, OF_EVENTS, OF_MESSAGES, VerbOptions, with_options
 
 
 @with_options(without=OF_COUNTS | OF_EVENTS | OF_MESSAGES)
-def replace(ask: Ask) -> None:
+def replace(ask: VerbOptions) -> None:
     """Turn successive full files into differences.
 
     Every file holds *all* rows of its time. A key that it does not name is deleted. `_time` is 1 for the first file,

@@ -14,7 +14,7 @@ import typer
 
 from ddflow.cli.arguments import Rewriting, State, Trust
 from ddflow.cli.say import say
-from ddflow.terminal import count_of
+from ddflow.terminal import format_count
 
 
 def rescale(
@@ -51,10 +51,10 @@ def rescale(
     if as_json:
         say(json.dumps({"state": state} | done._asdict()))
     elif done.before == done.partitions:
-        say(f"{state} has {count_of(done.partitions, 'partition')} already (epoch {done.epoch})")
+        say(f"{state} has {format_count(done.partitions, 'partition')} already (epoch {done.epoch})")
     else:
         say(
-            f"{state} has {count_of(done.partitions, 'partition')}, and had {done.before:,}: "
-            f"{count_of(done.versions, 'row')} and {count_of(done.pending, 'waiting event')} moved "
+            f"{state} has {format_count(done.partitions, 'partition')}, and had {done.before:,}: "
+            f"{format_count(done.versions, 'row')} and {format_count(done.pending, 'waiting event')} moved "
             f"(epoch {done.epoch})"
         )

@@ -63,16 +63,16 @@ def rollback(
     found = tool.list_versions(state, **choices)
     if versions:
         if as_json:
-            say(json.dumps([_to_plain(each) for each in found]))
+            say(json.dumps([_describe_version(each) for each in found]))
         else:
             for each in found:
-                say(_line(each))
+                say(_format_version(each))
         return
     if not yes:
         if not sys.stdin.isatty():
             raise typer.BadParameter("going back loses what was committed since: say --yes, or answer at a terminal")
         for each in found:
-            say(_line(each), err=True)
+            say(_format_version(each), err=True)
         where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
     with show_amount("reading and copying", None, shown_size) as tick:
@@ -115,17 +115,17 @@ def _say_result(state: State, done: Any, as_json: bool) -> None:
         say(f"the sink of {name!r} {ends}: ddflow sync gives it the difference")
 
 
-def _to_plain(version: OldVersion) -> dict[str, Any]:
+def _describe_version(version: OldVersion) -> dict[str, Any]:
     of = version.manifest
-    about = {} if of is None else {"epoch": of.epoch, "written": _when(of.written), "note": of.note}
+    about = {} if of is None else {"epoch": of.epoch, "written": _format_written(of.written), "note": of.note}
     return {"manifest": version.number, **about, "wrong": version.wrong}
 
 
-def _line(version: OldVersion) -> str:
+def _format_version(version: OldVersion) -> str:
     of = version.manifest
-    about = "" if of is None else f"  epoch {of.epoch:>8}  {_when(of.written)}  {of.note}"
+    about = "" if of is None else f"  epoch {of.epoch:>8}  {_format_written(of.written)}  {of.note}"
     return f"manifest {version.number:>8}{about}" + (f"  DAMAGED: {version.wrong}" if version.wrong else "")
 
 
-def _when(milliseconds: int) -> str:
+def _format_written(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

@@ -27,7 +27,7 @@ from ddflow.cli.arguments import Trust
 from ddflow.cli.say import say
 from ddflow.errors import DdflowError, SpecError, StateRefused
 from ddflow.metrics import mask_record
-from ddflow.terminal import count_of
+from ddflow.terminal import format_count
 
 if TYPE_CHECKING:
     import ddflow as dd
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from ddflow.exporters.to_prometheus import PrometheusExporter
 
 
-class HeldState:
+class StateLock:
     """The lock on a state, while it is run.  ``state``, ``trust``: as in `Flow.open`.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, HeldState(folder), HeldState(folder):
+    >>> with tempfile.TemporaryDirectory() as folder, StateLock(folder), StateLock(folder):
     ...     pass
     Traceback (most recent call last):
         ...
@@ -54,10 +54,10 @@ class HeldState:
 
     def __enter__(self) -> Self:
         """Hold the state, if it exists.  Raises `StateRefused`."""
-        self.hold()
+        self.acquire()
         return self
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """Hold the state, once it exists.  Twice is harmless.  Raises `StateRefused`."""
         import fcntl
 
@@ -68,20 +68,20 @@ class HeldState:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._release()
+                self._unlock()
                 remedy = "stop that one, or give this one a state of its own"
                 raise StateRefused(f"run on the state {self.state}", "another run has it", remedy) from None
             except OSError:  # a file system without locks
-                self._release()
+                self._unlock()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Release the state; after an error, remove it if it is new and no other run holds it."""
         if error is not None and self._made:
             with suppress(StateRefused):
-                self.hold()
+                self.acquire()
             if self._lock is not None and not self._has_commits():
                 shutil.rmtree(self.state, ignore_errors=True)
-        self._release()
+        self._unlock()
 
     def _has_commits(self) -> bool:
         """Return whether the state has commits, or may have some."""
@@ -95,7 +95,7 @@ class HeldState:
             return bool(os.listdir(self.state))
         return manifest is not None and manifest.number > 0
 
-    def _release(self) -> None:
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -248,7 +248,7 @@ def run(
     from ddflow.connectors.address import parse_source
     from ddflow.engine.run.options import RunOptions, check_run
 
-    _log(verbose)
+    _enable_log(verbose)
     spelled = split_names(from_, "--from").items()
     sources = {name: parse_source(first, name, *more, follow=follow, lines=lines) for name, (first, *more) in spelled}
     targets, given = make_sinks(to, mode), load_flow(flow)
@@ -268,14 +268,14 @@ def run(
     _say_unfed(given, sources)
     served = metrics and _serve_metrics(flow, metrics)
     choices: dict[str, Any] = {"memory": memory, "retain": retain, "trust": trust, "metrics": served}
-    with HeldState(state, trust) as held, given.open(state, **choices) as engine:
-        held.hold()
+    with StateLock(state, trust) as held, given.open(state, **choices) as engine:
+        held.acquire()
         _say_events(engine, sources)
         done, epoch = engine.run(sources, targets, **how), engine.epoch
     _report_run(epoch, done, as_json)
 
 
-def _log(verbose: bool) -> None:
+def _enable_log(verbose: bool) -> None:
     """Log each epoch and failure if ``verbose``."""
     if verbose:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
@@ -307,7 +307,8 @@ def _report_run(epoch: int, done: "RunDone", as_json: bool) -> None:
         say(json.dumps({"epoch": epoch} | vars(done)))
         return
     has = "".join(f", {name} has {at:,}" for name, at in done.sinks.items())
-    took = f"{count_of(done.rows, 'row')} in {count_of(done.epochs, 'epoch')}, {count_of(done.updates, 'update')}"
+    epochs, updates = format_count(done.epochs, "epoch"), format_count(done.updates, "update")
+    took = f"{format_count(done.rows, 'row')} in {epochs}, {updates}"
     if not done.epochs:
         took = "no rows, only positions moved," if done.moved else "nothing new"
     say(f"{took} in {done.seconds:.2f} s; epoch {epoch:,}{has} ({done.stopped})", err=True)

@@ -18,7 +18,7 @@ from time import perf_counter
 import typer
 
 from ddflow.errors import mask_secrets
-from ddflow.terminal import console, lines
+from ddflow.terminal import escape_lines, make_console
 
 Tick = Callable[..., None]
 """Called with what was done since the last call: amounts, of which the first is that of the total."""
@@ -27,16 +27,16 @@ Tick = Callable[..., None]
 def say(text: str = "", err: bool = False, drawn: bool = False) -> None:
     """Print lines; on stderr without secrets.
 
-    ``drawn``: by `ddflow.terminal.console`, which made their control sequences.
+    ``drawn``: by `ddflow.terminal.make_console`, which made their control sequences.
     """
     text = mask_secrets(text) if err else text
-    typer.echo(text if drawn else lines(text), err=err)
+    typer.echo(text if drawn else escape_lines(text), err=err)
 
 
 def show_progress(total: int | None, hidden: bool = False) -> AbstractContextManager[Tick]:
     """Show the rows read and the updates put out, while the block runs.  ``total``: of rows; None: unknown."""
     return _show_bar(
-        _beginning, total, lambda rate, rows, updates: f"{rows:,} rows, {rate:,} rows/s, {updates:,} updates", hidden
+        _first_text, total, lambda rate, rows, updates: f"{rows:,} rows, {rate:,} rows/s, {updates:,} updates", hidden
     )
 
 
@@ -66,7 +66,7 @@ def _show_bar(
     # A name in it is no markup.
     columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
     done, began = [0, 0], perf_counter()
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task = bar.add_task(begin(), total=total)
 
         def tick(*more: int) -> None:
@@ -77,7 +77,7 @@ def _show_bar(
         yield tick
 
 
-def _beginning() -> str:
+def _first_text() -> str:
     from ddflow.kernels.compile import cache_directory
 
     directory = cache_directory()

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from ddflow.cli.arguments import OF_MESSAGES, OF_TEXT, Ask, Output, Types, with_options
+from ddflow.cli.arguments import OF_MESSAGES, OF_TEXT, Output, Types, VerbOptions, with_options
 from ddflow.cli.say import say
 from ddflow.errors import SpecError
-from ddflow.terminal import count_of
+from ddflow.terminal import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -144,7 +144,7 @@ Diff = Annotated[bool, typer.Option("--diff", help="The differences, file by fil
 def sql(
     query: Query,
     tables: Tables,
-    ask: Ask,
+    ask: VerbOptions,
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
     diff: Diff = False,
@@ -189,11 +189,11 @@ def sql(
     schema = rows.updates_schema(flow.time_type) if diff else rows.schema.empty_table().select(answer.columns).schema
     with flow.open() as engine, ExitStack() as stack:
         out: Any = stack.enter_context(open_rows(output, schema, overwrite))
-        aside = _open_aside(flow, ask.bad_output, overwrite, stack)
+        aside = _open_bad_output(flow, ask.bad_output, overwrite, stack)
         tick = stack.enter_context(_show_progress(given, out))
         for files in zip_longest(*(source.files for source in given.values())):
             readers, counts = _open_readers(given, files, full, tick)
-            for step in _steps(engine, readers, full):
+            for step in _take_files(engine, readers, full):
                 if diff:
                     out.write(step[OUT])
                 for side in flow.side_outputs():
@@ -263,7 +263,7 @@ def _has_all_rows(of: Any) -> bool:
     return True
 
 
-def _open_aside(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
+def _open_bad_output(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: ExitStack) -> "FileOutput | None":
     """Open the output for messages that cannot be read, of all tables."""
     from ddflow.columns.schema import updates_schema
     from ddflow.connectors.files import open_output
@@ -274,7 +274,7 @@ def _open_aside(flow: "dd.Flow", path: Path | None, overwrite: bool, stack: Exit
     return stack.enter_context(open_output(path, updates_schema(schema, flow.time_type), overwrite))
 
 
-def _steps(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
+def _take_files(engine: "dd.Engine", readers: dict[str, Any], full: "set[str]") -> "Iterator[dd.Step]":
     """Take in full files as one step, and the others as another one."""
     whole = {name: readers.pop(name) for name in list(readers) if name in full}
     if whole:
@@ -294,19 +294,21 @@ def _say_result(
         say(json.dumps({"read": read, "tables": tables, **wrote, "bad": bad, "output": output}))
     else:
         ((what, n),) = wrote.items()
-        says = f"{count_of(read, 'row')} of {count_of(tables, 'table')}: {count_of(n, what.removesuffix('s'))}"
+        says = (
+            f"{format_count(read, 'row')} of {format_count(tables, 'table')}: {format_count(n, what.removesuffix('s'))}"
+        )
         say(says + (f"; bad {bad:,}" if bad else ""), err=True)
     say_bad_messages(bad, bad_output)
 
 
 def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
     """Show the rows read so far, unless rows of the answer go to the same terminal."""
-    from ddflow.cli.output import Piped
+    from ddflow.cli.output import JsonLines
     from ddflow.cli.say import show_amount
 
     counts = [source.rows for source in given.values()]
     total = sum(n or 0 for n in counts) if None not in counts else None
-    return show_amount("reading", total, hidden=isinstance(out, Piped) and sys.stdout.isatty())
+    return show_amount("reading", total, hidden=isinstance(out, JsonLines) and sys.stdout.isatty())
 
 
 def _open_readers(

@@ -16,7 +16,7 @@ import typer
 from ddflow.cli.arguments import Trust
 from ddflow.cli.run import FlowFile, Modes, OwnState, To, load_flow, make_sinks
 from ddflow.cli.say import say, show_amount
-from ddflow.terminal import count_of, printable
+from ddflow.terminal import escape_text, format_count
 
 if TYPE_CHECKING:
     from ddflow.engine.run.sync import Synced
@@ -81,7 +81,7 @@ def sync(
         say(f"{name} {'is' if yes else 'would be'} detached")
     for name, each in done.items():
         did = "deleted" if yes else "would be deleted"
-        said = f"{count_of(each.deleted, 'row')} {did}, {each.changed:,} changed, {each.added:,} added"
+        said = f"{format_count(each.deleted, 'row')} {did}, {each.changed:,} changed, {each.added:,} added"
         say(f"{name} ({targets[name].target}): {said}")
         _say_keys(each)
     if not yes:
@@ -95,7 +95,7 @@ def _say_keys(found: "Synced") -> None:
         return
     for number, row in enumerate(keys.slice(0, LISTED).to_pylist()):
         verb = "deleted" if number < keys.num_rows - found.changed else "changed"
-        say(f"  {verb}: {printable(', '.join(f'{column}={value!r}' for column, value in row.items()))}")
+        say(f"  {verb}: {escape_text(', '.join(f'{column}={value!r}' for column, value in row.items()))}")
     if keys.num_rows > LISTED:
         say(f"  and {keys.num_rows - LISTED:,} keys more")
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ddflow.cli import REFUSED
-from ddflow.cli.arguments import OF_TEXT, Ask, Full, Input, Scope, State, Trust, with_options
+from ddflow.cli.arguments import OF_TEXT, Full, Input, Scope, State, Trust, VerbOptions, with_options
 from ddflow.cli.say import say
 
 Log = Annotated[
@@ -31,7 +31,7 @@ Log = Annotated[
 def verify(
     state: State,
     log: Log,
-    ask: Ask,
+    ask: VerbOptions,
     full: Full = None,
     scope: Scope = None,
     input: Input = None,

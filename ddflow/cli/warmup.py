@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ddflow.cli.say import say
-from ddflow.terminal import console
+from ddflow.terminal import make_console
 
 
 def warmup(
@@ -38,7 +38,7 @@ def warmup(
     began = perf_counter()
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     shown = sys.stderr.isatty()
-    with Progress(*columns, console=console(stderr=True), transient=True, disable=not shown) as bar:
+    with Progress(*columns, console=make_console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task("loading", total=None)
         warmed = warm(lambda done, total, doing: bar.update(task, completed=done, total=total, description=doing))
     if warmed.directory is None:

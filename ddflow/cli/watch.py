@@ -51,23 +51,23 @@ def watch(
     from ddflow.engine.snapshot import Snapshot
     from ddflow.storage.manifest import load_newest
     from ddflow.storage.opening import opened_store
-    from ddflow.time import INT64, format_time, seconds
+    from ddflow.time import INT64, format_time, parse_seconds
 
-    live, pause = LiveRows(output, by, rows), seconds(every, "--every")
+    live, pause = LiveRows(output, by, rows), parse_seconds(every, "--every")
     options: dict[str, Any] = {"trust": trust}
 
-    def look() -> "tuple[LiveFrame, int, str]":
+    def read_output() -> "tuple[LiveFrame, int, str]":
         with Snapshot.open(state, **options) as snapshot:
             kind, epoch = snapshot.flow.time_type, snapshot.epoch
             when = f"epoch {epoch:,}" if kind == INT64 else f"{format_time(snapshot.last, kind)}, epoch {epoch:,}"
             return live.compare_rows(snapshot.read(output)), epoch, f"{output} at {when}"
 
-    seen, epoch, head = look()
+    seen, epoch, head = read_output()
     if as_json:
         held = seen.shown.to_pylist()
         say(json.dumps({"output": output, "epoch": epoch, "total": seen.total, "rows": held}, default=str))
         return
-    console = terminal.console(highlight=False)
+    console = terminal.make_console(highlight=False)
     if once or not sys.stdout.isatty():
         console.print(_draw_table(head, seen))
         return
@@ -80,7 +80,7 @@ def watch(
             began, manifest = monotonic(), load_newest(store)
             if manifest is not None and manifest.number != number:
                 number = manifest.number
-                seen, epoch, head = look()
+                seen, epoch, head = read_output()
                 screen.update(_draw_table(head, seen), refresh=True)
             sleep(max(pause, SHARE * (monotonic() - began)))
 
@@ -95,5 +95,5 @@ def _draw_table(head: str, look: "LiveFrame") -> Any:
         table.add_column(Text(name))
     for row, new in zip(look.format_rows(), look.new, strict=True):
         table.add_row(*map(Text, row), style="green" if new else "")
-    more = f"{terminal.count_of(look.total, 'row')}; {look.came:,} came, {look.went:,} went"
+    more = f"{terminal.format_count(look.total, 'row')}; {look.came:,} came, {look.went:,} went"
     return Group(Text(head, style="bold"), table, Text(more))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddflow.cli.arguments import OF_TEXT, Ask, AsOf, Full, Input, Scope, State, Trust, with_options
+from ddflow.cli.arguments import OF_TEXT, AsOf, Full, Input, Scope, State, Trust, VerbOptions, with_options
 from ddflow.cli.say import say
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ KeyOrName = Annotated[
 def why(
     state: State,
     key: KeyOrName,
-    ask: Ask,
+    ask: VerbOptions,
     log: Annotated[
         list[str] | None,
         typer.Argument(
@@ -114,10 +114,10 @@ def why(
 
 def _parse_times(as_of: str | None, between: tuple[str, str] | None, kind: Any) -> dict[str, Any]:
     """Parse the times of the options.  Raises `SchemaMismatch` for a text that is no time."""
-    from ddflow.time import from_text
+    from ddflow.time import parse_time
 
-    span = [from_text(f"--between {each}", each, kind) for each in between or ()] or None
-    return {"as_of": None if as_of is None else from_text(f"--as-of {as_of}", as_of, kind), "between": span}
+    span = [parse_time(f"--between {each}", each, kind) for each in between or ()] or None
+    return {"as_of": None if as_of is None else parse_time(f"--as-of {as_of}", as_of, kind), "between": span}
 
 
 def hint_at_words(told: "Story | Origins", values: Sequence[str]) -> None:

@@ -42,7 +42,7 @@ class ShellWords(Words):
 
     def declare(self, types: Mapping[str, str]) -> str:
         """See `Words.declare`."""
-        return _types(types) if "types" in self.options else super().declare(types)
+        return _format_types(types) if "types" in self.options else super().declare(types)
 
     def input_types(self, input: str) -> str:
         """See `Words.input_types`."""
@@ -53,7 +53,7 @@ class ShellWords(Words):
     def evolve(self, fix: Evolve) -> str:
         """See `Words.evolve`."""
         given = [f"--input {shlex.quote(fix.input)}"] if fix.input else []
-        given += [_types(fix.types)] if fix.types else []
+        given += [_format_types(fix.types)] if fix.types else []
         given += [
             f"--{name[:-1].replace('_', '-')} {shlex.quote(each)}" for name, all in fix.drops.items() for each in all
         ]
@@ -63,7 +63,7 @@ class ShellWords(Words):
         """See `Words.migrate`."""
         if fix.state is None:
             return super().migrate(fix)
-        return f"ddflow migrate {shlex.quote(fix.state)} NEW LOG... --whole {_types(fix.types)}"
+        return f"ddflow migrate {shlex.quote(fix.state)} NEW LOG... --whole {_format_types(fix.types)}"
 
     def evolve_engine(self, fix: Evolve) -> str:
         """See `Words.evolve_engine`: a shell has no open engine."""
@@ -75,11 +75,11 @@ class ShellWords(Words):
 
     def file(self, path: str, options: Mapping[str, Any]) -> str:
         """See `Words.file`: options of the verb, or an end of a file's or a source's name."""
-        after = "".join(f":{name}={value}" for name, value in _each(options))
+        after = "".join(f":{name}={value}" for name, value in _flatten_options(options))
         if self.tables:
             return f"'NAME=FILE{after}'" if shlex.quote(after) == after else shlex.quote(f"NAME=FILE{after}")
         if "delimiter" in self.options:
-            return " ".join(f"{self.options[name]} {_quote_value(value)}" for name, value in _each(options))
+            return " ".join(f"{self.options[name]} {_quote_value(value)}" for name, value in _flatten_options(options))
         if "from" in self.options:
             return f"{self.options['from']} {_quote_value(f'INPUT=files:PATTERN{after}')}"
         return super().file(path, options)
@@ -102,7 +102,7 @@ def in_shell(text: str) -> str:
     return write_text(text, ShellWords(names, tables=given is not None and given.name == "sql"))
 
 
-def _each(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _flatten_options(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the options of a file, each value apart."""
     for name, value in options.items():
         if isinstance(value, dict):
@@ -111,7 +111,7 @@ def _each(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((name, str(each)) for each in (value if isinstance(value, list) else [value]))
 
 
-def _types(types: Mapping[str, str]) -> str:
+def _format_types(types: Mapping[str, str]) -> str:
     return f"--types {shlex.quote(','.join(f'{name}={kind}' for name, kind in types.items()))}"
 
 

@@ -317,7 +317,7 @@ def _take_by_arrow(pool: Sequence[Rows | None], references: Array, at: int, kind
     return pa.concat_arrays(parts).take(pa.array(place))
 
 
-def format_row(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
+def row_values(rows: pa.Table | pa.RecordBatch, row: int) -> dict[str, Any]:
     """One row for an error's message: Python values, and the bare number of a time that Python has no value for."""
     out: dict[str, Any] = {}
     for name in rows.schema.names:

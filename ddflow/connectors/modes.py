@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, Secret, identities
 from ddflow.columns.names import DELETED, DIFF, TIME
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.columns.schema import to_array
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.connectors.api import Mode, TableChanges
@@ -286,7 +286,7 @@ def _net_to_upserts(of: NetUpdates, key: Sequence[str], schema: pa.Schema) -> Ta
     there, every = np.flatnonzero(of.diffs > 0), np.arange(of.diffs.size)
     times = np.bincount(of.keys[there], of.diffs[there], every.size)
     if (twice := np.flatnonzero(times > 1)).size:
-        row = format_row(of.rows.select(list(key)), int(twice[0]))
+        row = row_values(of.rows.select(list(key)), int(twice[0]))
         raise NotUnique("write an epoch as upserts", f"the key {row} has several rows", "choose another mode, or key")
     gone = of.rows.select(list(key)).take(pa.array(np.flatnonzero(of.keys == every)))
     return TableChanges(gone, of.rows.take(pa.array(there)).cast(schema), of.diffs.size)

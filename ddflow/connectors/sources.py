@@ -26,7 +26,7 @@ from ddflow.connectors.landing.source import LandedFiles
 from ddflow.connectors.postgres.source import PostgresTables
 from ddflow.connectors.sqlite import SQLiteSource
 from ddflow.errors import shorten
-from ddflow.time import seconds
+from ddflow.time import parse_seconds
 
 __all__ = ["Source", "delta", "duckdb", "files", "kafka", "postgres", "sqlite"]
 
@@ -90,7 +90,7 @@ def files(
     """
     several = [pattern] if isinstance(pattern, str | PathLike) else pattern
     patterns = tuple((fspath(each), dialect_of(each)) for each in several)
-    return LandedFiles(patterns, follow, seconds(settle, "settle="), lines, tables, others, full)
+    return LandedFiles(patterns, follow, parse_seconds(settle, "settle="), lines, tables, others, full)
 
 
 def sqlite(path: str | PathLike[str], table: str, *, follow: bool = False) -> Source:

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, build_word_reader, validity
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.columns.schema import (
     INTERVAL,
     MANY,
@@ -326,7 +326,7 @@ class Admission:
                 input=self.bound.name,
                 column=next(name for name in self.key if events.column(name).null_count),
             )
-            error.cells = shorten(str(format_row(events, int(rows[0]))))
+            error.cells = shorten(str(row_values(events, int(rows[0]))))
             raise error
 
     def _stamp_late(self, late: Any, original: Ints, frontier: int, codes: Any, where: Where) -> Ints:

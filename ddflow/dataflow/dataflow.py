@@ -59,7 +59,7 @@ from ddflow.plan.plan import Plan
 from ddflow.plan.text.codec import node_ids
 from ddflow.storage.epochs import AttachedSource
 from ddflow.storage.feeding import FeedRecord
-from ddflow.time import CLOSED, NEVER, advance, format_time
+from ddflow.time import CLOSED, NEVER, advance_frontier, format_time
 
 NOTHING: Final = np.zeros(len(NAMES), np.int64)
 """No events, by verdict."""
@@ -180,7 +180,7 @@ class Dataflow:
 
     def advance(self, inflows: Mapping[str, Inflow], to: int) -> Step:
         """Close the times before ``to``. Raises `TimeWentBack` if it is below the frontier."""
-        advance(self.frontier, to, self.time_type)
+        advance_frontier(self.frontier, to, self.time_type)
         batchers = self.batchers | {name: each.batcher for name, each in inflows.items() if each.batcher is not None}
         with EventRelease(to, batchers, self.graph.inputs, self.budget) as released:
             last = to - 1

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import NoSuchOutput, SpecError, shorten
-from ddflow.terminal import count_of, html_table
+from ddflow.terminal import format_count, html_table
 
 NAMES: Final = ("bad", "forgotten", "late", "stale", "tie_lost", "superseded", "noop", "applied")
 """By the codes of ``kernels.resolve``, in the order of resolution."""
@@ -260,7 +260,7 @@ def rows_html(name: str, table: pa.Table) -> str:
     rest = [f"... and {table.num_rows - SHOWN:,} more"] if table.num_rows > SHOWN else []
     if len(names) < table.num_columns:
         rest.append(f"{table.num_columns - len(names):,} columns are left out")
-    return html_table(f"{name}: {count_of(table.num_rows, 'update')}", [names, *map(list, rows)], rest)
+    return html_table(f"{name}: {format_count(table.num_rows, 'update')}", [names, *map(list, rows)], rest)
 
 
 def format_values(column: pa.ChunkedArray, most: int = SHOWN) -> Iterator[str]:

@@ -31,10 +31,10 @@ from ddflow.dataflow.result import Step
 from ddflow.engine.commits import CallRequest, Commits, RowsDigest
 from ddflow.engine.stats import ArrangementFigures
 from ddflow.errors import Command, EngineClosed, Option, Phrase, SpecError, TimeWentBack, WrongMode
-from ddflow.metrics import LOG, CallMetrics, Metrics, publish
+from ddflow.metrics import LOG, CallMetrics, Metrics, publish_call
 from ddflow.storage.address import mask_address
 from ddflow.storage.feeding import EVENTS, FeedWay, record_feed
-from ddflow.time import CLOSED, format_time, seconds
+from ddflow.time import CLOSED, format_time, parse_seconds
 
 CALL: Final = "call"
 """Every call is an epoch."""
@@ -51,7 +51,7 @@ class CommitTimer:
     """
 
     def __init__(self, every: str | None, guard: CallGuard, epoch: int) -> None:
-        self.span = None if every is None else 0.0 if every == CALL else seconds(every, "commit_every=")
+        self.span = None if every is None else 0.0 if every == CALL else parse_seconds(every, "commit_every=")
         self.epoch, self._guard, self._changed = epoch, guard, threading.Condition()
         self._timer: threading.Timer | None = None
         self._began, self._ended = 0.0, False
@@ -314,7 +314,7 @@ class EngineCalls:
         """Hand over the figures of a call whose recording ``began`` then.  O(arrangements)."""
         now, verdicts = perf_counter(), step.verdicts
         held = {name: ArrangementFigures.of(each) for name, each in self.dataflow.graph.arrangements.items()}
-        publish(
+        publish_call(
             self.listeners,
             CallMetrics(
                 asked.kind,

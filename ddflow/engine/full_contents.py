@@ -26,7 +26,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import NONE, Secret, Words, sortable_words, true_flags, validity, value_hashes
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import format_row, gather_arrays
+from ddflow.columns.rows import gather_arrays, row_values
 from ddflow.columns.schema import is_text, is_word
 from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.errors import CorruptState, DuplicateKeys, OutOfScope, Phrase, Row, SpecError, shorten
@@ -79,7 +79,7 @@ class FullContents:
         if not events.num_rows:
             return
         if self.scope is not None and (outside := np.flatnonzero(true_flags(self.scope(events)) == 0)).size:
-            keys = [format_row(events.select(list(self.bound.spec.key)), int(row)) for row in outside[:NAMED]]
+            keys = [row_values(events.select(list(self.bound.spec.key)), int(row)) for row in outside[:NAMED]]
             raise OutOfScope(
                 self.asked,
                 f"{outside.size:,} rows from row {begin:,} on are not in the scope "
@@ -118,7 +118,7 @@ class FullContents:
         for events in rows:
             high, _ = self.upsert.keys.identify_rows(events.rows)
             for row in np.flatnonzero(np.isin(high, np.array(sorted(wanted), np.uint64))):
-                keys[int(high[row])] = format_row(events.rows.select(list(self.bound.spec.key)), int(row))
+                keys[int(high[row])] = row_values(events.rows.select(list(self.bound.spec.key)), int(row))
                 at.setdefault(int(high[row]), []).append(int(events.arrival[row]) - began)
         one, other, *_ = sorted(next(iter(at.values())))
         raise DuplicateKeys(

@@ -48,7 +48,7 @@ from ddflow.operators.upsert.events import Events
 from ddflow.plan.compatibility import PlanChange
 from ddflow.plan.evolve import set_time_type
 from ddflow.storage.feeding import FULL, RESTATED, FeedWay
-from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_value, format_given_time, format_time, type_of
+from ddflow.time import CLOSED, INT64, NEVER, Time, as_int64, as_value, find_time_type, format_given_time, format_time
 
 GIVE: Final = "give the {what}, such as time='{later}'; nothing was taken in"
 """The remedy for a step without a time."""
@@ -79,7 +79,7 @@ def choose_step_time(calls: EngineCalls, what: str, time: Time | None, epoch: in
         given: pa.DataType | None = INT64 if last == NEVER else kind
         asked = what
     else:
-        given, asked = type_of(time), f"{what} at time {format_given_time(time)}"
+        given, asked = find_time_type(time), f"{what} at time {format_given_time(time)}"
     if given is not None and last == NEVER and given != kind:
         _set_time_type(calls, given)
     elif given is not None and not _is_same_time_type(given, kind):

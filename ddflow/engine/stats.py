@@ -19,7 +19,7 @@ from ddflow.dataflow.result import Verdicts
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
-from ddflow.terminal import count_of, html_table, printable, text_table
+from ddflow.terminal import escape_text, format_count, html_table, text_table
 from ddflow.time import INT64, format_time
 from ddflow.trace.arrangement import Arrangement
 
@@ -225,7 +225,7 @@ class Stats(Mapping[str, Any]):
     def _make_table(self) -> list[list[str]]:
         """Build the head, a row for each arrangement, and their total if there are several."""
         arrangements = self["arrangements"]
-        rows = [(printable(name), figures) for name, figures in arrangements.items()]
+        rows = [(escape_text(name), figures) for name, figures in arrangements.items()]
         total = {name: sum(figures[name] for figures in arrangements.values()) for name in COLUMNS}
         if len(rows) > 1:
             rows.append(("total", total))
@@ -238,8 +238,8 @@ class Stats(Mapping[str, Any]):
         per_key, owed, pending = self["bytes_per_key"], self["effort_owed"], self["pending"]
         state = [] if per_key is None else [f"{per_key:,.1f} bytes a key"]
         state.append(f"write amplification {self['write_amplification']:.2f}")
-        state.append(f"{count_of(owed, 'version')} owed to merges" if owed else "no merge in progress")
-        waiting = f"pending {count_of(pending, 'event')}, {shown_size(self['bytes_pending'])}"
+        state.append(f"{format_count(owed, 'version')} owed to merges" if owed else "no merge in progress")
+        waiting = f"pending {format_count(pending, 'event')}, {shown_size(self['bytes_pending'])}"
         if self["pinned"]:
             waiting += f"; pinned by readers {shown_size(self['pinned'])}"
         if self["budget"] is None:
@@ -282,7 +282,7 @@ def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
         every = [ArrangementFigures.of(each) for each in graph.opened[node].arrangements]
         if every:
             size = sum(each.bytes_resident + each.bytes_mapped for each in every)
-            notes.append(f"{count_of(sum(each.keys for each in every), 'row')}, {shown_size(size)}")
+            notes.append(f"{format_count(sum(each.keys for each in every), 'row')}, {shown_size(size)}")
             if lookers.get(node, 0) > 1:
                 notes.append(f"rows are looked up in it by {lookers[node]} operators")
             if len(outputs.get(node, [])) > 1:

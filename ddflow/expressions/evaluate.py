@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ddflow.aside import aside
+from ddflow.aside import run_on_new_stack
 from ddflow.columns.schema import empty_table, to_array, to_batch
 from ddflow.errors import ExpressionError, Phrase, Row, SchemaMismatch, shorten
 from ddflow.expressions.casts import load_column
@@ -56,7 +56,7 @@ class SqlRunner:
             frame = Frame(tuple(arrays if self._works else map(load_column, arrays)), batch.num_rows)
         except FAILURES as error:
             raise ExpressionError(self._asked, str(error), "give smaller batches") from error
-        return aside(partial(self._run_node, frame)) if self._deep else self._run_node(frame)
+        return run_on_new_stack(partial(self._run_node, frame)) if self._deep else self._run_node(frame)
 
     def _run_node(self, frame: Frame) -> pa.Array:
         try:

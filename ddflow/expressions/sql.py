@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from sqlglot import exp
 
-from ddflow.aside import aside
+from ddflow.aside import run_on_new_stack
 from ddflow.columns.widening import InexactValue, widen_column
 from ddflow.columns.wider import find_widening, list_changed_types
 from ddflow.errors import ExpressionError, shorten
@@ -84,7 +84,7 @@ def _compile_text(text: str, schema: pa.Schema, boolean: bool) -> _CompiledText:
         right = convert(node, BOOL) if boolean and node.type == NULL else node
         return _CompiledText(right, tuple(columns.names), bare, parsed.nested)
 
-    return aside(compile_fresh)
+    return run_on_new_stack(compile_fresh)
 
 
 _COMPARES: Final = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.NullSafeEQ, exp.NullSafeNEQ)
@@ -127,7 +127,7 @@ def find_wider_type(text: str, old: pa.Schema, new: pa.Schema) -> pa.DataType | 
     (DataType(double), None)
     """
     try:
-        return aside(lambda: _PairCompiler(old, new).compile_pair(parse(text).tree).new.type)
+        return run_on_new_stack(lambda: _PairCompiler(old, new).compile_pair(parse(text).tree).new.type)
     except (_MeaningMayChange, Refusal, RecursionError):
         return None
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from ddflow.columns.hashing import NONE, Ints, RowHashes, Secret, Words, has_wide_identities
 from ddflow.columns.layout import Arena, Column, to_arrays
-from ddflow.columns.rows import RowPool, Rows, format_row, gather, gather_buffers
+from ddflow.columns.rows import RowPool, Rows, gather, gather_buffers, row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.columns.widening import fill_columns
@@ -319,5 +319,5 @@ class RunningAggregate(Running):
         """Build the error for a group's value that leaves its type after a cell."""
         row = int(step.folding.cells.rows[step.folding.cells.starts[cell]])
         table = pa.Table.from_arrays(column_arrays(step.updates.rows, self.groups.names), schema=pa.schema(self.fields))
-        found = f"{what} leaves its type for the group {format_row(table, row)}"
+        found = f"{what} leaves its type for the group {row_values(table, row)}"
         return AggregateOverflow("adding up", found, "cast its argument to a wider type; nothing of this step was kept")

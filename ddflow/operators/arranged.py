@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddflow.columns.names import TIMES, check_known, check_names, column_names
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.errors import NegativeMultiplicity
 from ddflow.operators.base import Context, Running, SameRows, register_operator
 from ddflow.operators.ordered_rows import OrderedRows, RowChanges
@@ -95,5 +95,5 @@ def refuse_negative(folded: RowChanges, updates: Updates, asked: str) -> None:
     below = np.flatnonzero(folded.counts < 0)
     if below.size:
         at = int(below[0])
-        found = f"{format_row(updates.rows, int(folded.rows[at]))} is there {int(folded.counts[at])} times"
+        found = f"{row_values(updates.rows, int(folded.rows[at]))} is there {int(folded.counts[at])} times"
         raise NegativeMultiplicity(asked, found, "look for an input that takes away what was not there")

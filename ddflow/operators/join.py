@@ -28,7 +28,7 @@ from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, validit
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import check_names, check_no_overlap
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import Chosen, PairedRows, RowPool, Rows, RowView, format_row
+from ddflow.columns.rows import Chosen, PairedRows, RowPool, Rows, RowView, row_values
 from ddflow.columns.schema import column_arrays, to_array
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import CountOverflow
@@ -311,7 +311,7 @@ class RunningJoin(Running):
         given = mine.number, mine.updates.ranks, mine.updates.diffs, begins, references, times, theirs
         refused = pair(*given, *out)
         if refused >= 0:
-            row = format_row(mine.updates.rows, int(mine.places[refused]))
+            row = row_values(mine.updates.rows, int(mine.places[refused]))
             found = f"the multiplicity of {row}, times that of its partner, leaves int64"
             remedy = "look for an input that multiplies diffs; nothing of this step was kept"
             raise CountOverflow("a join", found, remedy)

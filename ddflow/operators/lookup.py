@@ -28,7 +28,7 @@ from ddflow.columns.hashing import NONE, Ints, Narrow, RowHashes, Words, true_fl
 from ddflow.columns.layout import Arena, Column
 from ddflow.columns.names import TIMES, check_names, check_no_overlap
 from ddflow.columns.row_match import RowMatcher
-from ddflow.columns.rows import RowPool, Rows, format_row, gather, gather_arrays
+from ddflow.columns.rows import RowPool, Rows, gather, gather_arrays, row_values
 from ddflow.columns.schema import column_arrays, empty_table
 from ddflow.errors import NotUnique
 from ddflow.kernels.join import find_single
@@ -257,7 +257,7 @@ class RunningLookup(OrderedRows):
         given = held.begins, numbers[:cut], held.values, begins, *told, *asked
         refused = find_single(*given, np.zeros(references.size, np.int64), found)
         if refused >= 0:
-            row = format_row(left.rows, int(rows[sorting[refused]]))
+            row = row_values(left.rows, int(rows[sorting[refused]]))
             what = f"{row} finds several rows of its key {self.asked.names}, or one that is not there once"
             raise NotUnique(self.node.verb, what, "look up by columns that name one row, or take top(1) of each first")
         found[sorting] = found.copy()

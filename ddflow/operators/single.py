@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from ddflow.columns.names import check_known, column_name
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import NotSingle, SpecError
 from ddflow.operators.base import Context, Linear, Running, SameRows, register_operator
@@ -86,7 +86,7 @@ def drop_counts(updates: Updates, count: str, keys: Sequence[str] = ()) -> Updat
     counts = np.asarray(pc.fill_null(column_arrays(updates.rows, [count])[0], 0))
     several = np.flatnonzero(counts > 1)
     if several.size:
-        row = format_row(updates.rows, int(several[0]))
+        row = row_values(updates.rows, int(several[0]))
         where = ", ".join(f"{name} = {row[name]}" for name in keys)
         found = f"it has {row[count]} rows{' where ' if where else ''}{where}"
         raise NotSingle("a scalar subquery", found, "add a condition, or an aggregate such as max(...)")

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ddflow.columns.hashing import Ints, Narrow, Secret, identities
 from ddflow.columns.layout import make_writable
 from ddflow.columns.names import DIFF, TIME
-from ddflow.columns.rows import RowView, format_row
+from ddflow.columns.rows import RowView, row_values
 from ddflow.columns.schema import to_array
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.errors import AggregateFailed, CountOverflow, ExpressionError, NotSingle
@@ -144,7 +144,7 @@ def overflow(rows: pa.Table | pa.RecordBatch, row: int) -> CountOverflow:
     """Build the error for a sum of diffs that leaves int64, naming the row."""
     return CountOverflow(
         "adding up diffs",
-        f"the sum for {format_row(rows, row)} leaves int64",
+        f"the sum for {row_values(rows, row)} leaves int64",
         "look for an input that multiplies diffs; nothing of this step was kept",
     )
 

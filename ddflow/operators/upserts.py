@@ -16,7 +16,7 @@ from ddflow.columns.hashing import Ints, Narrow, Secret, has_wide_identities, id
 from ddflow.columns.layout import Arena
 from ddflow.columns.names import DELETED, DIFF, TIME, check_names, column_names, did_you_mean
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import RowPool, Rows, format_row, gather, gather_column
+from ddflow.columns.rows import RowPool, Rows, gather, gather_column, row_values
 from ddflow.columns.schema import conform, empty_table, is_flat, is_key, is_time, normal_type
 from ddflow.columns.sorting import SortedRows, sort_by_identity
 from ddflow.connectors.to_arrow import to_table
@@ -419,14 +419,14 @@ class ToUpserts:
         if why == kernels.ABSENT:
             return NotHeld(
                 asked,
-                f"{format_row(updates.table, row)} is retracted more often than it is there",
+                f"{row_values(updates.table, row)} is retracted more often than it is there",
                 "give all updates from the beginning, step after step; first what the collection held, if "
                 "they begin later",
             )
         live = np.arange(found.first[group], found.first[group + 1])
         live = live[found.counts[live] > 0]
         rows = gather(pool, self.held_rows.find_references(found, live[:3]), self.held_rows.pool.schema)
-        shown = ", ".join(f"{format_row(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
+        shown = ", ".join(f"{row_values(rows, i)} ({found.counts[live[i]]} times)" for i in range(rows.num_rows))
         more = f" and {live.size - 3} more" if live.size > 3 else ""
         return NotUnique(
             asked,

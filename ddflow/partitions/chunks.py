@@ -18,7 +18,7 @@ from ddflow.columns.layout import offset_width
 from ddflow.columns.rows import RowPool, Rows, gather
 from ddflow.columns.schema import decoded_size, empty_table, to_array, to_batch, updates_schema
 from ddflow.errors import Misrouted
-from ddflow.partitions.messages import Said, join_said
+from ddflow.partitions.messages import MessageFacts, join_facts
 from ddflow.partitions.stages import Exchange, Stages
 from ddflow.storage.closing import Closing
 from ddflow.storage.files.arrow_file import restore_types
@@ -54,13 +54,13 @@ class Origin(NamedTuple):
 
     >>> rows = pa.record_batch({"n": [10, 11, 12]})
     >>> hashes = row_hashes(rows, Secret(1, 2))
-    >>> chunks = pack(rows, np.array([1, 0, 1], np.int32), hashes, Origin.single("0000000007", 40, 3), what=0)
+    >>> chunks = pack_chunks(rows, np.array([1, 0, 1], np.int32), hashes, Origin.of_range("0000000007", 40, 3), what=0)
     >>> [(c["to"], c["origin"], c["at"], c["rows"]) for c in chunks.to_pylist()]
     [(0, '0000000007', 41, 1), (1, '0000000007', 40, 2)]
-    >>> unpack(payload_at(chunks.column("payload"), 1), rows.schema, 2).to_pydict()
+    >>> unpack_chunk(payload_at(chunks.column("payload"), 1), rows.schema, 2).to_pydict()
     {'n': [10, 12]}
     >>> total = add_digests(*chunks.column("digest").to_pylist())
-    >>> total == digests(hashes, np.zeros(1, np.int64))[0].as_py()
+    >>> total == compute_digests(hashes, np.zeros(1, np.int64))[0].as_py()
     True
     """
 
@@ -70,7 +70,7 @@ class Origin(NamedTuple):
     has_places: bool
 
     @classmethod
-    def single(cls, name: str, first: int, rows: int) -> Self:
+    def of_range(cls, name: str, first: int, rows: int) -> Self:
         """Build one origin whose rows follow each other from the place ``first``."""
         return cls([name], np.empty(0, np.int64), np.arange(first, first + rows), False)
 
@@ -96,7 +96,7 @@ def chunk_schema(declared: pa.Schema, columns: Sequence[str] | None) -> pa.Schem
     return declared if columns is None else pa.schema([field for field in declared if field.name in columns])
 
 
-def with_arrival(schema: pa.Schema, has_places: bool) -> pa.Schema:
+def add_arrival(schema: pa.Schema, has_places: bool) -> pa.Schema:
     """Append the column of places to the columns of a chunk if the rows carry their places."""
     return schema.append(pa.field(ARRIVAL, pa.int64(), nullable=False)) if has_places else schema
 
@@ -112,7 +112,7 @@ def row_hashes(rows: pa.RecordBatch, secret: Secret) -> Words:
     return value_hashes(rows, Secret(secret.k0 ^ xxhash.xxh3_64_intdigest(names), secret.k1))
 
 
-def digests(hashes: Words, starts: Ints) -> pa.Array:
+def compute_digests(hashes: Words, starts: Ints) -> pa.Array:
     """Compute the digest of each group of hashes: the sums of the hashes and of their squares, modulo 2**64; 16 bytes.
 
     ``starts``: int64[k], ascending, the first row of each group.  O(n).
@@ -130,7 +130,7 @@ def add_digests(*each: bytes) -> bytes:
     return (first % 2**64).to_bytes(8, "little") + (second % 2**64).to_bytes(8, "little")
 
 
-def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: int) -> pa.RecordBatch:
+def pack_chunks(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: int) -> pa.RecordBatch:
     """Pack rows into chunks, one for each partition and origin, with the columns `PACKED`; by partition, then by
     origin.
 
@@ -145,7 +145,7 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
         behind[starts[1:] - 1] = False
         if behind.any():
             order = np.lexsort((origin.places, group))
-    schema, first = with_arrival(rows.schema, origin.has_places), order[starts]
+    schema, first = add_arrival(rows.schema, origin.has_places), order[starts]
     table = gather(RowPool(rows.schema, [Rows(rows)]), order, rows.schema)
     columns = [*map(to_array, table.columns), *([pa.array(origin.places[order])] if origin.has_places else [])]
     payload = _serialize_slices(pa.RecordBatch.from_arrays(columns, schema=schema), [*starts.tolist(), n])
@@ -157,7 +157,7 @@ def pack(rows: pa.RecordBatch, to: Narrow, hashes: Words, origin: Origin, what: 
             pa.array([origin.names[i] for i in names.tolist()], pa.string()),
             pa.array(origin.places[first]),
             pa.array(np.diff(starts, append=n)),
-            digests(hashes[order], starts) if n else pa.nulls(0, pa.binary()),
+            compute_digests(hashes[order], starts) if n else pa.nulls(0, pa.binary()),
             payload,
         ],
         schema=PACKED,
@@ -198,7 +198,7 @@ def payload_at(column: pa.Array, row: int) -> pa.Buffer:
     return data.slice(begin, end - begin)
 
 
-def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
+def unpack_chunk(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     """Read the rows of a chunk over its bytes; copies bytes that do not begin at a multiple of 8.
 
     ``schema``: their columns.  O(columns).  Raises `Misrouted` if they are not ``rows`` rows of those columns.
@@ -208,13 +208,13 @@ def unpack(payload: pa.Buffer, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     try:
         batch = pa.ipc.read_record_batch(payload, schema)
     except (pa.ArrowInvalid, OSError) as error:
-        raise _odd(str(error).splitlines()[0], rows, schema) from None
+        raise _chunk_error(str(error).splitlines()[0], rows, schema) from None
     if batch.num_rows != rows:
-        raise _odd(f"it has {batch.num_rows:,} rows", rows, schema)
+        raise _chunk_error(f"it has {batch.num_rows:,} rows", rows, schema)
     return restore_types(batch, schema)
 
 
-def _odd(found: str, rows: int, schema: pa.Schema) -> Misrouted:
+def _chunk_error(found: str, rows: int, schema: pa.Schema) -> Misrouted:
     return Misrouted(
         f"a chunk of {rows:,} rows with the columns {schema.names}",
         found,
@@ -222,9 +222,7 @@ def _odd(found: str, rows: int, schema: pa.Schema) -> Misrouted:
     )
 
 
-def packed_sums(
-    tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret
-) -> Iterator[pa.RecordBatch]:
+def pack_sums(tables: Mapping[int, pa.Table], cut: Stages, partitions: int, secret: Secret) -> Iterator[pa.RecordBatch]:
     """Pack sums into chunks.  ``tables``: by number of their exchange, the columns of `sums_schema`.
 
     A sum goes to the partition of its exchange's columns.  O(n), in chunks within `chunk_limits`.
@@ -234,8 +232,8 @@ def packed_sums(
         for part in slice_rows(table, *chunk_limits(partitions)):
             rows = to_batch(part.combine_chunks())
             high, _ = identities(rows.select(names), secret, rows.num_rows)
-            origin = Origin.single("", 0, rows.num_rows)
-            yield pack(rows, partition_of(high, partitions), row_hashes(rows, secret), origin, -1 - number)
+            origin = Origin.of_range("", 0, rows.num_rows)
+            yield pack_chunks(rows, partition_of(high, partitions), row_hashes(rows, secret), origin, -1 - number)
 
 
 def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
@@ -250,7 +248,7 @@ def slice_rows(rows: Any, most_rows: int, most_bytes: int) -> Iterator[Any]:
         yield from slice_rows(rows.slice(begin, step), most_rows, most_bytes)
 
 
-def packed_said(said: Mapping[int, str], what: int) -> pa.RecordBatch:
+def pack_facts(said: Mapping[int, str], what: int) -> pa.RecordBatch:
     """Pack what a task tells partitions about the messages of an input, without rows.  O(partitions)."""
     n = len(said)
     columns = [[*said], [what] * n, [*said.values()], [0] * n, [0] * n, [NO_ROWS] * n, [None] * n]
@@ -259,7 +257,7 @@ def packed_said(said: Mapping[int, str], what: int) -> pa.RecordBatch:
     )
 
 
-def packed_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:
+def pack_receipts(receipts: Iterable[bytes], to: int) -> pa.RecordBatch:
     """Pack receipts on their way to the driver: one row each, which partition `to` passes on."""
     held_back = list(receipts)
     n = len(held_back)
@@ -310,7 +308,7 @@ class ShuffleReader(Closing):
     >>> with ShuffleReader(cut_stages(flow), stage=0, number=0) as shuffle:
     ...     for chunk in reversed(chunks):
     ...         shuffle.take_chunks(chunk)
-    ...     shuffle.rows, shuffle.input("orders").read_all().column("id").to_pylist()
+    ...     shuffle.rows, shuffle.read_input("orders").read_all().column("id").to_pylist()
     ({'orders': 3}, [3, 1, 2])
     """
 
@@ -329,7 +327,7 @@ class ShuffleReader(Closing):
         self.schemas = {
             name: chunk_schema(input.bound.schema, (columns or {}).get(name)) for name, input in cut.flow.inputs.items()
         }
-        self.rows, self.said = dict[str, int](), dict[str, Said]()
+        self.rows, self.said = dict[str, int](), dict[str, MessageFacts]()
         self.receipts: list[bytes] = []
         self.bytes_resident = self.spilled = 0
         self._digests: dict[str, bytes] = {}
@@ -381,7 +379,7 @@ class ShuffleReader(Closing):
         """Keep what tasks say of messages.  Raises `BadMessage` if these are of two tables."""
         for number, text in said:
             name = self.names[number]
-            self.said[name] = join_said(name, self.said.get(name), Said.read(text))
+            self.said[name] = join_facts(name, self.said.get(name), MessageFacts.read(text))
 
     def _check_destination(self, to: list[int], what: set[int]) -> None:
         """Raise `Misrouted` for chunks of another task."""
@@ -397,22 +395,22 @@ class ShuffleReader(Closing):
                 kind = f"rows of input {number}" if number >= 0 else f"sums {-1 - number}"
                 raise Misrouted(asked, f"{kind} came to it, which are not for it", remedy)
 
-    def input(self, name: str) -> pa.RecordBatchReader | None:
+    def read_input(self, name: str) -> pa.RecordBatchReader | None:
         """Read the rows of an input in the order of arrival: by origin, then by their places there; None if none came.
 
         They are read a chunk at a time, and may be read again.  O(rows), and O(n log n) for rows that interleave.
         Raises `Misrouted` for chunks that hold something else.
         """
         schema, chunks = self.schemas[name], self._chunks.get(self.names.index(name))
-        return pa.RecordBatchReader.from_batches(schema, self._in_order(chunks, schema)) if chunks else None
+        return pa.RecordBatchReader.from_batches(schema, self._order_batches(chunks, schema)) if chunks else None
 
-    def sums(self, number: int) -> pa.Table:
+    def read_sums(self, number: int) -> pa.Table:
         """Read the sums of an exchange: the columns of `sums_schema`, in chunks.  O(chunks).
 
         Raises `Misrouted`.
         """
         schema, chunks = sums_schema(self.cut.exchanges[number]), self._chunks.get(-1 - number, [])
-        batches = [self._open(chunk, schema) for chunk in sorted(chunks, key=_arrival_key)]
+        batches = [self._open_chunk(chunk, schema) for chunk in sorted(chunks, key=_arrival_key)]
         return pa.Table.from_batches(batches, schema) if batches else empty_table(schema)
 
     @property
@@ -448,22 +446,22 @@ class ShuffleReader(Closing):
         batch, row = chunk.place
         return payload_at(self._payloads[batch], row)
 
-    def _open(self, chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
-        return unpack(self._slice_payload(chunk), schema, chunk.rows)
+    def _open_chunk(self, chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+        return unpack_chunk(self._slice_payload(chunk), schema, chunk.rows)
 
-    def _in_order(self, chunks: list[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _order_batches(self, chunks: list[Chunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for of, group in groupby(sorted(chunks, key=_arrival_key), key=lambda chunk: (chunk.has_places, chunk.origin)):
             if not of[0]:
-                yield from (self._open(chunk, schema) for chunk in group)
+                yield from (self._open_chunk(chunk, schema) for chunk in group)
                 continue
             stretch: list[pa.RecordBatch] = []
             last = 0
             for chunk in group:
-                batch = self._open(chunk, with_arrival(schema, True))
+                batch = self._open_chunk(chunk, add_arrival(schema, True))
                 if stretch and chunk.at > last:
                     yield from _merge_stretch(stretch, schema)
                     stretch = []
-                last = max(last, int(_places(batch)[-1])) if stretch else int(_places(batch)[-1])
+                last = max(last, int(_row_places(batch)[-1])) if stretch else int(_row_places(batch)[-1])
                 stretch.append(batch)
             yield from _merge_stretch(stretch, schema)
 
@@ -474,7 +472,7 @@ def _arrival_key(chunk: Chunk) -> tuple[str, int, int, bytes]:
     return chunk.origin, chunk.at, chunk.rows, chunk.digest
 
 
-def _places(batch: pa.RecordBatch) -> Ints:
+def _row_places(batch: pa.RecordBatch) -> Ints:
     return np.asarray(batch.column(batch.num_columns - 1))
 
 
@@ -483,7 +481,7 @@ def _merge_stretch(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iter
 
     Cuts them at the same places, about one chunk's worth between two cuts, so that little is joined at a time.
     """
-    places = [_places(batch) for batch in batches]
+    places = [_row_places(batch) for batch in batches]
     most = max(each.size for each in places)
     # Each place taken stands for so many rows; the last few of a chunk are not counted, at most half of a chunk in all.
     step = max(most // (2 * len(batches)), 1)
@@ -503,4 +501,4 @@ def _merge_stretch(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> Iter
 
 def _sort_by_place(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     whole = pa.concat_batches(parts)
-    return whole.take(pa.array(np.argsort(_places(whole), kind="stable")))
+    return whole.take(pa.array(np.argsort(_row_places(whole), kind="stable")))

@@ -51,8 +51,8 @@ from ddflow.errors import (
     TimeWentBack,
     WrongMode,
 )
-from ddflow.partitions.epoch_start import EpochStart, Growth, Version, address_of, own_memory
-from ddflow.partitions.messages import Said, load_heard
+from ddflow.partitions.epoch_start import EpochStart, Growth, Version, address_of, usable_memory
+from ddflow.partitions.messages import MessageFacts, load_known_messages
 from ddflow.partitions.receipt import (
     OWED,
     ROWS,
@@ -60,13 +60,13 @@ from ddflow.partitions.receipt import (
     Contribution,
     LiveFiles,
     Receipt,
-    call_digest,
     check_files_exist,
     check_names,
+    digest_call,
     extend_past,
-    gather,
-    greatest,
+    gather_receipts,
     join_outputs,
+    max_by_name,
 )
 from ddflow.partitions.rewrite import GrowthPlan
 from ddflow.partitions.stages import cut_stages, find_regrouped
@@ -121,7 +121,7 @@ class DriverOptions:
                     Option(name, given), "that is not possible", f"give a whole number from {least} to {most}"
                 )
         check_target(self.outputs)  # before anything is made
-        if (size := self.task_memory) is not None and own_memory(size) < LEAST:
+        if (size := self.task_memory) is not None and usable_memory(size) < LEAST:
             raise SpecError(
                 f"memory={shown_size(size)}",
                 "that is too small for a task to work in",
@@ -133,7 +133,7 @@ class DriverOptions:
         """The bytes that a task may use."""
         return parse_size(self.memory)
 
-    def fits(self, manifest: Manifest, where: str) -> None:
+    def check_manifest(self, manifest: Manifest, where: str) -> None:
         """Raise `SpecError` for another number of partitions than it has, `StateRefused` for days as times of steps."""
         if not manifest.inventories:  # it holds nothing yet
             return
@@ -174,7 +174,7 @@ def find_batch_epoch(
     another query, one without an id that numbers anew, or one whose first batches went elsewhere; `EpochSkipped` for a
     batch that was left out, or that is not kept any more; `SpecError` for what is no batch.
     """
-    if not isinstance(asked.query, str) or len(asked.query) > QUERY or not _is_batch(asked.batch):
+    if not isinstance(asked.query, str) or len(asked.query) > QUERY or not _is_batch_number(asked.batch):
         raise SpecError(
             f"give {asked!r} to {where}",
             "that is no batch of a query",
@@ -243,19 +243,19 @@ def next_feed(now: Feed | None, asked: Feed | None) -> Feed | None:
     """Return the feed of a state after a batch, or after an epoch without one.  Pure."""
     if asked is None or now is None:
         return asked or now
-    if begins_anew(now, asked):
+    if is_other_query(now, asked):
         return asked
     return Feed(asked.query or now.query, asked.batch, asked.inputs or now.inputs)
 
 
-def begins_anew(now: Feed | None, asked: Feed | None) -> bool:
+def is_other_query(now: Feed | None, asked: Feed | None) -> bool:
     """Return whether earlier batches belong to another query, so that their numbers mean nothing."""
     if now is None or asked is None:
         return False
     return asked.batch != now.batch + 1 or bool(now.query and asked.query and now.query != asked.query)
 
 
-def began_anew(now: Feed, asked: Feed, epoch: Epoch) -> bool:
+def is_restart(now: Feed, asked: Feed, epoch: Epoch) -> bool:
     """Return whether other rows under the number of a kept epoch mean that a query without an id restarts its
     numbers."""
     return not (now.query and asked.query) and epoch.batch is not None and epoch.batch < now.batch
@@ -268,7 +268,7 @@ def _is_adopted(now: Feed, asked: Feed, adopt: bool) -> bool:
     return adopt and asked.batch == 0 < now.batch
 
 
-def _is_batch(batch: object) -> bool:
+def _is_batch_number(batch: object) -> bool:
     return isinstance(batch, int) and not isinstance(batch, bool) and 0 <= batch < CLOSED
 
 
@@ -307,7 +307,7 @@ class EpochDriver:
         self.live = LiveFiles.read(log.manifest_log.store, manifest.inventories, stages, self.partitions)
         self._owed: Mapping[str, Output] = {}
         log.resume(self.live.file_names())
-        self.heard = load_heard(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
+        self.heard = load_known_messages(flow, log.manifest_log.store, self.live.parts[0] if self.live.parts else ())
         self._start: EpochStart | None = None
         self._past: tuple[tuple[tuple[str, ...], ...], ...] = ()
         self._feed: FeedRecord | None = None
@@ -331,7 +331,7 @@ class EpochDriver:
             flow,
             state,
             partitions=options.partitions or options.default_partitions,
-            fits=options.fits,
+            fits=options.check_manifest,
             options=LogOptions(options.outputs, options.trust, options.grace, options.keep, options.secret),
         )
         with on_failure(log.close):
@@ -381,10 +381,10 @@ class EpochDriver:
         id, which then restarts its numbers.
         """
         call = epoch.calls[0]
-        found = call_digest(call.kind, call.time, rows, digests)
+        found = digest_call(call.kind, call.time, rows, digests)
         if len(epoch.calls) > 1 or found != call.digest:
             now, asked = self.manifest.feed, self._asked
-            if now is not None and asked is not None and began_anew(now, asked, epoch):
+            if now is not None and asked is not None and is_restart(now, asked, epoch):
                 raise restart_error(self.log.manifest_log.store.where, now, asked, self.options.checkpoint)
             more = (
                 ", and the plan has other columns since" if self.log.find_past_schemas(epoch.epoch) is not None else ""
@@ -427,7 +427,7 @@ class EpochDriver:
                 f"its last time is {format_time(manifest.last)}",
                 "there is none after it: make a new state",
             )
-        self._feed, self._start = feed, self._build_start(time, CLOSED if close else self._to())
+        self._feed, self._start = feed, self._build_start(time, CLOSED if close else self._find_frontier())
         return self._start
 
     def _build_start(self, time: int, to: int, growth: Growth | None = None) -> EpochStart:
@@ -476,7 +476,7 @@ class EpochDriver:
         """The span of history that is kept before the last time: the span asked for, else the span so far."""
         return self.manifest.retain if self.options.retain is None else self.options.retain
 
-    def _to(self) -> int:
+    def _find_frontier(self) -> int:
         """Return the frontier that rows of earlier epochs allow to close to."""
         manifest, least = self.manifest, CLOSED
         for name, input in self.flow.inputs.items():
@@ -503,7 +503,7 @@ class EpochDriver:
         call = self._make_call(start, whole)
         manifest = self.manifest
         kept = self.log.add_receipt(CommittedEpoch(start.epoch, (call,), None if feed is None else feed.batch))
-        if begins_anew(manifest.feed, feed):  # then batch numbers of another query mean nothing
+        if is_other_query(manifest.feed, feed):  # then batch numbers of another query mean nothing
             kept = (*(replace(each, batch=None) for each in kept[:-1]), kept[-1])
         self.log.publish_version(
             kept,
@@ -515,15 +515,15 @@ class EpochDriver:
             since=max(whole.since, manifest.since),
             retain=self._retain,
             partitions=self.partitions,
-            horizons=greatest((manifest.horizons, whole.horizons)),
-            greatest=greatest((manifest.greatest, whole.greatest)),
+            horizons=max_by_name((manifest.horizons, whole.horizons)),
+            greatest=max_by_name((manifest.greatest, whole.greatest)),
             feed=next_feed(manifest.feed, feed),
             fed=record_feed(manifest.fed, [name for name, n in whole.rows.items() if n], EVENTS, start.epoch),
         )
         self._past = extend_past(self.live.parts, live.parts, self._past)
         self.live, self._start, self._owed = live, None, {}
         for name, each in self.heard.items():
-            for found in each.hear(whole.said.get(name, Said())):
+            for found in each.take_facts(whole.said.get(name, MessageFacts())):
                 warnings.warn(f"messages for {name!r}: {found}", stacklevel=3)
         self.log.finish(APART)
         figures = whole.figures | {"tasks": len(taken), "commit": (perf_counter_ns() - began) // 1000}
@@ -541,7 +541,7 @@ class EpochDriver:
                 "it was not begun, or another was begun since",
                 "begin it, and give what that returns",
             )
-        taken, whole = gather(receipts, start.version.digest, self.cut.stages, self.partitions)
+        taken, whole = gather_receipts(receipts, start.version.digest, self.cut.stages, self.partitions)
         check_names(self.cut, taken, folder=self.log.outputs.sink is not None)
         check_files_exist(
             self.log.manifest_log.store, self.log.outputs.sink, start.epoch, taken, set(self.live.inventories)
@@ -566,7 +566,7 @@ class EpochDriver:
         time = 0 if self.flow.holds_back else start.time
         if start.closes:
             kind, time = "advance_to", CLOSED
-        digest = call_digest(kind, time, whole.rows, whole.digests)
+        digest = digest_call(kind, time, whole.rows, whole.digests)
         figures = whole.figures | {f"{ROWS}{name}": n for name, n in whole.rows.items()}
         if self._owed:
             figures[OWED] = sum(each.rows for each in self._owed.values())

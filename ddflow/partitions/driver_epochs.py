@@ -57,7 +57,7 @@ KEYS: Final = 1000
 """Number of keys above which all partitions are read."""
 
 
-class ByPartition(NamedTuple):
+class Partitioning(NamedTuple):
     """That a collection can be read share by share.  ``stage``: whose partitions.  ``by``: the columns that say in
     which partition a row is; None where it no longer tells.
 
@@ -67,14 +67,14 @@ class ByPartition(NamedTuple):
     >>> cities = flow.output("cities", orders.project(["city"]))
     >>> by_city = flow.output("by_city", cities.count())
     >>> find_partitioning(flow, "orders"), find_partitioning(flow, "by_city"), find_partitioning(flow, "cities")
-    (ByPartition(stage=0, by=('id',)), ByPartition(stage=1, by=('city',)), None)
+    (Partitioning(stage=0, by=('id',)), Partitioning(stage=1, by=('city',)), None)
     """
 
     stage: int
     by: tuple[str, ...] | None
 
 
-def find_partitioning(flow: Plan, name: str) -> ByPartition | None:
+def find_partitioning(flow: Plan, name: str) -> Partitioning | None:
     """Return how an output or an input is split over partitions; None if it must be read whole.  O(nodes)."""
     try:
         places, stages = place_collections(flow), cut_stages(flow)
@@ -87,13 +87,13 @@ def find_partitioning(flow: Plan, name: str) -> ByPartition | None:
     roots, by = places[node]
     at = {root: n for n, root in enumerate(flow.nodes) if root in roots}
     on = {stage for stage, active in enumerate(stages.active) for n in at.values() if n in active}
-    return ByPartition(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
+    return Partitioning(on.pop(), by) if len(on) == 1 and (node.consolidated or by is not None) else None
 
 
 def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], manifest: Manifest) -> list[int] | None:
     """Return the partitions that can have rows with certain values, ascending; None if that is unknown.  O(keys).
 
-    ``by``: as in `ByPartition`.  ``values``: by column, Arrow scalars of its type; a row has one of them.
+    ``by``: as in `Partitioning`.  ``values``: by column, Arrow scalars of its type; a row has one of them.
     """
     if not by or not set(by) <= set(values) or prod(len(values[name]) for name in by) > KEYS:
         return None
@@ -106,7 +106,7 @@ def partitions_with(by: Sequence[str], values: Mapping[str, Sequence[Any]], mani
     return sorted({int(number) for number in partition_of(high, manifest.partitions)})
 
 
-class Share(Reading):
+class PartitionReading(Reading):
     """One partition of one stage, open for reading.  O(bytes of it): every file is verified.
 
     Raises `CorruptState`, `StorageFailed`.
@@ -137,21 +137,23 @@ def read_updates(
     """Read an output or an input of a version as updates.  O(bytes opened).
 
     ``share``: a stage and a partition, as `find_partitioning` says; None for all of it.  ``as_of``, ``after``: as in
-    `contents`.  Raises as `Version.open`, `Share` and `Snapshot` do, and `NotReadable`.
+    `read_contents`.  Raises as `Version.open`, `PartitionReading` and `Snapshot` do, and `NotReadable`.
     """
     with closing(version.open("read")) as store:
         manifest = version.load_manifest(store)
         plan = resolve_plan(manifest.plan, flow, store.where)
         try:
-            reading = Snapshot(store, manifest, plan) if share is None else Share(store, manifest, plan, *share)
+            reading = (
+                Snapshot(store, manifest, plan) if share is None else PartitionReading(store, manifest, plan, *share)
+            )
         except CorruptState:
             if version.number not in store.list_manifests():
                 raise expired_error(store, version.number) from None
             raise
-        return contents(reading, name, as_of, after)
+        return read_contents(reading, name, as_of, after)
 
 
-def contents(reading: Reading, name: str, as_of: int | None = None, after: int | None = None) -> pa.Table:
+def read_contents(reading: Reading, name: str, as_of: int | None = None, after: int | None = None) -> pa.Table:
     """Read the rows of an output or an input, consolidated: its columns, ``_time``, the same in all rows, and
     ``_diff``.
 

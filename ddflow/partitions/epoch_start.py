@@ -119,7 +119,7 @@ def expired_error(store: Store, number: int) -> SnapshotExpired:
     )
 
 
-def own_memory(memory: int) -> int:
+def usable_memory(memory: int) -> int:
     """Compute the bytes that a part may use of its task's memory: an eighth each goes to rows from Spark, to the
     shuffle reader and to allocators.  Pure."""
     return memory - 3 * (memory // 8)
@@ -163,7 +163,7 @@ class EpochStart(NamedTuple):
     past: tuple[tuple[tuple[str, ...], ...], ...] = ()
     growth: Growth | None = None
 
-    def inventory(self, stage: int, number: int) -> str:
+    def inventory_name(self, stage: int, number: int) -> str:
         """Return the name of the inventory of a part; "" for none."""
         return self.inventories[stage][number].name if self.inventories else ""
 

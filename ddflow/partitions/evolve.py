@@ -35,7 +35,7 @@ from ddflow.engine.garbage import list_blobs
 from ddflow.engine.outputs import Outputs
 from ddflow.errors import Evolve, Phrase, PlanChanged, SchemaMismatch, SpecError
 from ddflow.metrics import Look
-from ddflow.partitions.rewrite import NewState, Rewrite, Rewritten, leave_out, same_plan
+from ddflow.partitions.rewrite import NewState, Rewrite, Rewritten, same_plan, shrink_plan
 from ddflow.partitions.rewrite_task import NOTHING
 from ddflow.partitions.stages import Stages, as_one_stage, cut_stages
 from ddflow.plan.collection import Collection, walk_inputs
@@ -106,7 +106,7 @@ class Evolved(NamedTuple):
     freed: int = 0
 
 
-def cut_for(plan: Plan, partitions: int) -> Stages:
+def cut_for_partitions(plan: Plan, partitions: int) -> Stages:
     """Cut a plan for a state of so many partitions; one partition needs no stages."""
     return as_one_stage(plan) if partitions == 1 else cut_stages(plan)
 
@@ -147,7 +147,7 @@ class Evolution:
             )
         if self.types is not None:
             refuse_misspelled_columns(plan, self.change.columns, f"evolve {where}")
-        stages = cut_for(plan, manifest.partitions)
+        stages = cut_for_partitions(plan, manifest.partitions)
         return NewState(stages, manifest.partitions, "evolution", cast=self.change.before, revise=self._revise)
 
     def _revise(self, manifest: Manifest, written: list[Blob]) -> Manifest:
@@ -206,16 +206,18 @@ class Drop:
         self.plan = plan = same_plan(manifest, self.given, store.where, self.verb)
         _check_drop(plan, self.outputs, self.inputs, manifest, store.where)
         self.names |= {name for name, (input, _) in plan.side_outputs().items() if input.name in self.inputs}
-        self.flow, moves = leave_out(plan, self.inputs, self.outputs)
+        self.flow, moves = shrink_plan(plan, self.inputs, self.outputs)
         many, note = manifest.partitions, f"dropped {', '.join(sorted({*self.outputs, *self.inputs}))}"
-        return NewState(cut_for(self.flow, many), many, note, None, NOTHING, moves and many > 1, self._revise)
+        return NewState(
+            cut_for_partitions(self.flow, many), many, note, None, NOTHING, moves and many > 1, self._revise
+        )
 
     def _revise(self, manifest: Manifest, written: list[Blob]) -> Manifest:
         """Build the manifest without them, and show the outputs in their folder for the last time.  O(files)."""
         plan, past = describe_plan(self.flow), list[PastColumns]()
         for each in manifest.past:
-            inputs = _leave_out(each.inputs, self.inputs)
-            past.append(replace(each, inputs=inputs, outputs=_leave_out(each.outputs, self.names)))
+            inputs = _without_names(each.inputs, self.inputs)
+            past.append(replace(each, inputs=inputs, outputs=_without_names(each.outputs, self.names)))
         new = replace(
             manifest,
             plan=plan,
@@ -224,7 +226,7 @@ class Drop:
             receipts=tuple(map(self._strip_epoch, manifest.receipts)),
             past=tuple(past),
             **{
-                field: _leave_out(getattr(manifest, field), self.inputs)
+                field: _without_names(getattr(manifest, field), self.inputs)
                 for field in ("fed", "added", "horizons", "greatest")
             },
             sources=_leave_out_sources(manifest.sources, self.inputs),
@@ -243,7 +245,7 @@ class Drop:
 
     def _strip_epoch(self, epoch: Epoch) -> Epoch:
         """Leave the files of the outputs out of an epoch."""
-        calls = (replace(call, outputs=_leave_out(call.outputs, self.names)) for call in epoch.calls)
+        calls = (replace(call, outputs=_without_names(call.outputs, self.names)) for call in epoch.calls)
         return replace(epoch, calls=tuple(calls))
 
     def make_report(self, done: Rewritten) -> Evolved:
@@ -315,7 +317,7 @@ def _find_used(plan: Plan, outputs: Iterable[Collection]) -> set[str]:
     return {name for name, input in plan.inputs.items() if input in found}
 
 
-def _leave_out(given: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
+def _without_names(given: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     return {name: each for name, each in given.items() if name not in names}
 
 
@@ -323,7 +325,7 @@ def _leave_out_sources(sources: Mapping[str, AttachedSource], inputs: Sequence[s
     """Leave out sources that have fed only these inputs, as far as the state knows."""
     out = dict[str, AttachedSource]()
     for name, each in sources.items():
-        fed = _leave_out(each.left_out, inputs)
+        fed = _without_names(each.left_out, inputs)
         if fed or not (each.left_out or name in inputs):
             out[name] = replace(each, left_out=fed, position=without_source(each.kind, each.position, {*inputs}))
     return out

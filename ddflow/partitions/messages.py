@@ -5,18 +5,18 @@ longest name, the columns that some message had, and those that nobody declared.
 theirs must be the same, and the first one also the columns; receipts bring all to the driver, who tells the tasks of
 the next epoch what is known. So a task of a later epoch knows a message of another table when it reads it.
 
->>> one, other = Said("orders", ("id",), ("id", "n")), Said("shop.orders", ("n",))
->>> join_said("orders", one, other)
-Said(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
->>> [Said.read(text).had for text in one.to_texts(2).values()]
+>>> one, other = MessageFacts("orders", ("id",), ("id", "n")), MessageFacts("shop.orders", ("n",))
+>>> join_facts("orders", one, other)
+MessageFacts(table='shop.orders', had=('id', 'n'), names=('id', 'n'), more=(), tables={})
+>>> [MessageFacts.read(text).had for text in one.to_texts(2).values()]
 [('id',), ()]
->>> driver = Heard(["id", "n"], None)
->>> driver.hear(Said(more=("city",)))
+>>> driver = KnownMessages(["id", "n"], None)
+>>> driver.take_facts(MessageFacts(more=("city",)))
 ["they have the columns ['city'], which the flow does not declare, so their values are left out: declare those that \
 you want in the flow; rows from before have null there until their keys come again"]
->>> driver.hear(Said(more=("city",)))
+>>> driver.take_facts(MessageFacts(more=("city",)))
 []
->>> join_said("orders", one, Said("people"))
+>>> join_facts("orders", one, MessageFacts("people"))
 Traceback (most recent call last):
     ...
 ddflow.errors.BadMessage: messages for 'orders': some are of the table 'orders', others of 'people'; give those of ...
@@ -40,7 +40,7 @@ from ddflow.storage.fields import Strict, decode_record, encode_record
 from ddflow.storage.protocol import Blob, Store
 
 
-class Said(Strict, frozen=True):
+class MessageFacts(Strict, frozen=True):
     """``table``: that messages are of, None where none says it.  ``had``: columns that some message had.  ``names``:
     the columns that messages have, where one was looked for.  ``more``: those that they have and nobody declared.
     ``tables``: see `DecodedEvents`."""
@@ -53,20 +53,20 @@ class Said(Strict, frozen=True):
 
     def to_texts(self, partitions: int) -> dict[int, str]:
         """Return the text for each partition; no partition if there is nothing to tell.  O(partitions)."""
-        alone = encode_record(Said(self.table)).decode()
+        alone = encode_record(MessageFacts(self.table)).decode()
         told = dict.fromkeys(range(partitions), alone) if self.table is not None else {}
-        return told | ({0: encode_record(self).decode()} if self != Said() else {})
+        return told | ({0: encode_record(self).decode()} if self != MessageFacts() else {})
 
     @classmethod
-    def read(cls, text: str) -> Said:
+    def read(cls, text: str) -> MessageFacts:
         """Decode what `texts` wrote.  Raises `CorruptState`."""
         return decode_record(_DECODER, text.encode(), "what a task says of messages", "run the job again")
 
 
-_DECODER: Final = Decoder(Said)
+_DECODER: Final = Decoder(MessageFacts)
 
 
-class Heard:
+class KnownMessages:
     """The driver's knowledge of an input's messages.  ``table``: of its messages; ``asked``: that was named.
     ``unseen``: what none has had.  ``known``: the columns that are declared, or were told."""
 
@@ -74,7 +74,7 @@ class Heard:
         self.unseen = UnseenColumns(columns, asked if table is None else None)
         self.table, self.known = table, frozenset(columns)
 
-    def hear(self, said: Said) -> list[str]:
+    def take_facts(self, said: MessageFacts) -> list[str]:
         """Take in what a committed epoch said, and return the warnings about it.  O(columns).
 
         Each warning comes once.
@@ -89,7 +89,7 @@ class Heard:
         return [*self.unseen.take_warnings(), *([found + remedy] if more else [])]
 
 
-def load_heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Heard]:
+def load_known_messages(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, KnownMessages]:
     """Collect the knowledge of each input that takes messages.  ``parts``: the inventories of the inputs, by partition.
 
     O(bytes of the inventories); stops at the first with a table.  Raises `CorruptState`.
@@ -104,34 +104,34 @@ def load_heard(flow: Plan, store: Store, parts: Sequence[Blob]) -> dict[str, Hea
         tables |= {name: inputs[name].table for name in left if name in inputs}
         left = [name for name in left if tables.get(name) is None]
     return {
-        name: Heard(bound.target.columns.names, tables.get(name), bound.format.asked)
+        name: KnownMessages(bound.target.columns.names, tables.get(name), bound.format.asked)
         for name, bound in formats.items()
         if bound.format is not None
     }
 
 
-def join_said(input: str, one: Said | None, other: Said) -> Said:
+def join_facts(input: str, one: MessageFacts | None, other: MessageFacts) -> MessageFacts:
     """Join what two tasks say.  O(columns).  Raises `BadMessage` for messages of two tables."""
     if one is None:
         return other
     table = other.table if one.table is None else one.table
     if one.table is not None and other.table is not None:
-        table = same_table(input, one.table, other.table)
+        table = match_table(input, one.table, other.table)
     pairs = ((one.had, other.had), (one.names, other.names), (one.more, other.more))
     had, names, more = (tuple(dict.fromkeys((*a, *b))) for a, b in pairs)
-    return Said(table, had, names, more, dict(Counter(one.tables) + Counter(other.tables)))
+    return MessageFacts(table, had, names, more, dict(Counter(one.tables) + Counter(other.tables)))
 
 
-def join_all_said(every: Iterable[Mapping[str, Said]]) -> dict[str, Said]:
-    """Join what many tasks say, by input.  Raises as `join_said` does."""
-    out = dict[str, Said]()
+def join_all_facts(every: Iterable[Mapping[str, MessageFacts]]) -> dict[str, MessageFacts]:
+    """Join what many tasks say, by input.  Raises as `join_facts` does."""
+    out = dict[str, MessageFacts]()
     for each in every:
         for name, said in each.items():
-            out[name] = join_said(name, out.get(name), said)
+            out[name] = join_facts(name, out.get(name), said)
     return out
 
 
-def same_table(input: str, own: str | None, table: str) -> str:
+def match_table(input: str, own: str | None, table: str) -> str:
     """Return the table of an input's messages, by its longest name.  ``own``: None if none has said it yet.
 
     Raises `BadMessage` for messages of another table than its own.

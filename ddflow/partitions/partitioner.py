@@ -38,18 +38,18 @@ from ddflow.partitions.chunks import (
     PACKED,
     ChunkLimits,
     Origin,
+    add_arrival,
     chunk_limits,
     chunk_schema,
-    digests,
-    pack,
-    packed_said,
+    compute_digests,
+    pack_chunks,
+    pack_facts,
     payload_at,
     row_hashes,
     slice_rows,
-    unpack,
-    with_arrival,
+    unpack_chunk,
 )
-from ddflow.partitions.messages import Heard, Said
+from ddflow.partitions.messages import KnownMessages, MessageFacts
 from ddflow.plan.inputs.input import Binding
 from ddflow.plan.plan import Plan
 
@@ -60,8 +60,8 @@ TOPIC: Final = "topic"
 
 
 class Partitioner:
-    """``input``: its name in the flow.  ``columns``: the declared ones that the rows have, as `columns_there` tells
-    them (None: all, and those that rows lack are null).  ``limits``: of rows that are packed together (by default
+    """``input``: its name in the flow.  ``columns``: the declared ones that the rows have, as `find_present_columns`
+    tells them (None: all, and those that rows lack are null).  ``limits``: of rows that are packed together (by default
     `chunk_limits`); four copies of them are in memory at most.  ``restore``: makes the flow's types of those that rows
     travelled in before.  ``heard``: what is known of messages.
 
@@ -77,7 +77,7 @@ class Partitioner:
         columns: tuple[str, ...] | None = None,
         limits: ChunkLimits | None = None,
         restore: Restore | None = None,
-        heard: Heard | None = None,
+        heard: KnownMessages | None = None,
     ) -> None:
         bound = flow.inputs[input].bound
         # Not the whole of what is bound: a router is sent to the tasks, and expressions need not be.
@@ -99,7 +99,7 @@ class Partitioner:
         row of four numbers.  Raises `SchemaMismatch`.
         """
         first, read, unseen, more = 0, MessagesRead(self.table), UnseenColumns(self.left, self.asked), dict[str, None]()
-        for table in self._chunks(batches):
+        for table in self._group_batches(batches):
             try:
                 chunks = self._route_table(table, origin, first, read, unseen, more)
             except DdflowError as error:
@@ -110,11 +110,11 @@ class Partitioner:
                 yield chunks
         had = tuple(name for name in self.left if name not in unseen.left)
         new = None if read.table == self.table else read.table
-        said = Said(new, had, tuple(unseen.names), tuple(more), unseen.tables)
+        said = MessageFacts(new, had, tuple(unseen.names), tuple(more), unseen.tables)
         if texts := said.to_texts(self.partitions):  # other tasks see other messages
-            yield packed_said(texts, self.number)
+            yield pack_facts(texts, self.number)
 
-    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def _group_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield tables of rows that are packed together; yields a table without rows for each new schema, to check
         it."""
         chunk: list[pa.RecordBatch] = []
@@ -141,11 +141,11 @@ class Partitioner:
     ) -> pa.RecordBatch:
         if self.format is not None and self.target is not None:
             return self._pack_rows(*self._decode_messages(table, number, first, read, unseen, more))
-        told = tells_arrival(table.schema, self.declared)
+        told = has_arrival(table.schema, self.declared)
         # Looked at before anything is cast: what travels is in whatever integers there are.
-        origin = self._read_origin(table) if told else Origin.single(f"{number:010d}", first, table.num_rows)
+        origin = self._read_origin(table) if told else Origin.of_range(f"{number:010d}", first, table.num_rows)
         if told:
-            table = table.drop_columns(carried_only(table.schema, self.declared))
+            table = table.drop_columns(find_arrival_columns(table.schema, self.declared))
         if self.restore is not None:
             table = self.restore(table)
         return self._pack_rows(
@@ -166,19 +166,21 @@ class Partitioner:
         if self.known is not None:
             more |= dict.fromkeys(find_undeclared(self.format, table, made, {*self.known, *more}, repr(self.input)))
         made = made._replace(rows=made.rows.select(self.schema.names))
-        if tells_arrival(table.schema, pa.schema([])):
+        if has_arrival(table.schema, pa.schema([])):
             of = self._read_origin(table)
             return to_batch(made.rows), of._replace(which=of.which[made.at], places=of.places[made.at])
         # Two events of one message stay in their order: their places are those of rows.
-        return to_batch(made.rows), Origin.single(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
+        return to_batch(made.rows), Origin.of_range(f"{number:010d}-{first:015d}", 0, made.rows.num_rows)
 
     def _pack_rows(self, rows: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
         high, _ = RowHashes(self.keys, self.secret).identify_rows(rows)
-        return pack(rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number)
+        return pack_chunks(
+            rows, partition_of(high, self.partitions), row_hashes(rows, self.secret), origin, self.number
+        )
 
     def _read_origin(self, table: pa.Table) -> Origin:
         """Read the origin of rows from their columns.  Raises `SchemaMismatch` if a row has none."""
-        partition, places = (self._integers(table, name) for name in KAFKA)
+        partition, places = (self._read_integers(table, name) for name in KAFKA)
         topic = _plain_column(table, TOPIC) if TOPIC in table.column_names else pa.nulls(table.num_rows)
         texts, of = _encode_values(
             (topic if is_text(topic.type) else pa.nulls(table.num_rows, pa.string())).fill_null("")
@@ -189,7 +191,7 @@ class Partitioner:
         names = [f"{texts[pair // len(numbers)]}/{numbers[pair % len(numbers)]:010d}" for pair in used.tolist()]
         return Origin(names, np.searchsorted(used, which), np.asarray(places), True)
 
-    def _integers(self, table: pa.Table, name: str) -> pa.Array:
+    def _read_integers(self, table: pa.Table, name: str) -> pa.Array:
         column = _plain_column(table, name)
         if column.null_count:
             raise SchemaMismatch(
@@ -211,21 +213,21 @@ def _encode_values(column: pa.Array) -> tuple[list[Any], Ints]:
     return coded.dictionary.to_pylist(), np.asarray(coded.indices).astype(np.int64)
 
 
-def tells_arrival(given: pa.Schema, declared: pa.Schema) -> bool:
+def has_arrival(given: pa.Schema, declared: pa.Schema) -> bool:
     """Return whether rows with these columns say their origin.  Kafka's `partition` and `offset` must be integers, and
     not both among the ``declared`` columns, which mean something else in the flow.  Pure."""
     here = all(given.names.count(n) == 1 and pat.is_signed_integer(given.field(n).type) for n in KAFKA)
     return here and not all(n in declared.names for n in KAFKA)
 
 
-def carried_only(given: pa.Schema, declared: pa.Schema) -> list[str]:
+def find_arrival_columns(given: pa.Schema, declared: pa.Schema) -> list[str]:
     """Return the columns that only tell the rows' arrival, and are no part of an event.  Pure."""
-    if not tells_arrival(given, declared):
+    if not has_arrival(given, declared):
         return []
     return [name for name in (*KAFKA, TOPIC) if name in given.names and name not in declared.names]
 
 
-def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
+def find_present_columns(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
     """Return the declared columns that rows have, in the declared order, for `Partitioner` and `ShuffleReader`.
 
     ``given``: the columns of the rows, as they will come.  Raises `SchemaMismatch` for one that occurs twice or was not
@@ -240,7 +242,7 @@ def columns_there(bound: Binding, given: pa.Schema) -> tuple[str, ...]:
     for name in names:
         if names.count(name) > 1:
             raise SchemaMismatch(asked, f"the column {name!r} occurs more than once", "give it one name", column=name)
-    arrival = carried_only(given, bound.schema)
+    arrival = find_arrival_columns(given, bound.schema)
     for name in names:
         if name not in bound.schema.names and name not in arrival:
             raise SchemaMismatch(
@@ -291,10 +293,10 @@ class PastDigests:
         return chunks.set_column(at, PACKED.field(at), pa.array(list(found), pa.binary()))
 
     def _digest_chunk(self, payload: pa.Buffer, what: int, origin: str, rows: int) -> bytes:
-        batch = unpack(payload, with_arrival(self.now[what], "/" in origin), rows)
+        batch = unpack_chunk(payload, add_arrival(self.now[what], "/" in origin), rows)
         table = pa.Table.from_batches([batch])
         if "/" in origin:
             table = table.select(list(range(table.num_columns - 1)))  # the last says where rows stood
         then = to_batch(narrow_columns(table, self.past[what]))
-        found: bytes = digests(row_hashes(then, self.secret), np.zeros(1, np.int64))[0].as_py()
+        found: bytes = compute_digests(row_hashes(then, self.secret), np.zeros(1, np.int64))[0].as_py()
         return found

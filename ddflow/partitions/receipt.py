@@ -21,10 +21,10 @@ ddflow.errors.CorruptState: the receipt of a task: it is no record of this forma
 ...                    rows={"orders": rows}, digests={"orders": "01" * 16}, counts={"applied": rows}, greatest={},
 ...                    horizons={}, frontier=8, last=7, since=7, added=(), gone=(), sent="",
 ...                    figures={"step": 5, "memory": 70}, said={})
->>> _, whole = gather([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
+>>> _, whole = gather_receipts([receipt(1, 2), receipt(0, 3), receipt(1, 2)], "b" * 32, stages=1, partitions=2)
 >>> whole.rows, whole.counts, whole.frontier, whole.figures
 ({'orders': 5}, {'applied': 5}, 8, {'step': 10, 'memory': 70})
->>> gather([receipt(1, 2)], "b" * 32, stages=1, partitions=3)
+>>> gather_receipts([receipt(1, 2)], "b" * 32, stages=1, partitions=3)
 Traceback (most recent call last):
     ...
 ddflow.errors.MissingReceipts: commit an epoch of 1 stages and 3 partitions: there is no receipt of partitions [0, ...
@@ -46,7 +46,7 @@ from ddflow.dataflow.inflow import add_counts
 from ddflow.engine.checkpoint import Inventory
 from ddflow.errors import CorruptState, MissingReceipts, ReceiptsDisagree, SpecError, StateRefused
 from ddflow.partitions.chunks import add_digests
-from ddflow.partitions.messages import Said, join_all_said as said_together
+from ddflow.partitions.messages import MessageFacts, join_all_facts as said_together
 from ddflow.partitions.stages import Stages
 from ddflow.storage.epochs import Output, check_files
 from ddflow.storage.fields import (
@@ -91,7 +91,7 @@ class Contribution(Strict, frozen=True, kw_only=True):
     last: Instant
     since: Instant
     figures: dict[str, Natural]
-    said: dict[str, Said]
+    said: dict[str, MessageFacts]
 
 
 class Receipt(Contribution, frozen=True, kw_only=True):
@@ -219,7 +219,7 @@ _NOT_ADDED: Final = ("memory", "part_cache")
 """Figures whose greatest value counts, not their sum."""
 
 
-def gather(
+def gather_receipts(
     receipts: Iterable[Receipt], started_from: str, stages: int, partitions: int
 ) -> tuple[tuple[Receipt, ...], Contribution]:
     """Check the receipts, one a task, and add them up; returns them by stage with their sum.  O(receipts).
@@ -233,7 +233,7 @@ def gather(
         first, second = list(frontiers.values())[:2]
         raise ReceiptsDisagree(
             "commit an epoch",
-            f"{_task(first)} closed to {first.frontier}, {_task(second)} to {second.frontier}",
+            f"{_describe_task(first)} closed to {first.frontier}, {_describe_task(second)} to {second.frontier}",
             "give all tasks of an epoch the same epoch start",
         )
     files, rows = defaultdict[str, list[Blob]](list), defaultdict[str, int](int)
@@ -242,16 +242,16 @@ def gather(
             files[name] += output.blobs
             rows[name] += output.rows
     return taken, Contribution(
-        rows=_sums(each.rows for each in taken),
+        rows=_sum_by_name(each.rows for each in taken),
         digests=sum_digests(each.digests for each in taken),
-        counts=_sums(each.counts for each in taken),
+        counts=_sum_by_name(each.counts for each in taken),
         outputs={name: Output(tuple(blobs), rows[name]) for name, blobs in sorted(files.items())},
-        greatest=greatest(each.greatest for each in taken),
-        horizons=greatest(each.horizons for each in taken),
+        greatest=max_by_name(each.greatest for each in taken),
+        horizons=max_by_name(each.horizons for each in taken),
         frontier=taken[0].frontier,
         last=max(each.last for each in taken),
         since=max(each.since for each in taken),
-        figures=_figures(each.figures for each in taken),
+        figures=_sum_figures(each.figures for each in taken),
         said=said_together(each.said for each in taken),
     )
 
@@ -263,7 +263,7 @@ def join_outputs(one: Mapping[str, Output], other: Mapping[str, Output]) -> dict
     return {name: Output((*a.blobs, *b.blobs), a.rows + b.rows) for name, (a, b) in pairs.items()}
 
 
-def call_digest(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:
+def digest_call(kind: str, time: int, rows: Mapping[str, int], digests: Mapping[str, str]) -> str:
     """Hash a call whose rows were added up by input, as 32 hex digits; an input without rows counts as not given.
 
     O(inputs).
@@ -284,7 +284,7 @@ def sum_digests(digests: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: add_digests(*each).hex() for name, each in by_input.items()}
 
 
-def greatest(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def max_by_name(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the greatest number of each name.  O(numbers)."""
     out: dict[str, int] = {}
     for numbers in each:
@@ -303,19 +303,20 @@ def _select_receipts(
         if each.started_from != started_from:
             raise SpecError(
                 asked,
-                f"{_task(each)} started from the manifest with digest {each.started_from}, not from {started_from}",
+                f"{_describe_task(each)} started from the manifest with digest {each.started_from}, not from "
+                f"{started_from}",
                 "it is of another epoch: give the receipts of the tasks of this epoch start",
             )
         if not (each.stage < stages and each.number < partitions):
             raise SpecError(
-                asked, f"there is a receipt of {_task(each)}", "give tasks the flow that the epoch start is of"
+                asked, f"there is a receipt of {_describe_task(each)}", "give tasks the flow that the epoch start is of"
             )
         first = taken.setdefault((each.stage, each.number), each)
         if first is not each and first.content != each.content:
             differs = [name for name, value in first.content.items() if value != each.content[name]]
             raise ReceiptsDisagree(
                 asked,
-                f"two attempts at {_task(each)} differ in {', '.join(differs)}: "
+                f"two attempts at {_describe_task(each)} differ in {', '.join(differs)}: "
                 + "; ".join(f"{first.content[n]} and {each.content[n]}" for n in differs[:2]),
                 "a function of the plan, or an input, gives other rows when it is read again",
             )
@@ -331,21 +332,21 @@ def _select_receipts(
     return tuple(taken[stage, number] for stage in range(stages) for number in range(partitions))
 
 
-def _task(receipt: Receipt) -> str:
+def _describe_task(receipt: Receipt) -> str:
     return f"partition {receipt.number} on stage {receipt.stage}"
 
 
-def _sums(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_by_name(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     out: dict[str, int] = {}
     for numbers in each:
         add_counts(out, numbers)
     return out
 
 
-def _figures(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_figures(each: Iterable[Mapping[str, int]]) -> dict[str, int]:
     every = list(each)
-    most = greatest({name: figures[name] for name in _NOT_ADDED if name in figures} for figures in every)
-    return _sums(every) | most
+    most = max_by_name({name: figures[name] for name in _NOT_ADDED if name in figures} for figures in every)
+    return _sum_by_name(every) | most
 
 
 FEW: Final = 3
@@ -375,7 +376,7 @@ class LiveFiles:
     @classmethod
     def read(cls, store: Store, given: tuple[Blob, ...], stages: int, partitions: int) -> LiveFiles:
         """Read the files of a manifest's partitions.  O(bytes of the inventories).  Raises `CorruptState`."""
-        parts = by_level(store.where, given, stages, partitions)
+        parts = split_by_stage(store.where, given, stages, partitions)
         whole = len(given) == partitions == 1 < stages
         files = {
             (stage, number): list_files(store, blob)
@@ -431,7 +432,7 @@ class LiveFiles:
         return before.difference(receipt.gone).union(blob.name for blob in receipt.added)
 
 
-def by_level(where: str, given: tuple[Blob, ...], stages: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
+def split_by_stage(where: str, given: tuple[Blob, ...], stages: int, partitions: int) -> tuple[tuple[Blob, ...], ...]:
     """Split the inventories of a manifest by stage and partition; one engine's inventory serves all stages.
     O(inventories).
 

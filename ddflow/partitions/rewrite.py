@@ -40,8 +40,8 @@ from ddflow.engine.checkpoint import InputRecord, Inventory, OperatorRecord, Sto
 from ddflow.errors import CorruptState, DdflowError, Fenced, MissingReceipts, PlanChanged, SpecError, StateRefused
 from ddflow.metrics import Look
 from ddflow.partitions.epoch_start import Growth, RewriteStart, Version
-from ddflow.partitions.receipt import TaskShares, by_level
-from ddflow.partitions.rewrite_task import NOTHING, lay_out, run_task
+from ddflow.partitions.receipt import TaskShares, split_by_stage
+from ddflow.partitions.rewrite_task import NOTHING, build_inventory, run_task
 from ddflow.partitions.stages import Stages, place_collections
 from ddflow.plan.compatibility import PlanChange, resolve_plan
 from ddflow.plan.evolve import evolve_plan
@@ -114,7 +114,7 @@ class Rewrite:
         inventories: dict[tuple[int, int], tuple[Blob, ...]] = {}
         horizons, greatest = dict(manifest.horizons), dict(manifest.greatest)
         if given and target.moves and target.is_change(manifest):
-            by_stage = by_level(store.where, given, cut.stages, many) if target.new is None else ()
+            by_stage = split_by_stage(store.where, given, cut.stages, many) if target.new is None else ()
             for stage, number in product(range(cut.stages), range(many)):
                 inventories[stage, number] = (by_stage[stage][number],) if by_stage else given[number::many]
             # One engine's inventory also says what all partitions must know.
@@ -169,7 +169,7 @@ class Rewrite:
                 yield rewrite
             except BaseException as error:
                 if not rewrite.publishing or isinstance(error, Fenced):
-                    rewrite.forget()
+                    rewrite.delete_written()
                 raise
 
     def run(self, look: Look = lambda rows: None) -> None:
@@ -242,29 +242,29 @@ class Rewrite:
         """Write the inventories of the new partitions, stage by stage; writes one for all stages of one partition, as a
         local engine does, if rows move.  O(files)."""
         if not self.tasks:
-            return self._lay_out()
+            return self._write_unmoved()
         shares = defaultdict[tuple[int, int], list[Inventory]](list)
         for each in self._take_results():
             for share in each.shares:
                 shares[0 if self.target.partitions == 1 else each.stage, share.to].append(share.inventory)
-        return tuple(self._write(join_shares(shares[part])) for part in sorted(shares))
+        return tuple(self._write_inventory(join_shares(shares[part])) for part in sorted(shares))
 
-    def _lay_out(self) -> tuple[Blob, ...]:
+    def _write_unmoved(self) -> tuple[Blob, ...]:
         """Write inventories over the files that are there.  Those that stay are not written again."""
         cut, given, many, parts = self.target.cut, self.manifest.inventories, self.manifest.partitions, list[Blob]()
         old = [StoredInventory.read(self.store, each).of for each in given]
         for stage, number in product(range(cut.stages if old else 0), range(many)):
-            inventory, at = lay_out(cut, stage, old[number::many], self.start.new), stage * many + number
+            inventory, at = build_inventory(cut, stage, old[number::many], self.start.new), stage * many + number
             stays = len(old) == cut.stages * many and inventory == old[at]
-            parts.append(given[at] if stays else self._write(inventory))
+            parts.append(given[at] if stays else self._write_inventory(inventory))
         return tuple(parts)
 
-    def _write(self, inventory: Inventory) -> Blob:
+    def _write_inventory(self, inventory: Inventory) -> Blob:
         data = encode_record(inventory)
         self.written.append(self.store.put("json", lambda sink: sink.write(data)))
         return self.written[-1]
 
-    def forget(self) -> None:
+    def delete_written(self) -> None:
         """Delete all written files, which no version names.  Never fails: what stays is garbage.  O(files)."""
         for blob in (*self.written, *(blob for each in self.made for blob in each.added)):
             with suppress(DdflowError):
@@ -349,7 +349,7 @@ def same_plan(manifest: Manifest, flow: Plan | None, where: str, verb: str) -> P
     return plan
 
 
-def leave_out(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bool]:
+def shrink_plan(plan: Plan, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[Plan, bool]:
     """Return a plan without some inputs and outputs, and whether it puts rows of some operator into other partitions.
     O(nodes)."""
     schemas = {name: input.bound.schema for name, input in plan.inputs.items() if name not in inputs}
@@ -387,7 +387,7 @@ class GrowthPlan:
         there = {name for each in old for name in each.operators}
         self.new = Growth(tuple(change.outputs), tuple(name for name in empty.operators if name not in there))
         self._check_kept(graph, {name for each in old for name, found in each.inputs.items() if found.arrived})
-        _, moves = leave_out(flow, change.inputs, change.outputs)
+        _, moves = shrink_plan(flow, change.inputs, change.outputs)
         self.target = NewState(cut, many, new=empty, moves=moves and many > 1)
 
     def _check_kept(self, graph: Graph, fed: set[str]) -> None:

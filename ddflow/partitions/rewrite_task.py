@@ -86,7 +86,7 @@ def run_task(
     began = perf_counter_ns()
     own = start.version.open("rescale", readonly=False) if store is None else store
     try:
-        made = _Task(start, stage, number, own, look).run()
+        made = _RewriteTask(start, stage, number, own, look).run()
         if store is None:
             own.sync_names()
     finally:
@@ -96,7 +96,7 @@ def run_task(
     return replace(made, figures={"task": (perf_counter_ns() - began) // 1000, "bytes": written})
 
 
-def lay_out(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory = NOTHING) -> Inventory:
+def build_inventory(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory = NOTHING) -> Inventory:
     """Build the inventory of one partition on a stage, from its inventories on all stages.  O(files).
 
     ``new``: the records of inputs and operators that these lack.  Events of inputs that the plan lacks are
@@ -106,12 +106,13 @@ def lay_out(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory
     >>> from ddflow.partitions.stages import cut_stages
     >>> flow = dd.Flow()
     >>> _ = flow.output("people", flow.upserts("people", {"id": int}, dd.Upsert(key="id")))
-    >>> made = lay_out(cut_stages(flow), 0, [Inventory({}, {"of another plan": OperatorRecord([])}, {"applied": 7})])
+    >>> old = Inventory({}, {"of another plan": OperatorRecord([])}, {"applied": 7})
+    >>> made = build_inventory(cut_stages(flow), 0, [old])
     >>> made.operators, made.totals
     ({}, {'applied': 7})
     """
     ids, totals = node_ids(stages.flow), dict[str, int]()
-    here = {ids[node] for node in stages.keeping(stage)}
+    here = {ids[node] for node in stages.keeping_nodes(stage)}
     operators = {name: found for each in (new, *old) for name, found in each.operators.items() if name in here}
     if stage:
         return Inventory({}, operators, {})
@@ -126,17 +127,17 @@ def lay_out(stages: Stages, stage: int, old: Sequence[Inventory], new: Inventory
     return Inventory(inputs, operators, totals)
 
 
-def overlapping(number: int, partitions: int, before: int) -> range:
+def find_overlapping(number: int, partitions: int, before: int) -> range:
     """Return the old partitions, of ``before``, that share identities with a new one, of ``partitions``.  Pure.
 
-    >>> list(overlapping(0, 2, 3)), list(overlapping(2, 3, 2))
+    >>> list(find_overlapping(0, 2, 3)), list(find_overlapping(2, 3, 2))
     ([0, 1], [1])
     """
     first, after = (-((-at << 32) // partitions) for at in (number, number + 1))  # of mixed words of identities
     return range(first * before >> 32, ((after - 1) * before >> 32) + 1)
 
 
-class _Task:
+class _RewriteTask:
     """``targets``: the new partitions that have keys in common with the old one.  ``added``: the files that were
     written.  ``versions``, ``pending``: how many they hold.  ``held``: what must be referred to for the files to
     stay."""
@@ -145,11 +146,11 @@ class _Task:
         self.start, self.stage, self.number, self.look = start, stage, number, look
         self.batch_store, self.secret = BatchStore(store), Secret(*start.secret)
         self.home = None if start.memory is None else self.batch_store
-        self.targets = overlapping(number, start.before, start.partitions)
+        self.targets = find_overlapping(number, start.before, start.partitions)
         self.added, self.held = list[Blob](), list[Any]()
         self.versions = self.pending = 0
         stored = [StoredInventory.read(store, each) for each in start.inventories[stage, number]]
-        self.old = stored[0]._replace(of=lay_out(start.cut, stage, [each.of for each in stored], start.new))
+        self.old = stored[0]._replace(of=build_inventory(start.cut, stage, [each.of for each in stored], start.new))
         self.ids = node_ids(start.cut.flow)
         self.before = {} if start.cast is None else {name: node for node, name in node_ids(start.cast).items()}
         """The collections of the plan before, by id; empty if their columns are the same."""
@@ -166,10 +167,10 @@ class _Task:
                 inputs[to][name] = rows
         places, here = (
             {} if start.partitions == start.before == 1 else place_collections(flow),
-            start.cut.keeping(self.stage),
+            start.cut.keeping_nodes(self.stage),
         )
         for node in flow.nodes:
-            if node in here and node.open(self._context(node)).arrangements:
+            if node in here and node.open(self._make_context(node)).arrangements:
                 told = find_place_columns(node, places[node]) if node in places else None
                 for to, groups in self._split_operator(node, self.ids[node], told).items():
                     operators[to][self.ids[node]] = groups
@@ -234,7 +235,7 @@ class _Task:
         old = pending.restore(given.runs, what, schema, self.batch_store, True, self.home)
         after = input.bound.event_schema
         every = [run.waiting._replace(rows=fill_columns(run.waiting.rows, after)) for run in old.runs.by_least]
-        picked = [(part, self._by_target(input, part)) for part in every]
+        picked = [(part, self._group_by_target(input, part)) for part in every]
         out: dict[int, Batcher] = {to: Batcher() for _, places in picked for to in places}
         order = {
             to: np.sort(np.concatenate([part.arrival[places[to]] for part, places in picked if to in places]))
@@ -250,7 +251,7 @@ class _Task:
                     batcher.spill(self.batch_store, memory // 16 // len(out), memory // 32)
         return given.arrived - len(old), out
 
-    def _by_target(self, input: Input, events: Events) -> dict[int, Ints]:
+    def _group_by_target(self, input: Input, events: Events) -> dict[int, Ints]:
         """Group the positions of events by the new partition of their keys."""
         high, _ = RowHashes(input.bound.key_schema, self.secret).identify_rows(events.rows)
         return group_positions(partition_of(high, self.start.partitions))
@@ -261,14 +262,14 @@ class _Task:
         ``told``: the columns that say which, if identities do not."""
         was = self.before.get(name)
         given, what = self._require_record("operators", name, self.old.of.operators.get(name))
-        empty: Running = node.open(self._context(node))
+        empty: Running = node.open(self._make_context(node))
         if len(given.arrangements) != len(empty.arrangements):
             raise CorruptState(what, f"a {node.verb} has {len(empty.arrangements)} arrangements", MEND)
 
-        cast = cast_rows if was is None else partial(empty.recast, was.open(self._context(was)))
+        cast = cast_rows if was is None else partial(empty.recast, was.open(self._make_context(was)))
 
         def open_groups(of: Collection, number: int) -> Opened:
-            made: Running = of.open(self._context(of))
+            made: Running = of.open(self._make_context(of))
             return made.arrangements[number], made.hash_rows, made.identified
 
         def split_arrangement(number: int) -> dict[int, ArrangementRecord]:
@@ -285,7 +286,7 @@ class _Task:
             for to in sorted({to for shares in each for to in shares})
         }
 
-    def _context(self, node: Collection) -> Context:
+    def _make_context(self, node: Collection) -> Context:
         return Context(self.secret, self.start.cut.flow.time_type, frozenset(node.schema.names))
 
     def _split_versions(
@@ -313,7 +314,7 @@ class _Task:
         source = self._rekey_versions(old, fresh()[0], made, cast) if moves else old
         recasts = before is not None and not moves
         most = WAITING if self.start.memory is None else self.start.memory // 4
-        for picked, to in self._ranges(source, keys):
+        for picked, to in self._read_ranges(source, keys):
             for target, rows in group_positions(to).items():
                 batch = picked.only(rows).batch(source.slots, True)
                 share = shares.setdefault(target, _ShareWriter(self, new.schema, old.since))
@@ -347,7 +348,7 @@ class _Task:
             width = max(sum(batch.nbytes for batch in batches) // sum(map(len, batches)), 32)
             old.piece = min(old.piece, max(memory // 4 // (4 * width + 128), 4096))
 
-    def _ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[PickedVersions, Narrow]]:
+    def _read_ranges(self, old: Arrangement, keys: pa.Schema | None) -> Iterator[tuple[PickedVersions, Narrow]]:
         """Yield the versions that stay, merged, some identities at a time, and the partition of each."""
         self._limit_piece(old)
         for parts in old.ranges():
@@ -373,7 +374,7 @@ class _Task:
 class _ShareWriter:
     """The share of one new partition in an arrangement: a run, whose files are written as they fill."""
 
-    def __init__(self, task: _Task, schema: pa.Schema, since: int) -> None:
+    def __init__(self, task: _RewriteTask, schema: pa.Schema, since: int) -> None:
         self.task, self.schema, self.since = task, schema, since
         self.waiting, self.nbytes, self.versions = list[Batch](), 0, 0
         self.written: list[BatchRecord] = []

@@ -79,7 +79,7 @@ class Stages:
     active: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[str, ...], ...]
 
-    def keeping(self, stage: int) -> set[Collection]:
+    def keeping_nodes(self, stage: int) -> set[Collection]:
         """Return the operators whose state a stage holds."""
         return {node for n in self.active[stage] if (node := self.flow.nodes[n]).keeps and node.inputs}
 
@@ -144,7 +144,7 @@ def cut_stages(flow: Plan, only: str | None = None) -> Stages:
     if only is not None:
         outputs, flow = flow.outputs, flow.frozen()
         flow.outputs = {name: node for name, node in outputs.items() if name == only}
-    return _Cutter(flow).cut_flow()
+    return _StageCutter(flow).cut_flow()
 
 
 def find_regrouped(before: Plan, now: Plan) -> list[str]:
@@ -198,7 +198,7 @@ def find_place_columns(node: Collection, place: Placement) -> Columns | None:
     return None if by == node.exchange()[0] and not node.of_events else by
 
 
-class _Cutter:
+class _StageCutter:
     """Finds the exchanges that outputs depend on, and from them the stages."""
 
     def __init__(self, flow: Plan) -> None:
@@ -214,10 +214,10 @@ class _Cutter:
         outputs: list[tuple[int, str]] = [(0, name) for name in self.flow.side_outputs()]
         for node in self.flow.nodes:  # a collection stands behind what it is made of
             if node.inputs and node in self.needed and self.places[node].roots == (node,):
-                self.stage[node] = self._bring_together(node)
+                self.stage[node] = self._meet_inputs(node)
         for name, node in self.flow.outputs.items():
             direct = node.consolidated or self.places[node].by is not None
-            stage = self.stage[self.places[node].roots[0]] if direct else self._last(node) + 1
+            stage = self.stage[self.places[node].roots[0]] if direct else self._last_stage(node) + 1
             if not direct:
                 self._add_exchange(node, tuple(node.schema.names), stage)
             outputs.append((stage, name))
@@ -227,11 +227,11 @@ class _Cutter:
         for node in self.flow.nodes:
             for root in self.places[node].roots if node in self.needed else ():
                 active[self.stage[root]].add(self.at[node])
-        self._test(active)
+        self._add_tests(active)
         given = tuple(tuple(name for at, name in outputs if at == stage) for stage in range(stages))
         return Stages(self.flow, stages, tuple(self.exchanges.values()), tuple(tuple(sorted(a)) for a in active), given)
 
-    def _test(self, active: Sequence[Set[int]]) -> None:
+    def _add_tests(self, active: Sequence[Set[int]]) -> None:
         """Bring rows together that failed, if equal rows may be in several partitions or stages."""
         last = len(active) - 1
         for node in self.flow.nodes:
@@ -244,22 +244,22 @@ class _Cutter:
                 made = Exchange(len(self.exchanges), last, self.at[of], tuple(carried.names), carried, False, at)
                 self.exchanges["tests", at] = made
 
-    def _last(self, node: Collection) -> int:
+    def _last_stage(self, node: Collection) -> int:
         """Return the last stage that computes a collection."""
         return max(self.stage[root] for root in self.places[node].roots)
 
-    def _bring_together(self, node: Collection) -> int:
+    def _meet_inputs(self, node: Collection) -> int:
         """Bring the inputs of a node together, and return the stage of that."""
         every = [by or () for by in node.exchange()]
         stands = [
             len(every) > 1 and not node.of_events and self.places[of].by == by
             for of, by in zip(node.inputs, every, strict=True)
         ]
-        stage = max(self._last(of) + (not there) for of, there in zip(node.inputs, stands, strict=True))
+        stage = max(self._last_stage(of) + (not there) for of, there in zip(node.inputs, stands, strict=True))
         assert all(stands[n] for n in node.looks), "what is looked into stands by what meets"
         read = node.needs(set(self.read[node].names))
         for of, by, columns in zip(node.inputs, every, read, strict=True):
-            if self._last(of) < stage:
+            if self._last_stage(of) < stage:
                 self._add_exchange(of, by, stage, columns, node.of_events)
         return stage
 
@@ -368,7 +368,7 @@ class StageComputation(Computation):
     def _send(self, sums: Iterable[Exchange]) -> None:
         """Send computed rows to some exchanges, and to others the rows that failed."""
         tests = [each for node, each in self.tests.items() if node in self.suspects]
-        self.of.sent = {each.number: self._sum(each) for each in (*sums, *tests)}
+        self.of.sent = {each.number: self._sum_rows(each) for each in (*sums, *tests)}
 
     def outputs(self) -> Iterable[tuple[str, Collection]]:
         """Return the outputs of this stage."""
@@ -385,7 +385,7 @@ class StageComputation(Computation):
         came = self.came.get((node, (), True))
         return super().events(node) if came is None else came
 
-    def _sum(self, exchange: Exchange) -> pa.Table:
+    def _sum_rows(self, exchange: Exchange) -> pa.Table:
         """Sum the rows that leave for an exchange: one update a row and time."""
         node, schema = self.of.plan.nodes[exchange.of], exchange.schema
         pieces = []

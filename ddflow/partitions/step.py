@@ -27,8 +27,8 @@ from ddflow.engine import checkpoint as recovery
 from ddflow.engine.checkpoint import Inventory, StoredInventory
 from ddflow.engine.outputs import put_output
 from ddflow.operators.updates import Updates, compute_netted, few, ints
-from ddflow.partitions.epoch_start import EpochStart, Growth, own_memory
-from ddflow.partitions.messages import Said, same_table
+from ddflow.partitions.epoch_start import EpochStart, Growth, usable_memory
+from ddflow.partitions.messages import MessageFacts, match_table
 from ddflow.partitions.receipt import Receipt
 from ddflow.partitions.stages import StageComputation, StageGraph, Stages, as_updates
 from ddflow.plan.collection import Collection, walk_inputs
@@ -42,7 +42,7 @@ from ddflow.storage.protocol import Blob
 from ddflow.time import CLOSED, NEVER
 
 
-class PartDone(NamedTuple):
+class PartResult(NamedTuple):
     """The result of a part.  ``sums``: by exchange, the rows for other stages, with ``_time`` and ``_diff``."""
 
     receipt: Receipt
@@ -80,7 +80,7 @@ class StagePart:
         store = start.version.open("open a partition of", readonly=False)
         with on_failure(store.close):
             graph = StageGraph(cut, stage, Secret(*start.secret))
-            budget = Budget(None if start.memory is None else own_memory(start.memory), None, store)
+            budget = Budget(None if start.memory is None else usable_memory(start.memory), None, store)
             self.dataflow = Dataflow(cut.flow, graph, budget, retain=start.retain, step=StageComputation)
             self.levelled, self.store, self.batch_store = (
                 graph,
@@ -111,7 +111,7 @@ class StagePart:
         """Load the inventory of the part."""
         blob = start.inventories[self.stage][self.number]
         stored = StoredInventory.read(self.store, blob)
-        own = _select_own(stored.of, self.cut, self.stage)
+        own = _select_stage(stored.of, self.cut, self.stage)
         # One engine's inventory is of all stages, and so are its sheets.
         text = stored.text if own == stored.of else Text(encode_record(own), ())
         self.dataflow.frontier, self.dataflow.last, self.dataflow.since = start.frontier, start.last, start.since
@@ -129,7 +129,7 @@ class StagePart:
         """Load the collections of earlier stages that this stage looks into.  O(bytes that are new)."""
         graph, began = self.levelled, perf_counter_ns()
         for stage, nodes in graph.lent.items():
-            at = start.inventory(stage, self.number)
+            at = start.inventory_name(stage, self.number)
             if self.lent[stage] == at:
                 continue
             if self.lent[stage] not in ("", *start.find_past(stage, self.number)):
@@ -155,8 +155,8 @@ class StagePart:
         sums: Mapping[int, pa.Table],
         rows: Mapping[str, int],
         digests: Mapping[str, str],
-        said: Mapping[str, Said] | None = None,
-    ) -> PartDone:
+        said: Mapping[str, MessageFacts] | None = None,
+    ) -> PartResult:
         """Take in this part's rows of an epoch, and write the results.  O(rows and updates) expected.
 
         ``inputs``: by input, on stage 0: anything that speaks Arrow, in the order of arrival.  ``sums``: by exchange of
@@ -174,7 +174,7 @@ class StagePart:
         for name, each in (said or {}).items():
             admission = self.dataflow.admissions[name]
             if each.table is not None:
-                admission.table = same_table(name, admission.table, each.table)
+                admission.table = match_table(name, admission.table, each.table)
         if start.growth is not None:
             step = self._build_growth(start, start.growth, sums)
         else:
@@ -192,7 +192,7 @@ class StagePart:
             "bytes": receipt.inventory.length + sum(each.length for each in receipt.added),
         }
         self.opened = 0
-        return PartDone(replace(receipt, figures=figures), sent)
+        return PartResult(replace(receipt, figures=figures), sent)
 
     def _step_events(self, start: EpochStart, inputs: Mapping[str, Any]) -> Step:
         """Step with the rows of inputs, on stage 0."""
@@ -230,7 +230,7 @@ class StagePart:
         store, before = self.store, self.names
         outputs = self._write_outputs(start, step)
         data = encode_record(
-            _select_own(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage)
+            _select_stage(recovery.make_inventory(self.dataflow, self.batch_store), self.cut, self.stage)
         )
         blob = self.sheets.put(data)
         store.sync_names()
@@ -274,7 +274,7 @@ class StagePart:
         return out
 
 
-def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | None:
+def make_idle_receipt(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | None:
     """Build the receipt of a part that has no rows and need not be opened; None if it must be.  O(1).
 
     Without rows nothing changes on later stages; nor on stage 0 in epoch mode, unless keys expire.
@@ -311,10 +311,10 @@ def idle(cut: Stages, start: EpochStart, stage: int, number: int) -> Receipt | N
     )
 
 
-def _select_own(given: Inventory, cut: Stages, stage: int) -> Inventory:
+def _select_stage(given: Inventory, cut: Stages, stage: int) -> Inventory:
     """Select a stage's part of an inventory: a local engine's holds all stages."""
     ids = node_ids(cut.flow)
-    here = {ids[node] for node in cut.keeping(stage)}
+    here = {ids[node] for node in cut.keeping_nodes(stage)}
     operators = {name: each for name, each in given.operators.items() if name in here}
     return Inventory(given.inputs, operators, given.totals) if stage == 0 else Inventory({}, operators, {})
 
@@ -340,7 +340,7 @@ class GrowthComputation(StageComputation):
         self.times, self.many = ints(last), True  # what is held comes in pieces
         self.new = new_operators(graph, growth)
         computed = set(_find_computed(graph, growth))
-        shown = set(self._outputs().values())
+        shown = set(self._new_outputs().values())
         read = computed.union(shown, *(node.inputs for node in computed))
         self.nodes = [node for node in self.nodes if node in read]
         known = {
@@ -365,7 +365,7 @@ class GrowthComputation(StageComputation):
             if node in self.new:
                 self._fill_operator(node)
             if node in inputs or node in self.graph.keeping:
-                self._give(node)
+                self._send_rows(node)
             elif node in self.exchange:
                 running = self.graph.running[node]
                 for given in self._group_inputs(node):
@@ -387,7 +387,7 @@ class GrowthComputation(StageComputation):
             return super().events(node)
         return Updates(pa.table({}), few(0), ints(1), self.times)
 
-    def _outputs(self) -> dict[str, Collection]:
+    def _new_outputs(self) -> dict[str, Collection]:
         return {name: self.of.plan.outputs[name] for name in self.growth.outputs}
 
     def _output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
@@ -405,7 +405,7 @@ class GrowthComputation(StageComputation):
                 changes.append(running.keep_change(change, self._store_change))
         running.apply(changes, self.upper, self.since)
 
-    def _give(self, node: Collection) -> None:
+    def _send_rows(self, node: Collection) -> None:
         """Send the rows of a collection to all that read it."""
         names = self.graph.needed[node].names
         for piece in self.graph.opened[node].pieces(None):
@@ -433,7 +433,7 @@ TIME: Final = 0
 """The time that epoch mode stamps: there is one step."""
 
 
-class Computed(NamedTuple):
+class StageResult(NamedTuple):
     """``outputs``: by name, those of the stage, side outputs among them.  ``sent``: by exchange, what goes on to later
     stages, where there is something."""
 
@@ -443,7 +443,7 @@ class Computed(NamedTuple):
 
 def compute_stage(
     cut: Stages, stage: int, secret: Secret, rows: dict[str, Any], sums: Mapping[int, pa.Table]
-) -> Computed:
+) -> StageResult:
     """Compute one stage of one partition.  O(rows and updates) expected.
 
     ``rows``: by input, in the order of arrival, on stage 0; they are taken out of it one by one, so that no input is
@@ -472,4 +472,4 @@ def compute_stage(
     graph.came = {n: as_updates(table, cut.exchanges[n].schema) for n, table in sums.items()}
     stepped = StageComputation(graph, released, CLOSED - 1, UpdateBuffer(None, 0), sides.add).run()
     sent = {number: table for number, table in graph.sent.items() if table.num_rows}
-    return Computed({**stepped.outputs, **sides.tables(), **bad}, sent)
+    return StageResult({**stepped.outputs, **sides.tables(), **bad}, sent)

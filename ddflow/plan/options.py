@@ -33,7 +33,7 @@ from ddflow.errors import Option, SpecError
 from ddflow.metrics import Metrics
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
-from ddflow.time import seconds
+from ddflow.time import parse_seconds
 
 P = ParamSpec("P")
 Owner = TypeVar("Owner")
@@ -123,7 +123,7 @@ class EngineOptions:
         ):
             if (given := getattr(self, name)) not in choices:
                 raise SpecError(Option(name, given), "that is no choice", "use {!r} or {!r}".format(*choices))
-        if self.commit_every not in (None, "call") and not seconds(str(self.commit_every), "commit_every="):
+        if self.commit_every not in (None, "call") and not parse_seconds(str(self.commit_every), "commit_every="):
             raise SpecError("commit_every=0", "that is no span", "leave it out: every call is then an epoch")
         if self.state is None and (self.outputs is not None or self.commit_every != "call"):
             name = "outputs=" if self.outputs is not None else "commit_every="

@@ -33,7 +33,7 @@ import xxhash
 from msgspec import Meta
 from msgspec.json import Decoder
 
-from ddflow.aside import aside
+from ddflow.aside import run_on_new_stack
 from ddflow.errors import Command, CorruptState, Phrase, StateRefused, shorten
 from ddflow.storage.backlog import BacklogFile, check_sequence
 from ddflow.storage.epochs import (
@@ -196,7 +196,7 @@ class Manifest(Strict, frozen=True, kw_only=True):
             )
         try:
             # How deep a plan may be nested must not depend on who calls.
-            manifest = aside(lambda: _decode_body(body))
+            manifest = run_on_new_stack(lambda: _decode_body(body))
         except REFUSALS as error:
             raise damage_error(what, f"its body is no manifest: {shorten(str(error))}") from None
         if manifest.number != number:

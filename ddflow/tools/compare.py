@@ -78,7 +78,7 @@ class Side(NamedTuple):
         name_rows(error, lambda row: f"row {row + file[1]:,}", file[0])
         return replace_texts(error, asked=error.asked + f", {file[0]}")
 
-    def odd(self, name: str, kind: pa.DataType) -> str:
+    def find_misspelled(self, name: str, kind: pa.DataType) -> str:
         """Name the first text of a column that is no value of a type, and its place; "" if there is none. O(rows)."""
         try:
             parse_texts(to_array(self.rows.column(name)).cast(pa.string()), kind, forms=self.dialect.value_forms)
@@ -99,7 +99,7 @@ def text_notes(schema: pa.Schema, sides: Sequence[Side]) -> tuple[str, ...]:
             continue
         was, now = (side.rows.column(field.name).type for side in sides)
         if is_text(was) != is_text(now) and not {pa.null()} & {was, now}:
-            odd = sides[is_text(now)].odd(field.name, was if is_text(now) else now)
+            odd = sides[is_text(now)].find_misspelled(field.name, was if is_text(now) else now)
             before, after = (odd, "") if is_text(was) else ("", odd)
             types = f"{was} before{before} and {now} after{after}"
             notes.append(f"compare: {field.name!r} is {types}, so its values are compared as text")
@@ -367,12 +367,12 @@ def _replace_null_type(kind: pa.DataType) -> pa.DataType:
 
 def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: Sequence[Side]) -> pa.Table:
     flow, keys = Flow(), tuple(spec.key)
-    own = [_inner(name, schema.names) for name in schema.names]  # an input has no columns of updates
+    own = [_inner_name(name, schema.names) for name in schema.names]  # an input has no columns of updates
     inner = pa.schema([field.with_name(name) for field, name in zip(schema, own, strict=True)])
-    spec = replace(spec, key=[_inner(name, schema.names) for name in keys])
+    spec = replace(spec, key=[_inner_name(name, schema.names) for name in keys])
     flow.output(_ROWS, flow.upserts(_ROWS, inner, spec))
 
-    def as_given(text: Phrase) -> Phrase:
+    def restore_names(text: Phrase) -> Phrase:
         for name, within in zip(schema.names, own, strict=True):
             text = Phrase(
                 *(each.replace(repr(within), repr(name)) if isinstance(each, str) else each for each in text.parts)
@@ -388,8 +388,8 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
                 updates = engine.replace(_ROWS, table, allow_empty=True)[_ROWS]
             except (DuplicateKeys, NullKey) as error:
                 more = "a row needs a key of its own: name more columns in the key, or mend the rows"
-                remedy = as_given(error.fix) if isinstance(error, NullKey) else more
-                replace_texts(error, f"compare: the rows {side}", as_given(error.found), remedy)
+                remedy = restore_names(error.fix) if isinstance(error, NullKey) else more
+                replace_texts(error, f"compare: the rows {side}", restore_names(error.found), remedy)
                 raise of.add_place(error) from None
         secret = engine.dataflow.secret
     sides = [updates.filter(pc.equal(updates.column(DIFF), diff)).select(own) for diff in (-1, 1)]
@@ -408,7 +408,7 @@ def _compare_rows(both: list[pa.Table], schema: pa.Schema, spec: Upsert, given: 
     return _sort_rows(pa.table(columns), keys)
 
 
-def _inner(name: str, names: Sequence[str]) -> str:
+def _inner_name(name: str, names: Sequence[str]) -> str:
     """Rename a column for the comparison: a reserved name gets blanks, until no other column has its name."""
     own = name if name not in RESERVED else f"{name} "
     while own != name and own in names:

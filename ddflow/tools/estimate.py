@@ -82,17 +82,17 @@ class Estimate:
         return asdict(self) | {"bytes_resident": self.bytes_resident, "bytes_per_key": self.bytes_per_key}
 
     def __str__(self) -> str:
-        return text_table(self._above(), self._table(), [])
+        return text_table(self._format_summary(), self._build_table(), [])
 
     def _repr_html_(self) -> str:
-        return html_table(self._above(), self._table(), [])
+        return html_table(self._format_summary(), self._build_table(), [])
 
-    def _above(self) -> str:
+    def _format_summary(self) -> str:
         tombstones = f", {self.tombstones:,} tombstones" if self.tombstones else ""
         per_key = "" if self.bytes_per_key is None else f", {self.bytes_per_key:,.1f} bytes a key"
         return f"{self.keys:,} keys{tombstones}{per_key}"
 
-    def _table(self) -> list[list[str]]:
+    def _build_table(self) -> list[list[str]]:
         sizes = {
             "index": self.bytes_index,
             "batches": self.bytes_batches,
@@ -148,7 +148,7 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     for name, given in (("keys", keys), ("step", step)):
         if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise SpecError(f"an estimate with {name}={given!r}", "that is no count", "give a whole number, 1 or more")
-    seen = _Seen(table, spec)
+    seen = _Sample(table, spec)
     if keys is not None and not 0 < seen.keys <= keys:
         raise SpecError(
             f"an estimate with keys={keys:,}",
@@ -161,7 +161,7 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     dead = entries - live if order.keeps else 0
     slot = WORD * (3 + wide + order.words)
     version = WORD * (1 + wide + order.words) + 1 + seen.payload
-    slots, most_slots = _slots(entries, rows, step)
+    slots, most_slots = _count_slots(entries, rows, step)
     versions, most_versions = _count_versions(entries, live + dead, rows, step)
     index, batches = round(slots * slot), round(versions * version)
     return Estimate(
@@ -169,7 +169,7 @@ def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 1
     )
 
 
-def _slots(entries: int, rows: int, step: int) -> tuple[int, int]:
+def _count_slots(entries: int, rows: int, step: int) -> tuple[int, int]:
     """Slots of an index: in the mean, at most.  Deleted keys keep theirs until the table grows."""
     later = min(step, rows - step)
     if later <= 0:  # all came at once, into a table made for them
@@ -190,7 +190,7 @@ def _count_versions(entries: int, needed: int, rows: int, step: int) -> tuple[fl
     return mean, min(written, full * (1 + 1 / EFFORT) + min(step, entries)) + needed
 
 
-class _Seen:
+class _Sample:
     """The rows, looked at once: how many have a key, how many keys there are and are live, bytes of a live row."""
 
     def __init__(self, given: Any, spec: Upsert) -> None:

@@ -37,13 +37,13 @@ from ddflow.storage.manifest_log import digest
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, BlobEntry, Store
 from ddflow.tools.inventory_check import (
-    Examination,
-    Known,
-    Memo,
-    Operators,
+    CachedBatchStore,
+    FreshOperators,
+    InventoryCheck,
+    KnownDamage,
+    check_collections,
     find_attachment_faults,
     find_feed_faults,
-    holds_all,
 )
 
 
@@ -83,7 +83,7 @@ class Report:
         What was not looked at, and why.
 
     >>> report = Report("state/orders", epoch=3)
-    >>> report.problem("blobs/x.arrow", "it is missing")
+    >>> report.add_problem("blobs/x.arrow", "it is missing")
     >>> report.ok, str(report).splitlines()[1]
     (False, '  blobs/x.arrow: it is missing')
     """
@@ -104,12 +104,12 @@ class Report:
         """Whether there is no problem."""
         return not self.problems
 
-    def problem(self, file: str, found: str, manifest: int | None = None) -> None:
+    def add_problem(self, file: str, found: str, manifest: int | None = None) -> None:
         """Note that something is wrong with a file; the same is noted once."""
         if not any(each.file == file and each.found == found for each in self.problems):
             self.problems.append(Problem(file, found, manifest))
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Note what was not looked at; the same once."""
         if text not in self.notes:
             self.notes.append(text)
@@ -223,10 +223,10 @@ def fsck(
     [(True, ' checksum')]
     """
     with opened_store(state, trust=trust) as store:
-        return _Check(store, flow, look).run()
+        return _StateCheck(store, flow, look).run()
 
 
-class _Check:
+class _StateCheck:
     """One check of one state."""
 
     def __init__(self, store: Store, flow: Plan | None, look: Look) -> None:
@@ -237,18 +237,18 @@ class _Check:
         """The names that manifests hold, and whether these are all of them."""
         self.made_of: dict[int, str] = {}
         """The digests that manifests should have by those after them."""
-        self.batch_store, self.seen = Memo(store, self.damaged), set[str]()
+        self.batch_store, self.seen = CachedBatchStore(store, self.damaged), set[str]()
 
     def run(self) -> Report:
         """Check the state and return the report."""
         entries = self.store.list_blobs()
         marked, numbers = self.store.last_mark(), self.store.list_manifests()
         if marked > max(numbers, default=-1):
-            self.report.problem(manifest_file(marked), "it was committed and is missing")
+            self.report.add_problem(manifest_file(marked), "it was committed and is missing")
         elif not numbers:
-            self.report.problem("manifests", "there is none")
+            self.report.add_problem("manifests", "there is none")
         for number in reversed(numbers):
-            with self._guard(manifest_file(number), number):
+            with self._report_errors(manifest_file(number), number):
                 self._check_manifest(number)
         self._count_garbage(entries)
         if isinstance(self.store, LocalStore):
@@ -261,11 +261,11 @@ class _Check:
         return self.report
 
     @contextmanager
-    def _guard(self, file: str, number: int) -> Iterator[None]:
+    def _report_errors(self, file: str, number: int) -> Iterator[None]:
         """Report an error of the block as a problem of the file that it names, else of ``file``."""
         try:
             yield
-        except Known:
+        except KnownDamage:
             pass
         except DdflowError as error:
             self.all_named &= not file.startswith("manifests/")
@@ -274,11 +274,11 @@ class _Check:
                 file = f"blobs/{named[0]}"
             # What stands behind the file's name says where in it.
             within = error.asked.rpartition(f" of {self.store.where}, ")[2] if ", " in error.asked else ""
-            self.report.problem(file, f"{within}: {error.found}" if within else error.found, number)
+            self.report.add_problem(file, f"{within}: {error.found}" if within else error.found, number)
         except AssertionError as error:
-            self.report.problem(file, f"an invariant does not hold ({str(error)[:200] or 'see ddflow'})", number)
+            self.report.add_problem(file, f"an invariant does not hold ({str(error)[:200] or 'see ddflow'})", number)
         except Exception as error:  # whatever it is, the others are to be looked at
-            self.report.problem(file, f"{type(error).__name__}: {str(error)[:200]}", number)
+            self.report.add_problem(file, f"{type(error).__name__}: {str(error)[:200]}", number)
             self.all_named &= not file.startswith("manifests/")
 
     def _check_manifest(self, number: int) -> None:
@@ -286,7 +286,7 @@ class _Check:
         data = self.store.read_manifest(number)
         manifest = Manifest.decode(data, number, self.store.where)
         if self.made_of.get(number, "") not in ("", digest(data)):
-            self.report.note(
+            self.report.add_note(
                 f"{manifest_file(number)} is void: a fenced writer published it, and the next one was not made from it"
             )
         self.made_of[number - 1] = manifest.previous
@@ -295,32 +295,34 @@ class _Check:
             self.report.epoch = manifest.epoch
             self._check_folder(manifest)
         if fingerprint_plan(manifest.plan) != manifest.fingerprint:
-            self.report.problem(manifest_file(number), "its fingerprint is not that of its plan", number)
+            self.report.add_problem(manifest_file(number), "its fingerprint is not that of its plan", number)
         if manifest.epoch and not manifest.inventories:
-            self.report.problem(manifest_file(number), f"it is of epoch {manifest.epoch} and names no state", number)
-        flow = self._plan(manifest)
+            self.report.add_problem(
+                manifest_file(number), f"it is of epoch {manifest.epoch} and names no state", number
+            )
+        flow = self._load_plan(manifest)
         for found in find_feed_faults(manifest):
-            self.report.problem(manifest_file(number), found, number)
+            self.report.add_problem(manifest_file(number), found, number)
         kept = dict[int, str]()
-        for receipt in self._receipts(manifest):
+        for receipt in self._read_receipts(manifest):
             kept[receipt.epoch] = receipt.digest
             self._check_receipt(manifest, receipt, flow)
         for found in find_attachment_faults(manifest, kept):
-            self.report.problem(manifest_file(number), found, number)
+            self.report.add_problem(manifest_file(number), found, number)
         inventories = [
             self._check_inventory(manifest, flow, place, newest) for place in range(len(manifest.inventories))
         ]
         whole = [each for each in inventories if each is not None]
         if whole and len(whole) == len(inventories):
-            with self._guard(manifest_file(number), number):
-                holds_all(Inventories(whole, manifest.partitions), self._operators(manifest, flow))
+            with self._report_errors(manifest_file(number), number):
+                check_collections(Inventories(whole, manifest.partitions), self._open_operators(manifest, flow))
 
     def _check_inventory(
         self, manifest: Manifest, flow: Plan | None, place: int, newest: bool
     ) -> StoredInventory | None:
         """Check an inventory and all files that it names; return None if it is unreadable."""
         part, number = manifest.inventories[place], manifest.number
-        stored, guard = cast(StoredInventory | None, None), partial(self._guard, f"blobs/{part.name}", number)
+        stored, guard = cast(StoredInventory | None, None), partial(self._report_errors, f"blobs/{part.name}", number)
         with guard():
             stored = self._load_inventory(part, number)
         if stored is None:
@@ -330,38 +332,38 @@ class _Check:
             self.named.add(blob.name)
             self._compare_blob(blob, number)
         with guard():
-            at, operators = place % manifest.partitions, self._operators(manifest, flow)
-            Examination(manifest, at, operators, self.batch_store, guard, self.seen, newest).run(stored)
+            at, operators = place % manifest.partitions, self._open_operators(manifest, flow)
+            InventoryCheck(manifest, at, operators, self.batch_store, guard, self.seen, newest).run(stored)
         return stored
 
     def _load_inventory(self, part: Blob, number: int) -> StoredInventory | None:
         """Load an inventory; return None if it, or a sheet of it, differs from the written one. Compares all."""
-        fetch = partial(self._fetch, number=number)
-        text = unfold_sheets(fetch(part), self._what(part), fetch)
+        fetch = partial(self._fetch_blob, number=number)
+        text = unfold_sheets(fetch(part), self._describe_blob(part), fetch)
         whole = all(self.compared[each] is not None for each in (part, *text.sheets))
-        return StoredInventory.parse(text, self._what(part)) if whole else None
+        return StoredInventory.parse(text, self._describe_blob(part)) if whole else None
 
-    def _what(self, blob: Blob) -> str:
+    def _describe_blob(self, blob: Blob) -> str:
         return f"the file {blob.name} of {self.store.where}"
 
-    def _plan(self, manifest: Manifest) -> Plan | None:
+    def _load_plan(self, manifest: Manifest) -> Plan | None:
         """Load the flow of a manifest's state; return None if its plan has functions, or is damaged."""
-        with self._guard(manifest_file(manifest.number), manifest.number):
+        with self._report_errors(manifest_file(manifest.number), manifest.number):
             try:
                 return resolve_plan(manifest.plan, self.flow, self.store.where)
             except SpecError as error:
-                self.report.note(
+                self.report.add_note(
                     f"{error.found}, so what is kept of counts and outputs was compared byte for byte, "
                     "and not looked at; give the flow to do that"
                 )
         return None
 
-    def _operators(self, manifest: Manifest, flow: Plan | None) -> Operators:
+    def _open_operators(self, manifest: Manifest, flow: Plan | None) -> FreshOperators:
         """Open new operators for a manifest's plan, counts if the flow is known."""
         secret = Secret(*manifest.secret)
         if flow is None:
             given = read_bindings(manifest.plan, self.store.where)
-            return Operators({name: open_input(bound, secret) for name, bound in given.items()}, None, {})
+            return FreshOperators({name: open_input(bound, secret) for name, bound in given.items()}, None, {})
         graph, ids = Graph(flow, secret), node_ids(flow)
         by: dict[str, Columns] = {}
         if manifest.partitions > 1:
@@ -373,9 +375,9 @@ class _Check:
             }
             by = {name: columns for name, columns in told.items() if columns is not None}
         kept = {ids[node]: each for node, each in graph.keeping.items() if each.arrangements}
-        return Operators(graph.inputs, kept, by)
+        return FreshOperators(graph.inputs, kept, by)
 
-    def _fetch(self, blob: Blob, number: int) -> bytes | pa.Buffer:
+    def _fetch_blob(self, blob: Blob, number: int) -> bytes | pa.Buffer:
         self.named.add(blob.name)
         return self._compare_blob(blob, number) or b""
 
@@ -386,18 +388,18 @@ class _Check:
             self.files.add(blob)
             # Where there is a cache, it is the place itself that is asked.
             fetch = getattr(self.store, "fetch", self.store.map)
-            with self._guard(f"blobs/{blob.name}", number):
+            with self._report_errors(f"blobs/{blob.name}", number):
                 self.compared[blob] = fetch(blob)
             if self.compared[blob] is None:
                 self.damaged.add(blob.name)
             self.look(blob.length)
         return self.compared[blob]
 
-    def _receipts(self, manifest: Manifest) -> Iterator[Epoch]:
+    def _read_receipts(self, manifest: Manifest) -> Iterator[Epoch]:
         """Yield all receipts of a version; an unreadable file of the backlog is a problem, and ends its receipts."""
-        fetch = partial(self._fetch, number=manifest.number)
+        fetch = partial(self._fetch_blob, number=manifest.number)
         for part in manifest.backlog:
-            with self._guard(f"blobs/{part.file.name}", manifest.number):
+            with self._report_errors(f"blobs/{part.file.name}", manifest.number):
                 yield from Backlog(self.store, fetch).receipts([part])
             self.all_named &= part.file.name not in self.damaged
         yield from manifest.receipts
@@ -408,7 +410,7 @@ class _Check:
                 found = [self._count_output_rows(manifest, receipt.epoch, name, blob, flow) for blob in output.blobs]
                 rows = sum(each for each in found if each is not None)
                 if None not in found and rows != output.rows:
-                    self.report.problem(
+                    self.report.add_problem(
                         self._output_path(manifest, receipt.epoch, name, output.blobs[0]),
                         f"it has {rows:,} rows with the other {len(output.blobs) - 1} of {name!r}, the "
                         f"manifest says {output.rows:,}",
@@ -421,10 +423,10 @@ class _Check:
             return
         sink = open_outputs(manifest.folder, self.store)
         file = sink.mark_path
-        with self._guard(file, manifest.number):
+        with self._report_errors(file, manifest.number):
             owner = sink.owner()
             if owner is not None and owner.state != manifest.id:
-                self.report.problem(
+                self.report.add_problem(
                     file,
                     f"the folder belongs to the state with the id {owner.state}, and this one's is {manifest.id}",
                     manifest.number,
@@ -451,8 +453,8 @@ class _Check:
         if whole is None or schema is None or blob.name in self.seen:
             return None
         self.seen.add(blob.name)
-        with self._guard(f"blobs/{blob.name}", manifest.number):
-            return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, self._what(blob)))
+        with self._report_errors(f"blobs/{blob.name}", manifest.number):
+            return sum(int(batch.num_rows) for batch in read_batches(whole, schema, None, self._describe_blob(blob)))
         return None
 
     def _count_fragment_rows(self, manifest: Manifest, epoch: int, fragment: Fragment) -> int | None:
@@ -462,9 +464,9 @@ class _Check:
         if (path, blob) in self.files:
             return None
         self.files.add((path, blob))
-        with self._guard(path, number):
+        with self._report_errors(path, number):
             if sink.size(epoch, fragment) is None:
-                self.report.problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
+                self.report.add_problem(path, f"it is missing, so epoch {epoch} cannot be given again", number)
                 return None
             rows = sink.rows(epoch, fragment)
             self.look(blob.length)

@@ -80,17 +80,17 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             "last": manifest.last,
             "since": manifest.since,
             "time_type": str(read_time_type(manifest.plan, store.where)),
-            "inputs": _plans(manifest, store.where),
+            "inputs": _describe_inputs(manifest, store.where),
             "operators": {},
             "verdicts": {},
             "outputs": {},
             "folder": _describe_folder(manifest),
-            "receipts": [_receipt(each) for each in manifest.receipts],
+            "receipts": [_describe_receipt(each) for each in manifest.receipts],
             "partitions": manifest.partitions,
             "stages": max(len(manifest.inventories) // manifest.partitions, 1),
             "parts": [],
-            "sources": {name: _source(each, name, manifest) for name, each in manifest.sources.items()},
-            "sinks": _sinks(store, manifest),
+            "sources": {name: _describe_source(each, name, manifest) for name, each in manifest.sources.items()},
+            "sinks": _describe_sinks(store, manifest),
             "fed": None if manifest.feed is None else to_builtins(manifest.feed),
         }
         outputs = JsonRecord(manifest.plan, f"the plan of {store.where}").record("outputs")
@@ -104,18 +104,18 @@ def inspect(state: State, *, trust: Trust = "owner") -> dict[str, Any]:
             within = {"stage": stage, "partition": number, "files": len(files), "bytes": sum(files.values())}
             out["parts"].append(within | _add_inventory(out, stored.of, manifest, store.where))
             named |= files
-        versions = [_version(store, number) for number in reversed(store.list_manifests())]
+        versions = [_describe_version(store, number) for number in reversed(store.list_manifests())]
         return out | {"files": len(named), "bytes": sum(named.values()), "versions": versions}
 
 
-def _source(of: AttachedSource, name: str, manifest: Manifest) -> dict[str, Any]:
+def _describe_source(of: AttachedSource, name: str, manifest: Manifest) -> dict[str, Any]:
     """Describe an attached source, and by input its columns that runs added."""
     added = {each: manifest.added[each] for each in (of.left_out or (name,)) if each in manifest.added}
     out: dict[str, Any] = to_builtins(of)
     return out | {"added": to_builtins(added)}
 
 
-def _sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
+def _describe_sinks(store: Store, manifest: Manifest) -> dict[str, dict[str, Any]]:
     """Describe, by output, the attached sink, how many epochs wait for it, and the bytes of their updates."""
     kept = [*Backlog(store).receipts(manifest.backlog), *manifest.receipts] if manifest.sinks else []
     return {
@@ -137,7 +137,7 @@ def format_moment(milliseconds: int) -> str:
         return f"{milliseconds} ms"
 
 
-def _plans(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
+def _describe_inputs(manifest: Manifest, where: str) -> dict[str, dict[str, Any]]:
     """Describe, by input, its columns, its spec without defaults, and how it was fed."""
     return {
         name: {
@@ -207,7 +207,7 @@ def _describe_arrangement(given: ArrangementRecord) -> dict[str, int]:
     }
 
 
-def _receipt(receipt: Epoch) -> dict[str, Any]:
+def _describe_receipt(receipt: Epoch) -> dict[str, Any]:
     calls = [
         {
             "call": call.kind,
@@ -231,7 +231,7 @@ def _receipt(receipt: Epoch) -> dict[str, Any]:
     return {"epoch": receipt.epoch, "batch": receipt.batch, "calls": calls}
 
 
-def _version(store: Store, number: int) -> dict[str, Any]:
+def _describe_version(store: Store, number: int) -> dict[str, Any]:
     """Describe a kept manifest, or the error that makes it unreadable."""
     try:
         manifest = load_manifest(store, number)

@@ -7,7 +7,7 @@ Guarantees: a state that an engine committed has no finding. Findings go to a gu
 No file is read twice.
 
 >>> from ddflow.storage.memory import MemoryStore
->>> batch_store = Memo(MemoryStore(), set())
+>>> batch_store = CachedBatchStore(MemoryStore(), set())
 >>> blob = batch_store.put([pa.record_batch({"n": [1, 2]})], pa.schema({"n": pa.int64()}))
 >>> batch_store.open(blob, pa.schema({"n": pa.int64()}), 2) is batch_store.open(blob, pa.schema({"n": pa.int64()}), 2)
 True
@@ -48,7 +48,7 @@ Place = Callable[[Batch], Words]
 """The identities, their first words, that say which partition a batch's rows are of."""
 
 
-class Operators(NamedTuple):
+class FreshOperators(NamedTuple):
     """New operators of a plan.
 
     ``inputs``: by name. ``kept``: by id, None if they are unknown. ``by``: the columns that determine the partition,
@@ -60,11 +60,11 @@ class Operators(NamedTuple):
     by: Mapping[str, Columns]
 
 
-class Known(CorruptState):
+class KnownDamage(CorruptState):
     """A file is damaged, which has been told already."""
 
 
-class Memo(BatchStore):
+class CachedBatchStore(BatchStore):
     """A batch store that reads each file once, except compressed files, which would stay in memory.
 
     ``damaged``: the names of files that it may not open.
@@ -76,9 +76,9 @@ class Memo(BatchStore):
         self.opened: dict[tuple[Blob, str, int], StoredBatch] = {}
 
     def open(self, blob: Blob, schema: pa.Schema, rows: int, compressed: bool = False) -> StoredBatch:
-        """Open a file like `BatchStore.open`; raise `Known` for a file that is known to be damaged."""
+        """Open a file like `BatchStore.open`; raise `KnownDamage` for a file that is known to be damaged."""
         if blob.name in self.damaged:
-            raise Known(f"the file {blob.name}", "it is damaged", "see there")
+            raise KnownDamage(f"the file {blob.name}", "it is damaged", "see there")
         if compressed:
             return super().open(blob, schema, rows, compressed)
         key = (blob, str(schema), rows)
@@ -87,7 +87,7 @@ class Memo(BatchStore):
         return self.opened[key]
 
 
-class Examination:
+class InventoryCheck:
     """The check of one inventory of a manifest, of the partition ``number``.
 
     ``seen``: the files whose rows were checked; it grows. ``whole``: whether to check everything, or only facts that
@@ -98,8 +98,8 @@ class Examination:
         self,
         manifest: Manifest,
         number: int,
-        operators: Operators,
-        batch_store: Memo,
+        operators: FreshOperators,
+        batch_store: CachedBatchStore,
         guard: Guard,
         seen: set[str],
         whole: bool,
@@ -129,7 +129,7 @@ class Examination:
                     for n, (arranged, part) in enumerate(zip(each.arrangements, kept[name].arrangements, strict=True)):
                         with self.guard():
                             at = f"{stored.name_place('operators', name)}, arrangements[{n}]"
-                            self._check_arrangement(arranged, part, at, each.hash_rows, False, self._place_of(name))
+                            self._check_arrangement(arranged, part, at, each.hash_rows, False, self._make_place(name))
         with self.guard():
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
             if complete and arrived != (done := count_resolved(known)) + waiting:
@@ -153,7 +153,7 @@ class Examination:
                 at, f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.partitions}"
             )
 
-    def _place_of(self, name: str) -> Place:
+    def _make_place(self, name: str) -> Place:
         """Return the function that computes the partition of rows in an operator's state."""
         if name not in self.operators.by:
             return lambda batch: batch.high
@@ -215,19 +215,19 @@ class Examination:
                 ("hash", batch.value, value, live & (batch.value != 0)),
             ):
                 if there.size and (odd := np.flatnonzero(at & (there != expected))).size:
-                    raise self._damaged_file(name, f"the {what} of row {odd[0]:,} is not that of its columns")
+                    raise self._damage_error(name, f"the {what} of row {odd[0]:,} is not that of its columns")
         if bloom is not None and bloom.name not in self.seen:
             self.seen.add(bloom.name)
             words = BloomFilter.room(int(batch.high[0]), int(batch.high[-1]), len(batch))[2]
             kept = self.batch_store.open(bloom, pa.schema({WORDS: pa.uint64()}), words)
             if not np.array_equal(kept.batch.column(0).to_numpy(False), BloomFilter.over(batch.high, batch.low).words):
-                raise self._damaged_file(bloom.name, f"it is not the Bloom filter of {name}")
+                raise self._damage_error(bloom.name, f"it is not the Bloom filter of {name}")
 
-    def _damaged_file(self, name: str, found: str) -> CorruptState:
+    def _damage_error(self, name: str, found: str) -> CorruptState:
         return CorruptState(f"the file {name} of {self.batch_store.store.where}", found, MEND)
 
 
-def holds_all(inventories: Inventories, operators: Operators) -> None:
+def check_collections(inventories: Inventories, operators: FreshOperators) -> None:
     """Raise `CorruptState` unless all inventories together hold each collection of the plan, and no other, whole.
 
     O(inventories * collections).

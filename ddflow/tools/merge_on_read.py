@@ -122,7 +122,7 @@ def fold_log(
     # An engine has an output; this one asks for the least of each row.
     flow.output("rows", input.count(by=[]))
     with flow.open(memory=memory, spill=spill, secret=secret) as engine:
-        for time, part in enumerate(_calls(parts, declared, input.bound)):
+        for time, part in enumerate(_group_calls(parts, declared, input.bound)):
             take_part(engine, LOG, part, time)
         if flow.holds_back:
             engine.advance_to(CLOSED)
@@ -149,7 +149,7 @@ def take_part(
     return engine.step({name: part}, time, epoch=epoch)
 
 
-def _calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterator[Any]:
+def _group_calls(parts: Iterator[Any], declared: pa.Schema, bound: Binding) -> Iterator[Any]:
     """Group the parts into the fewest calls: adjacent events are one call."""
     for marked, each in groupby(parts, lambda part: isinstance(part, MARKS)):
         if marked or bound.merging is not None:

@@ -41,7 +41,7 @@ class FedLog:
         self.old, self.flow = old, flow
 
     @property
-    def plain(self) -> bool:
+    def has_only_events(self) -> bool:
         """Whether all that the old state was fed are events."""
         return all(fed.is_plain for fed in self.old.dataflow.fed.values())
 
@@ -214,12 +214,12 @@ def replay(old_state: State, new_state: State, flow: Flow, feed: Feed, options: 
             if both:
                 engine.dataflow.retain = 0  # the replay's times are not those of the old state's steps
             feed(engine, old.last + 1 if both and old.last > NEVER else 1, FedLog(old, flow))
-            _close(engine, old)
+            _close_times(engine, old)
             engine.flush()
             if both and engine.durable is not None:
                 engine.durable.keep_history(engine.dataflow, kept)
             tables = {
-                name: _net(name, old if same else None, engine)
+                name: _net_change(name, old if same else None, engine)
                 for name, same in wanted.items()
                 if output is not None or not engine.dataflow.graph.list_unkept(engine.flow.outputs[name])
             }
@@ -253,9 +253,11 @@ def _make_feed(log: Iterable[Mapping[str, Any]]) -> Feed:
 
 def _mark_calls(flow: Plan, log: Iterable[Mapping[str, Any]], told: FedLog) -> Iterator[Mapping[str, Any]]:
     """Mark the rows of the log's calls; lazy if the old state was fed events only, else the log is held."""
-    calls = log if told.plain else list(log)
+    calls = log if told.has_only_events else list(log)
     parts = (
-        {} if told.plain else {name: told(name, [each[name] for each in calls if name in each]) for name in flow.inputs}
+        {}
+        if told.has_only_events
+        else {name: told(name, [each[name] for each in calls if name in each]) for name in flow.inputs}
     )
     for inputs in calls:
         given = {name: next(parts.get(name) or told(name, [rows])) for name, rows in inputs.items()}
@@ -280,7 +282,7 @@ def _take_call(engine: Engine, inputs: Mapping[str, Any], number: int) -> None:
         engine.step(inputs, number)
 
 
-def _close(engine: Engine, old: Snapshot) -> None:
+def _close_times(engine: Engine, old: Snapshot) -> None:
     """Close the times of the log and of the old state in hold-back mode, unless ``lateness=`` does."""
     if not engine.flow.holds_back:
         return
@@ -317,7 +319,7 @@ def _list_columns(flow: Plan, name: str) -> list[tuple[str, str]] | None:
     return None if node is None else [(field.name, str(field.type)) for field in node.schema]
 
 
-def _net(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
+def _net_change(name: str, old: Snapshot | None, engine: Engine) -> pa.Table:
     """Return the net change of an output since the old state, as updates of the last time."""
     parts, schema = [(engine.read(name), 1)], engine.flow.outputs[name].schema
     if old is not None:

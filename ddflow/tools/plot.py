@@ -88,13 +88,13 @@ def changes(
     """
     keys = column_names(key, "plot changes", "key")
     table = _combine_updates(updates, keys)
-    axes = _axes(ax)
+    axes = _get_axes(ax)
     times, diffs = to_array(table.column(TIME)), np.asarray(table.column(DIFF))
     distinct = times.unique()
     distinct = distinct.take(pc.sort_indices(distinct))
     together = -(-len(distinct) // MOST) or 1
     at = np.asarray(pc.index_in(times, distinct)) // together
-    bars = _of_keys(table, keys, distinct, together) if keys else {}
+    bars = _count_keys(table, keys, distinct, together) if keys else {}
     if not keys:
         bars = {"came": (CAME, at[diffs > 0], diffs[diffs > 0]), "went": (WENT, at[diffs < 0], diffs[diffs < 0])}
     heights = np.zeros((len(bars), -(-len(distinct) // together)), np.int64)
@@ -130,7 +130,7 @@ def _combine_updates(updates: Any, keys: Sequence[str]) -> pa.Table:
     return table.append_column(TIME, pa.array(["net"] * table.num_rows, pa.string()))
 
 
-def _of_keys(table: pa.Table, keys: Sequence[str], distinct: Any, together: int) -> dict[str, Any]:
+def _count_keys(table: pa.Table, keys: Sequence[str], distinct: Any, together: int) -> dict[str, Any]:
     """Return, for each fate of keys, a colour, the bar of each key, and 1 or, of those removed, -1."""
     diffs = table.column(DIFF)
     signs = {"came": pc.greater(diffs, 0), "went": pc.less(diffs, 0)}
@@ -172,8 +172,8 @@ def verdicts(of: Any, *, noop: bool = False, title: str | None = None, ax: "Axes
         If matplotlib is not installed.
     """
     given = list(of) if isinstance(of, Iterable) and not isinstance(of, Step | CallMetrics) else [of]
-    counts = [_counts(each) for each in given]
-    axes, places, below = _axes(ax), np.arange(len(counts)), np.zeros(len(counts), np.int64)
+    counts = [_count_verdicts(each) for each in given]
+    axes, places, below = _get_axes(ax), np.arange(len(counts)), np.zeros(len(counts), np.int64)
     for name, colour in COLOURS.items():
         heights = np.array([each.get(name, 0) for each in counts], np.int64)
         if heights.any() and (noop or name != NOOP):
@@ -186,7 +186,7 @@ def verdicts(of: Any, *, noop: bool = False, title: str | None = None, ax: "Axes
     return cast("Axes", axes)
 
 
-def _counts(of: Any) -> Mapping[str, int]:
+def _count_verdicts(of: Any) -> Mapping[str, int]:
     if isinstance(of, CallMetrics):
         return of.verdicts
     of = of.verdicts if isinstance(of, Step) else of
@@ -209,7 +209,7 @@ def _label_call(of: Any, number: int) -> str:
     return str(number + 1)
 
 
-def _axes(ax: Any) -> Any:
+def _get_axes(ax: Any) -> Any:
     if ax is not None:
         return ax
     return import_extra("draw a plot", "plot", "matplotlib.pyplot").subplots(figsize=(8, 3), layout="constrained")[1]

@@ -130,7 +130,7 @@ def rollback(
         numbers = _list_numbers(store)
         found, passed = _choose_version(store, numbers, epoch, look)
         # Nothing is published where it cannot be told which output files to hide; no file is deleted here.
-        named = [*_readable(store)]
+        named = [*_load_readable(store)]
         folders = {each.folder: each for each in named}
         sinks = [sink for each in folders.values() if (sink := open_owned(store, each, deleting=False)) is not None]
         made = found
@@ -268,7 +268,7 @@ def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -
     """Withdraw the files of undone epochs from all earlier sinks; list the places."""
     found = [(sink, sink.list_shown_after(made.epoch)) for sink in sinks]
     # Somebody may have gone on by now; what he has shown he had committed before.
-    again = {blob.name for each in _readable(store) if each.number >= made.number for blob in each.outputs()}
+    again = {blob.name for each in _load_readable(store) if each.number >= made.number for blob in each.outputs()}
     done = list[str]()
     for sink, shown in found:
         over = [each for each in shown if each.name not in again]
@@ -278,7 +278,7 @@ def _withdraw_outputs(store: Store, made: Manifest, sinks: list[OutputFolder]) -
     return sorted(done)
 
 
-def _readable(store: Store) -> Iterator[Manifest]:
+def _load_readable(store: Store) -> Iterator[Manifest]:
     for number in store.list_manifests():
         with suppress(CorruptState):
             yield load_manifest(store, number)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Ints, RowHashes, Secret, Words, canonical_words, validity, value_hashes
 from ddflow.columns.names import did_you_mean
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.connectors.formats.base import BAD as MARK
 from ddflow.engine.lineage.log_parts import MARKS, iterate_parts, mark_log_parts, to_batches
 from ddflow.engine.snapshot import Snapshot
@@ -34,7 +34,7 @@ from ddflow.plan.text.codec import describe_plan, node_ids, show_node
 from ddflow.storage.feeding import FeedRecord
 from ddflow.storage.opening import State, Trust
 from ddflow.storage.protocol import Store
-from ddflow.terminal import as_text, count_of
+from ddflow.terminal import format_count, format_row
 from ddflow.time import CLOSED, format_time
 from ddflow.tools.export import read_ranges
 from ddflow.tools.merge_on_read import fold_log
@@ -44,7 +44,7 @@ from ddflow.trace.batch import starts
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-class Piece(NamedTuple):
+class HashedRows(NamedTuple):
     """n rows in the order of identities, each key once."""
 
     table: pa.Table
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
     """uint64[n]: hashes of what counts in "did it change"."""
 
     @classmethod
-    def of(cls, table: pa.Table, bound: Binding, secret: Secret, begin: int, end: int) -> Piece:
+    def of(cls, table: pa.Table, bound: Binding, secret: Secret, begin: int, end: int) -> HashedRows:
         """Make the piece of an ordered table with identities from ``begin`` to ``end``. O(n).
 
         Raises `CorruptState` for a row out of order or out of this range.
@@ -71,7 +71,7 @@ class Piece(NamedTuple):
         shown = list(dict.fromkeys([*bound.row_schema.names, *bound.tracked]))
         return cls(table.select(shown), high, low, value_hashes(table.select(bound.tracked), secret))
 
-    def against(self, other: Piece) -> tuple[Ints, Ints, Ints, Ints]:
+    def match_keys(self, other: HashedRows) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the rows of this alone, those of the other alone, and the rows of both that have one key, in step.
 
         Each int64, ascending.  O(n), or O(n log n) for identities of two words.
@@ -86,15 +86,17 @@ class Piece(NamedTuple):
         left = np.flatnonzero(alone)
         return left[left < n], left[left >= n] - n, first, second - n
 
-    def is_among(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
+    def has_keys(self, keys: set[tuple[int, int]], rows: Ints) -> Mask:
         """Mark the rows whose identity is in a set of (high, low), low 0 if there is none."""
         low = self.low[rows].tolist() if self.low.size else [0] * rows.size
         pairs = zip(self.high[rows].tolist(), low, strict=True)
         return np.fromiter((pair in keys for pair in pairs), bool, rows.size)
 
 
-def align_pieces(one: Arrangement, other: Arrangement, bound: Binding, secret: Secret) -> Iterator[tuple[Piece, Piece]]:
-    """Yield both sides, range by range.  ``bound``: has key and value.  O(n log n).  Raises as `Piece.of`.
+def align_pieces(
+    one: Arrangement, other: Arrangement, bound: Binding, secret: Secret
+) -> Iterator[tuple[HashedRows, HashedRows]]:
+    """Yield both sides, range by range.  ``bound``: has key and value.  O(n log n).  Raises as `HashedRows.of`.
 
     Either may be in several partitions.  They must not change meanwhile.
 
@@ -106,7 +108,7 @@ def align_pieces(one: Arrangement, other: Arrangement, bound: Binding, secret: S
     ...     _ = engine.step({"v": pa.table({"k": keys, "v": values})}, time=1)
     ...     return engine.dataflow.graph.inputs["v"].arranged
     >>> one, other = rows_of([1, 2, 3], [1, 2, 3]), rows_of([2, 3, 5], [2, 4, 5])
-    >>> found = [a.against(b) for a, b in align_pieces(one, other, input.bound, secret)]
+    >>> found = [a.match_keys(b) for a, b in align_pieces(one, other, input.bound, secret)]
     >>> sum(extra.size for extra, *_ in found), sum(missing.size for _, missing, *_ in found)
     (1, 1)
     """
@@ -115,19 +117,19 @@ def align_pieces(one: Arrangement, other: Arrangement, bound: Binding, secret: S
     ends = [((number + 1) << 64) // count - 1 for number in range(count)]
     begin = 0
     for end, *tables in zip(ends, *(each.within(ends) for each in parts), strict=True):
-        pieces = [Piece.of(table, bound, secret, begin, end) for table in tables]
+        pieces = [HashedRows.of(table, bound, secret, begin, end) for table in tables]
         yield _join_pieces(pieces[: len(one.partitions)]), _join_pieces(pieces[len(one.partitions) :])
         begin = end + 1
 
 
-def _join_pieces(pieces: list[Piece]) -> Piece:
+def _join_pieces(pieces: list[HashedRows]) -> HashedRows:
     words = (np.concatenate(each) for each in zip(*(piece[1:] for piece in pieces), strict=True))
-    return Piece(pa.concat_tables([piece.table for piece in pieces]), *words)
+    return HashedRows(pa.concat_tables([piece.table for piece in pieces]), *words)
 
 
 def misplaced_row(name: str, table: pa.Table, row: int) -> CorruptState:
     """Make the error for a row in a place where its key does not belong."""
-    shown = as_text(format_row(table, row))[:200]
+    shown = format_row(row_values(table, row))[:200]
     return CorruptState(
         f"the rows of {name!r}",
         f"one stands where its key does not belong: {shown}",
@@ -163,7 +165,7 @@ def recount(snapshot: Snapshot) -> Iterator[tuple[str, int]]:
             continue
         fresh = _recompute_state(snapshot, node)
         secret = snapshot.dataflow.graph.secret
-        stored, made = _hashes(kept.arranged, secret), _hashes(fresh.arranged, secret)
+        stored, made = _hash_groups(kept.arranged, secret), _hash_groups(fresh.arranged, secret)
         wrong = max(np.setdiff1d(stored, made).size, np.setdiff1d(made, stored).size)
         yield show_node(description, ids[node], "this state"), wrong
 
@@ -179,7 +181,7 @@ def _recompute_state(snapshot: Snapshot, node: Collection) -> Running:
     return fresh
 
 
-def _hashes(arranged: Arrangement, secret: Secret) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+def _hash_groups(arranged: Arrangement, secret: Secret) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
     """Hash each group with its count."""
     tables: list[pa.Table] = list(arranged.pieces())
     return np.concatenate([np.empty(0, np.uint64), *(value_hashes(table, secret) for table in tables)])
@@ -202,7 +204,7 @@ class Difference:
     log: dict[str, Any] | None
 
     def __str__(self) -> str:
-        key, state, log = map(as_text, (self.key, self.state, self.log))
+        key, state, log = map(format_row, (self.key, self.state, self.log))
         return f"{self.what} {key}: the state has {state}, the log {log}"
 
 
@@ -238,9 +240,8 @@ class Compared:
     @property
     def text(self) -> str:
         """For people: a line, and one for each difference that is named, and for each note."""
-        said = (
-            f"input {self.input!r} agrees with its log: {count_of(self.rows, 'row')}, {count_of(self.events, 'event')}"
-        )
+        counts = f"{format_count(self.rows, 'row')}, {format_count(self.events, 'event')}"
+        said = f"input {self.input!r} agrees with its log: {counts}"
         if not self.ok:
             said = (
                 f"input {self.input!r} DIFFERS from its log: {self.missing:,} rows missing, "
@@ -369,12 +370,12 @@ def verify(
                 folder = spill
                 if memory is not None and spill is None:
                     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddflow-verify-"))
-                found[name] = _Comparison(snapshot, name, look).run(log, memory, folder)
+                found[name] = _InputComparison(snapshot, name, look).run(log, memory, folder)
         counts = dict(recount(snapshot))
         return Verified(state.where if isinstance(state, Store) else str(state), snapshot.epoch, found, counts)
 
 
-class _Comparison:
+class _InputComparison:
     """A comparison of one input of a snapshot with its log."""
 
     def __init__(self, snapshot: Snapshot, name: str, look: Look) -> None:
@@ -448,28 +449,28 @@ class _Comparison:
         self.out.later += int(later.sum())
         return batch.filter(pa.array(~later)) if later.any() else batch
 
-    def _compare_pieces(self, one: Piece, other: Piece) -> None:
+    def _compare_pieces(self, one: HashedRows, other: HashedRows) -> None:
         """Count what differs in a range; ``one``: of the state, ``other``: of the log."""
         out = self.out
         out.rows, out.expected = out.rows + one.high.size, out.expected + other.high.size
-        extra, missing, ours, theirs = one.against(other)
+        extra, missing, ours, theirs = one.match_keys(other)
         wrong = one.value[ours] != other.value[theirs]
         if self.bound.spec.expiry is not None:
             out.unknown, missing = out.unknown + missing.size, missing[:0]
         if self.unknown:
-            extra, missing = (at[~piece.is_among(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
-            wrong &= ~one.is_among(self.unknown, ours)
+            extra, missing = (at[~piece.has_keys(self.unknown, at)] for piece, at in ((one, extra), (other, missing)))
+            wrong &= ~one.has_keys(self.unknown, ours)
         out.extra, out.missing = out.extra + extra.size, out.missing + missing.size
         out.different += int(wrong.sum())
         self._name_rows("different", one, ours[wrong], other, theirs[wrong])
         self._name_rows("missing", None, missing, other, missing)
         self._name_rows("extra", one, extra, None, extra)
 
-    def _name_rows(self, what: str, one: Piece | None, ours: Ints, other: Piece | None, theirs: Ints) -> None:
+    def _name_rows(self, what: str, one: HashedRows | None, ours: Ints, other: HashedRows | None, theirs: Ints) -> None:
         for a, b in zip(ours.tolist(), theirs.tolist(), strict=True):
             if len(self.out.first) >= FIRST:
                 return
-            state, log = (None if p is None else format_row(p.table, i) for p, i in ((one, a), (other, b)))
+            state, log = (None if p is None else row_values(p.table, i) for p, i in ((one, a), (other, b)))
             row = state if state is not None else log
             assert row is not None
             self.out.first.append(

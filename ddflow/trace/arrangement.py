@@ -37,7 +37,7 @@ from ddflow.errors import NotReadable, Option, Phrase
 from ddflow.kernels.gather import SLOT
 from ddflow.kernels.resolve import LIVE, OCCUPIED, Prior
 from ddflow.storage.files.batch_store import BatchStore
-from ddflow.time import NEVER, Description, advance, format_time
+from ddflow.time import NEVER, Description, advance_frontier, format_time
 from ddflow.trace.batch import END, Change, Part, Run, Slots
 from ddflow.trace.index import Index, IndexWrite
 from ddflow.trace.merge import RunMerge, TombstoneExpiry, pick_by_sorting
@@ -133,7 +133,7 @@ class Arrangement:
         """
         # From then on nothing was written yet: the new run's description begins there.
         lower = (self.spine if self.spine.items else self.on_disk).upper
-        self.upper, self.since = advance(self.upper, upper), max(self.since, since)
+        self.upper, self.since = advance_frontier(self.upper, upper), max(self.since, since)
         changes = [change for change in changes if change.batch.high.size]
         paid = entries = 0
         for change in changes:

@@ -100,7 +100,7 @@ def printable(name: object, width: int = 40) -> Text:
     >>> printable("\x1b[1m[red]").plain, printable("x" * 99).plain
     ('\\x1b[1m[red]', 'xxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxx')
     """
-    text = terminal.printable(str(name))
+    text = terminal.escape_text(str(name))
     half = (width - 3) // 2
     return Text(text if len(text) <= width else f"{text[:half]}...{text[-half:]}")
 

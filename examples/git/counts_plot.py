@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.errors import MissingExtra
-from ddflow.terminal import printable
+from ddflow.terminal import escape_text
 
 LINES: Final = 8
 """How many extensions get a line; the legend says how many there are besides."""
@@ -79,4 +79,4 @@ def draw(updates: pa.Table, where: Path, title: str) -> None:
 
 def _plain(text: str) -> str:
     """The text as it is: no control characters, no mathematics."""
-    return printable(text).replace("$", r"\$")
+    return escape_text(text).replace("$", r"\$")

@@ -231,7 +231,7 @@ def run(
     are written as Parquet, the counts over time drawn as PNG. The exit code is 0 if all checks held, 1 if one did not.
     """
     with guard(debug):
-        code = perform(GitFeed(repo), spark=spark, out=out, partitions=partitions, console=terminal.console())
+        code = perform(GitFeed(repo), spark=spark, out=out, partitions=partitions, console=terminal.make_console())
     raise typer.Exit(code)
 
 

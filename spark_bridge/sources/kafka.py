@@ -179,7 +179,7 @@ class KafkaSource(DataSource):
 
 
 @dataclass(frozen=True)
-class Range(InputPartition):
+class OffsetRange(InputPartition):
     """Messages of a partition of a topic, from an offset on, before another."""
 
     of: KafkaTopic
@@ -255,13 +255,13 @@ class Topics:
             for partition, last in partitions.items():
                 first = before[partition] if partition in before else new[int(partition)][0]
                 if first < last:
-                    made.append(Range(self.of[topic], int(partition), first, last))
+                    made.append(OffsetRange(self.of[topic], int(partition), first, last))
         return made
 
 
 def read_range(of: InputPartition) -> Iterator[pa.RecordBatch]:
     """Read the messages of a range, in a task. O(messages). Raises `SourceFailed`, `SourceChanged`."""
-    assert isinstance(of, Range)
+    assert isinstance(of, OffsetRange)
     with attach_errors(), closing(RangeReader(of.of, of.partition, of.first, of.end)) as reader:
         for batch in reader.batches():
             yield pa.RecordBatch.from_arrays([batch.column(f.name).cast(f.type) for f in COLUMNS], schema=COLUMNS)

@@ -53,11 +53,11 @@ from ddflow.plan.plan import Plan
 from ddflow.storage.manifest import Manifest
 from ddflow.storage.opening import opened_store
 from ddflow.storage.protocol import Store
-from ddflow.time import format_time, from_text
+from ddflow.time import format_time, parse_time
 from spark_bridge.sources.base import check_limit, check_options, list_shares
 from spark_bridge.sources.change_stream import ChangeStream
 from spark_bridge.tasks import batches_for_spark
-from spark_bridge.types import carrier, spark_schema
+from spark_bridge.types import find_carrier, spark_schema
 
 BATCH: Final = ("asOf", "epoch", "changesFrom", "changesTo", "pushdown")
 STREAM: Final = ("startingEpoch", "maxEpochsPerTrigger")
@@ -122,10 +122,10 @@ class DdflowSource(DataSource):
         """
         given = flow.frozen()
 
-        class Given(cls):  # type: ignore[misc, valid-type]
+        class FlowSource(cls):  # type: ignore[misc, valid-type]
             flow = given
 
-        return Given
+        return FlowSource
 
     def schema(self) -> StructType:
         """Return the columns of the output's updates.
@@ -203,8 +203,8 @@ class DdflowSource(DataSource):
                 raise TimeWentBack(f"changes from {format_time(after, kind)}", found, "give an earlier time")
             version = Version.of(store, manifest, self._parse_trust())
             columns = self._select_columns(plan.updates_schema(name), schema, name)
-            reader = Searcher if self._parse_flag("pushdown") else BatchReader
-            return reader(Read(version, self.flow, name, columns, as_of, after), plan, manifest)
+            reader = FilteredReader if self._parse_flag("pushdown") else BatchReader
+            return reader(ReadRequest(version, self.flow, name, columns, as_of, after), plan, manifest)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make what follows a state's epochs.
@@ -323,7 +323,7 @@ class DdflowSource(DataSource):
     def _parse_time(self, name: str, kind: pa.DataType) -> int | None:
         """Parse the time in an option. ``kind``: the type of times."""
         text = self.options.get(name)
-        return None if text is None else from_text(f"the option {name}={text!r}", text, kind)
+        return None if text is None else parse_time(f"the option {name}={text!r}", text, kind)
 
     def _parse_flag(self, name: str) -> bool:
         text = self.options.get(name, "false").strip().lower()
@@ -332,7 +332,7 @@ class DdflowSource(DataSource):
         return bool(text == "true")
 
 
-class Read(NamedTuple):
+class ReadRequest(NamedTuple):
     """A read: a version of a state, its plan if it has functions, the output's name, columns and times.
 
     The columns are the requested ones, in the flow's types.
@@ -347,7 +347,7 @@ class Read(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Split(InputPartition):
+class ShareSplit(InputPartition):
     """``share``: a stage and a partition, or None for all of the state."""
 
     share: tuple[int, int] | None
@@ -356,9 +356,9 @@ class Split(InputPartition):
 class BatchReader(DataSourceReader):
     """See `DdflowSource.reader`.  Travels to the tasks, which read."""
 
-    def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
+    def __init__(self, read: ReadRequest, plan: Plan, manifest: Manifest) -> None:
         self.asked, self.filters = read, list[Any]()
-        self.parts = [Split(share) for share in list_shares(plan, read.name, manifest)]
+        self.parts = [ShareSplit(share) for share in list_shares(plan, read.name, manifest)]
 
     def partitions(self) -> Sequence[InputPartition]:
         """One or more."""
@@ -366,20 +366,20 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition's rows, in the types that travel. O(bytes of it). Raises the errors of `read_updates`."""
-        assert isinstance(partition, Split), partition
+        assert isinstance(partition, ShareSplit), partition
         version, flow, name, columns, as_of, after = self.asked
         table = read_updates(version, flow, name, partition.share, as_of, after)
         for out in batches_for_spark(table.select(columns.names), name):
             for each in self.filters:
-                out = out.filter(_passes(each, out))
+                out = out.filter(_apply_filter(each, out))
             if out.num_rows:
                 yield out
 
 
-class Searcher(BatchReader):
+class FilteredReader(BatchReader):
     """A reader that applies Spark's filters to rows, and to partitions if they determine the key."""
 
-    def __init__(self, read: Read, plan: Plan, manifest: Manifest) -> None:
+    def __init__(self, read: ReadRequest, plan: Plan, manifest: Manifest) -> None:
         super().__init__(read, plan, manifest)
         self._plan: tuple[Plan, Manifest] | None = (plan, manifest)
 
@@ -400,7 +400,7 @@ class Searcher(BatchReader):
             assert by is not None, "it has several parts"
             numbers = partitions_with(by.by or (), self._list_values(), manifest)
             if numbers is not None:
-                self.parts = [Split((by.stage, number)) for number in numbers]
+                self.parts = [ShareSplit((by.stage, number)) for number in numbers]
         return rest
 
     def _list_values(self) -> dict[str, list[Any]]:
@@ -411,7 +411,7 @@ class Searcher(BatchReader):
             if given is not None and each.attribute[0] not in out:
                 kind = self.asked.columns.field(each.attribute[0]).type
                 try:
-                    out[each.attribute[0]] = [pa.scalar(value, carrier(kind)).cast(kind) for value in given]
+                    out[each.attribute[0]] = [pa.scalar(value, find_carrier(kind)).cast(kind) for value in given]
                 except pa.ArrowInvalid:
                     continue  # no value of the column's own type: no row has it, and Spark's own finds none
         return out
@@ -427,7 +427,7 @@ def is_exact(given: Filter, columns: pa.Schema) -> bool:
         return False
     if isinstance(given, IsNull | IsNotNull):
         return True
-    kind = carrier(columns.field(path[0]).type)
+    kind = find_carrier(columns.field(path[0]).type)
     values = given.value if isinstance(given, In) else [getattr(given, "value", None)]
     if kind is None or type(given) not in (*_COMPARE, In) or not any(test(kind) for test in _EXACT) or None in values:
         return False
@@ -439,7 +439,7 @@ def is_exact(given: Filter, columns: pa.Schema) -> bool:
     return True
 
 
-def _passes(given: Any, rows: pa.RecordBatch) -> pa.Array:
+def _apply_filter(given: Any, rows: pa.RecordBatch) -> pa.Array:
     column = rows.column(given.attribute[0])
     if isinstance(given, IsNull):
         return column.is_null()

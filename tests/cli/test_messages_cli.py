@@ -17,7 +17,7 @@ from test_formats_recorded import EVERYTHING
 from typer.testing import CliRunner
 
 from ddflow.cli import app
-from ddflow.cli.arguments import Ask
+from ddflow.cli.arguments import VerbOptions
 from ddflow.cli.input_files import file_options
 from ddflow.cli.plan import message_columns
 from ddflow.connectors.files import open_files
@@ -116,7 +116,7 @@ def test_types_come_from_a_schema_where_there_is_one(tmp_path: Path) -> None:
     values = [each["value"] for each in recorded if each["run"] == "schema" and each.get("topic") == TOPIC]
     file = tmp_path / "everything.jsonl"
     file.write_text("\n".join(value for value in values if value))
-    with closing(open_files([file], how=file_options(Ask(format="debezium")))) as given:
+    with closing(open_files([file], how=file_options(VerbOptions(format="debezium")))) as given:
         found = message_columns(given, "debezium", {"b": pa.string()})
     names = ["id", "i2", "i4", "f4", "f8", "n", "t", "bin", "d", "tm", "ts", "tstz", "iv", "ia", "b"]
     expected = EVERYTHING | {"b": pa.string()}

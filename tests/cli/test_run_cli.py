@@ -23,7 +23,7 @@ from test_cli import refused, run
 from typer.testing import CliRunner
 
 from ddflow.cli import app
-from ddflow.cli.run import HeldState, _report_run
+from ddflow.cli.run import StateLock, _report_run
 from ddflow.engine.run.report import RunDone
 from ddflow.errors import StateRefused
 
@@ -202,11 +202,11 @@ def test_a_second_run_on_a_state_is_refused_at_its_start(tmp_path: Path) -> None
 
 def test_a_run_that_comes_second_to_a_new_state_leaves_it_there() -> None:
     """Both saw that there is none."""
-    with HeldState("state") as first:
-        with pytest.raises(StateRefused), HeldState("state") as second:
+    with StateLock("state") as first:
+        with pytest.raises(StateRefused), StateLock("state") as second:
             os.mkdir("state")
-            first.hold()
-            second.hold()
+            first.acquire()
+            second.acquire()
         assert os.path.isdir("state")
 
 

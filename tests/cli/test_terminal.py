@@ -26,7 +26,7 @@ from test_cli import ROOT
 
 import ddflow as dd
 from ddflow.connectors.files import open_output
-from ddflow.terminal import lines, printable
+from ddflow.terminal import escape_lines, escape_text
 
 EVIL = "a\x1b]0;owned\x07b\x9b2Jc\x7f\rd\x1b[31m"
 SPELLED = r"a\x1b]0;owned\x07b\x9b2Jc\x7f\rd\x1b[31m"
@@ -212,9 +212,9 @@ def test_text_goes_to_a_terminal_in_one_place_only() -> None:
 
 def test_a_text_without_control_characters_is_the_same() -> None:
     for text in ("Zürich 日本 😀 [red] \\x1b", ""):
-        assert printable(text) == text
-    assert lines("a\n\tb\u202e\udcff") == "a\n\\tb\\u202e\\udcff"
-    assert printable(lines(EVIL)) == lines(EVIL) == SPELLED
+        assert escape_text(text) == text
+    assert escape_lines("a\n\tb\u202e\udcff") == "a\n\\tb\\u202e\\udcff"
+    assert escape_text(escape_lines(EVIL)) == escape_lines(EVIL) == SPELLED
 
 
 def test_rows_wider_than_the_terminal_are_shown_value_by_value() -> None:

@@ -16,7 +16,7 @@ from ddflow import errors
 from ddflow.engine.commits import CallRequest
 from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.report import RunReport
-from ddflow.time import CLOSED, NEVER, as_int64, format_time, from_text
+from ddflow.time import CLOSED, NEVER, as_int64, format_time, parse_time
 
 WINDOW = "it can be read from 2024-01-03 up to, not including, 2024-01-06"
 
@@ -131,7 +131,7 @@ def test_the_line_of_a_run_says_up_to_which_day_it_is(engine: dd.Engine) -> None
 )
 def test_what_is_shown_is_understood(kind: pa.DataType, text: str, number: int) -> None:
     assert format_time(number, kind) == text
-    assert from_text("a test", f" {text} ", kind) == from_text("a test", str(number), kind) == number
+    assert parse_time("a test", f" {text} ", kind) == parse_time("a test", str(number), kind) == number
     assert as_int64("a test", np.int64(number), CLOSED, kind) == number
     assert (format_time(CLOSED, kind), format_time(NEVER, kind)) == ("CLOSED", "the beginning")
     for wrong in ("noon", 1.5, True, None, 2**64):

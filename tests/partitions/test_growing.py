@@ -30,7 +30,7 @@ from ddflow.engine.run.delivery import Delivery
 from ddflow.errors import MissingReceipts, PlanChanged, ReplayMismatch
 from ddflow.partitions import driver_epochs
 from ddflow.partitions.driver_epochs import DriverEpochs, sync_state
-from ddflow.partitions.receipt import gather
+from ddflow.partitions.receipt import gather_receipts
 from ddflow.storage.memory import MemoryStore
 
 
@@ -155,7 +155,7 @@ def test_nothing_happened_where_it_stops_before_the_epoch_and_a_committed_one_is
     hands.grow()
     start = hands.coordinator.begin()
     receipts = hands.receipts(start, some(1))
-    digests = gather(receipts, start.version.digest, hands.cut.stages, 3)[1].digests
+    digests = gather_receipts(receipts, start.version.digest, hands.cut.stages, 3)[1].digests
     committed = hands.coordinator.finish(start, receipts)
     outputs = hands.outputs(committed)
     with people("people", "by_city").open() as engine:

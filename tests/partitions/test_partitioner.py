@@ -24,13 +24,13 @@ from ddflow.partitions.chunks import (
     NO_ROWS,
     PACKED,
     ChunkLimits,
+    add_arrival,
     add_digests,
     chunk_schema,
     payload_at,
-    unpack,
-    with_arrival,
+    unpack_chunk,
 )
-from ddflow.partitions.partitioner import Partitioner, columns_there, tells_arrival
+from ddflow.partitions.partitioner import Partitioner, find_present_columns, has_arrival
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64()}
 
@@ -55,7 +55,7 @@ def routed(route: Partitioner, batches: Iterable[pa.RecordBatch], origin: int = 
 
 
 def rows_of(chunks: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_batches([unpack(c["payload"], schema, c["rows"]) for c in chunks], schema)
+    return pa.Table.from_batches([unpack_chunk(c["payload"], schema, c["rows"]) for c in chunks], schema)
 
 
 def seen(table: pa.Table) -> list[str]:
@@ -150,7 +150,7 @@ def test_no_rows_are_no_chunks_but_their_columns_are_looked_at() -> None:
 def test_columns_that_are_not_there_stay_away() -> None:
     flow = opened(ORDERS)
     rows = pa.record_batch({"at": pa.array([1, 2], pa.int8()), "id": [7, 8]})
-    there = columns_there(flow.inputs["s"].bound, rows.schema)
+    there = find_present_columns(flow.inputs["s"].bound, rows.schema)
     assert there == ("id", "at")
     (chunk,) = routed(Partitioner(flow, "s", 1, SECRET, there), [rows])
     schema = chunk_schema(flow.inputs["s"].bound.schema, there)
@@ -225,7 +225,7 @@ def test_what_no_step_would_take_is_refused_before_it_travels(case: str) -> None
 def test_the_driver_can_tell_by_the_columns_alone(case: str) -> None:
     rows, message = REFUSED[case]
     with pytest.raises(SchemaMismatch, match=message.split(" 'id' of")[0]):
-        columns_there(opened(ORDERS).inputs["s"].bound, rows.schema)
+        find_present_columns(opened(ORDERS).inputs["s"].bound, rows.schema)
 
 
 def kafka(rows: Sequence[tuple[int, str | None, int, int]], topics: bool = True) -> pa.RecordBatch:
@@ -241,9 +241,9 @@ ROWS = [(1, "t", 3, 7), (2, "u", 3, 2), (3, "t", 3, 5), (4, "t", 11, 5), (5, Non
 def test_kafkas_columns_are_picked_up_by_themselves() -> None:
     flow = opened({"id": pa.int64()})
     bound = flow.inputs["s"].bound
-    assert columns_there(bound, kafka(ROWS).schema) == ("id",)
+    assert find_present_columns(bound, kafka(ROWS).schema) == ("id",)
     chunks = routed(Partitioner(flow, "s", 1, SECRET, ("id",)), [kafka(ROWS).slice(0, 3), kafka(ROWS).slice(3)], 99)
-    schema = with_arrival(bound.schema, True)
+    schema = add_arrival(bound.schema, True)
     got = {c["origin"]: (c["at"], rows_of([c], schema).to_pydict()) for c in chunks}
     assert got == {
         "/0000000003": (1, {"id": [5], "_arrival": [1]}),
@@ -260,13 +260,13 @@ def test_kafkas_columns_are_picked_up_by_themselves() -> None:
 def test_kafkas_columns_may_be_the_flows_own() -> None:
     ordered = opened({"id": pa.int64(), "offset": pa.int64()}, dd.Upsert("id", order_by="offset"))
     rows = kafka(ROWS)
-    assert columns_there(ordered.inputs["s"].bound, rows.schema) == ("id", "offset")
+    assert find_present_columns(ordered.inputs["s"].bound, rows.schema) == ("id", "offset")
     chunks = routed(Partitioner(ordered, "s", 1, SECRET), [rows])
     (own,) = [c for c in chunks if c["origin"] == "t/0000000003"]
-    told = rows_of([own], with_arrival(ordered.inputs["s"].bound.schema, True))
+    told = rows_of([own], add_arrival(ordered.inputs["s"].bound.schema, True))
     assert told.to_pydict() == {"id": [3, 6, 1], "offset": [5, 6, 7], "_arrival": [5, 6, 7]}
     declared = {"id": pa.int64(), "offset": pa.int64(), "partition": pa.int32(), "topic": pa.string()}
-    assert not tells_arrival(rows.schema, pa.schema(declared))
+    assert not has_arrival(rows.schema, pa.schema(declared))
     (chunk,) = routed(Partitioner(opened(declared), "s", 1, SECRET), [rows], 4)
     assert (chunk["origin"], chunk["at"]) == ("0000000004", 0)
     assert rows_of([chunk], pa.schema(declared)).column("offset").to_pylist() == [7, 2, 5, 5, 1, 6]

@@ -65,7 +65,7 @@ def take(name, total, wait):
             for i in range(reader.num_record_batches):
                 shuffle.take_chunks(reader.get_batch(i))
         part = StagePart(PLAN, start, 0, 0)
-        done = part.step(start, {"s": shuffle.input("s")}, {}, shuffle.rows, shuffle.digests)
+        done = part.step(start, {"s": shuffle.read_input("s")}, {}, shuffle.rows, shuffle.digests)
         updates = done.receipt.outputs["rows"].rows if "rows" in done.receipt.outputs else 0
         figures = done.receipt.counts, updates, part.dataflow.pending
         part.close()

@@ -23,19 +23,19 @@ from ddflow.partitions.chunks import (
     PACKED,
     RECEIPT,
     Origin,
+    add_arrival,
     add_digests,
     chunk_limits,
     chunk_schema,
-    digests,
-    pack,
-    packed_receipts,
-    packed_sums,
+    compute_digests,
+    pack_chunks,
+    pack_receipts,
+    pack_sums,
     payload_at,
     row_hashes,
     slice_rows,
     sums_schema,
-    unpack,
-    with_arrival,
+    unpack_chunk,
 )
 from ddflow.partitions.stages import cut_stages
 
@@ -48,8 +48,8 @@ def values(array: Any) -> list[str]:
 
 def packed(rows: pa.RecordBatch, to: list[int], origin: Origin | None = None, what: int = 0) -> list[dict[str, Any]]:
     """The chunks of some rows, row by row of what travels, with the payload still a buffer."""
-    origin = origin or Origin.single("0000000000", 0, rows.num_rows)
-    batch = pack(rows, np.array(to, np.int32), row_hashes(rows, SECRET), origin, what)
+    origin = origin or Origin.of_range("0000000000", 0, rows.num_rows)
+    batch = pack_chunks(rows, np.array(to, np.int32), row_hashes(rows, SECRET), origin, what)
     batch.validate(full=True)
     assert batch.schema == PACKED
     return [{**chunk, "payload": payload_at(batch.column("payload"), i)} for i, chunk in enumerate(batch.to_pylist())]
@@ -77,7 +77,7 @@ def test_rows_of_every_type_come_back_as_they_were(kind: str, told: bool) -> Non
         places = [i for i in range(n) if to[i] == chunk["to"]]
         assert (chunk["at"], chunk["rows"], chunk["payload"].size % 8) == (100 + places[0], len(places), 0)
         for by in (0, 1, 4):
-            back = unpack(moved(chunk["payload"], by), with_arrival(rows.schema, told), len(places))
+            back = unpack_chunk(moved(chunk["payload"], by), add_arrival(rows.schema, told), len(places))
             back.validate(full=True)
             assert values(back.column(0)) == [values(array)[i] for i in places], by
             assert back.schema.field(0).type == array.type
@@ -91,11 +91,11 @@ def test_what_is_not_such_a_chunk_is_refused() -> None:
     rows = pa.record_batch({"n": [1, 2]})
     payload = packed(rows, [0, 0])[0]["payload"]
     with raises(Misrouted):
-        unpack(payload, rows.schema, 3)
+        unpack_chunk(payload, rows.schema, 3)
     with raises(Misrouted):
-        unpack(payload.slice(0, 4), rows.schema, 2)
+        unpack_chunk(payload.slice(0, 4), rows.schema, 2)
     with raises(Misrouted):
-        unpack(payload, pa.schema({"n": pa.int64(), "m": pa.string()}), 2)
+        unpack_chunk(payload, pa.schema({"n": pa.int64(), "m": pa.string()}), 2)
 
 
 def test_rows_of_several_origins_are_chunks_of_their_own_in_the_order_of_their_places() -> None:
@@ -103,7 +103,12 @@ def test_rows_of_several_origins_are_chunks_of_their_own_in_the_order_of_their_p
     origin = Origin(["b", "a"], np.array([0, 1, 0, 1, 0, 0]), np.array([9, 5, 7, 6, 8, 1]), True)
     chunks = packed(rows, [1, 0, 1, 0, 1, 0], origin)
     got = [
-        (c["to"], c["origin"], c["at"], unpack(c["payload"], with_arrival(rows.schema, True), c["rows"]).to_pydict())
+        (
+            c["to"],
+            c["origin"],
+            c["at"],
+            unpack_chunk(c["payload"], add_arrival(rows.schema, True), c["rows"]).to_pydict(),
+        )
         for c in chunks
     ]
     assert got == [
@@ -119,7 +124,7 @@ def test_many_partitions_have_a_chunk_each() -> None:
     chunks = packed(pa.record_batch({"n": range(n)}), to.tolist())
     assert [c["to"] for c in chunks] == list(range(n))
     for chunk in chunks[:: n // 7]:
-        assert to[unpack(chunk["payload"], pa.schema({"n": pa.int64()}), 1).column(0)[0].as_py()] == chunk["to"]
+        assert to[unpack_chunk(chunk["payload"], pa.schema({"n": pa.int64()}), 1).column(0)[0].as_py()] == chunk["to"]
 
 
 words = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20)
@@ -130,12 +135,16 @@ words = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20)
 def test_a_digest_is_a_sum_over_rows(drawn: list[int], data: st.DataObject) -> None:
     hashes = np.array(drawn, np.uint64)
     starts = sorted(data.draw(st.sets(st.integers(0, len(drawn) - 1))) | {0})
-    each = digests(hashes, np.array(starts)).to_pylist()
+    each = compute_digests(hashes, np.array(starts)).to_pylist()
     for begin, end, digest in zip(starts, [*starts[1:], len(drawn)], each, strict=True):
         expected = sum(drawn[begin:end]) % 2**64, sum(h * h for h in drawn[begin:end]) % 2**64
         assert digest == b"".join(word.to_bytes(8, "little") for word in expected)
     shuffled = data.draw(st.permutations(each))
-    assert add_digests(*shuffled) == add_digests(NO_ROWS, *each) == digests(hashes, np.zeros(1, np.int64))[0].as_py()
+    assert (
+        add_digests(*shuffled)
+        == add_digests(NO_ROWS, *each)
+        == compute_digests(hashes, np.zeros(1, np.int64))[0].as_py()
+    )
 
 
 def test_the_hash_of_a_row_knows_its_columns_by_name() -> None:
@@ -185,10 +194,10 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
     given = pa.concat_tables([table.slice(0, 3), table.slice(3)])
     monkeypatch.setattr("ddflow.partitions.chunks.chunk_limits", lambda partitions: (300, 10**6))
     back = []
-    for batch in packed_sums({0: given}, plan, 5, SECRET):
+    for batch in pack_sums({0: given}, plan, 5, SECRET):
         for chunk, value in zip(batch.to_pylist(), batch.column("payload"), strict=True):
             assert chunk["what"] == -1
-            rows = unpack(value.as_buffer(), schema, chunk["rows"])
+            rows = unpack_chunk(value.as_buffer(), schema, chunk["rows"])
             high, _ = identities(rows.select(list(plan.exchanges[0].by)), SECRET, rows.num_rows)
             assert set(partition_of(high, 5).tolist()) == {chunk["to"]}
             back.append(rows)
@@ -197,7 +206,7 @@ def test_sums_travel_to_the_partition_of_what_they_meet_by(by: list[str], monkey
 
 
 def test_receipts_travel_as_they_are() -> None:
-    batch = packed_receipts([json.dumps({"a": 1}).encode(), b"2"], to=3)
+    batch = pack_receipts([json.dumps({"a": 1}).encode(), b"2"], to=3)
     assert batch.schema == PACKED
     assert [(c["to"], c["what"], c["payload"]) for c in batch.to_pylist()] == [
         (3, RECEIPT, b'{"a": 1}'),

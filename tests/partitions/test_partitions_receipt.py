@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from test_manifest import blobs, by_input, counts, digests, names, times
 
 from ddflow.errors import CorruptState
-from ddflow.partitions.messages import Said
-from ddflow.partitions.receipt import STAGES, Receipt, gather, greatest, sum_digests
+from ddflow.partitions.messages import MessageFacts
+from ddflow.partitions.receipt import STAGES, Receipt, gather_receipts, max_by_name, sum_digests
 from ddflow.storage.manifest import PARTITIONS, Output
 from ddflow.storage.protocol import Blob
 
@@ -47,7 +47,7 @@ def typical() -> Receipt:
         gone=("11" * 8 + "-9.arrow",),
         sent="0c" * 16,
         figures={"step": 1200},
-        said={"orders": Said("shop.orders", ("id",), ("id", "n"), ("city",), {"shop.people": 2})},
+        said={"orders": MessageFacts("shop.orders", ("id",), ("id", "n"), ("city",), {"shop.people": 2})},
     )
 
 
@@ -78,7 +78,7 @@ receipts = nonces.flatmap(
         gone=st.lists(blobs.map(lambda each: each.name), max_size=3).map(tuple),
         sent=st.just("") | digests,
         figures=st.dictionaries(names, counts),
-        said=st.dictionaries(names, st.builds(Said, tables=st.dictionaries(names, counts))),
+        said=st.dictionaries(names, st.builds(MessageFacts, tables=st.dictionaries(names, counts))),
     )
 )
 
@@ -182,12 +182,14 @@ def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance
                     since=number,
                 )
             )
-    taken, whole = gather(given, "0a" * 16, stages, parts)
+    taken, whole = gather_receipts(given, "0a" * 16, stages, parts)
     mixed = [*given, *(replace(each, figures={}) for each in chance.sample(given, chance.randrange(len(given) + 1)))]
     firsts = {(each.stage, each.number): each for each in reversed(mixed)}
-    assert gather(list(firsts.values()), "0a" * 16, stages, parts) == gather(mixed, "0a" * 16, stages, parts)
+    assert gather_receipts(list(firsts.values()), "0a" * 16, stages, parts) == gather_receipts(
+        mixed, "0a" * 16, stages, parts
+    )
     chance.shuffle(given)
-    assert gather(given, "0a" * 16, stages, parts) == (taken, whole)
+    assert gather_receipts(given, "0a" * 16, stages, parts) == (taken, whole)
     assert whole.rows == {"a": sum(range(parts))} and whole.last == whole.since == parts - 1
     assert whole.greatest == {"a": parts - 1} and whole.outputs["o"].rows == stages * sum(range(parts))
     assert list(whole.outputs["o"].blobs) == [blob(stage * 9 + n) for stage in range(stages) for n in range(parts)]
@@ -196,4 +198,4 @@ def test_what_receipts_add_up_to_does_not_depend_on_their_order_or_number(chance
 def test_digests_are_summed_word_by_word() -> None:
     most, one = "ff" * 8 + "00" * 8, "01" + "00" * 7 + "02" + "00" * 7
     assert sum_digests([{"a": most}, {"a": one}, {"b": one}]) == {"a": "00" * 8 + "02" + "00" * 7, "b": one}
-    assert greatest([{"a": -3}, {"a": -7, "b": 1}]) == {"a": -3, "b": 1}
+    assert max_by_name([{"a": -3}, {"a": -7, "b": 1}]) == {"a": -3, "b": 1}

@@ -92,7 +92,7 @@ WAYS = {
 def went(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Which ways were gone."""
     seen: Counter[str] = Counter()
-    Task = tasks._Task
+    Task = tasks._RewriteTask
     said, restored, pending = Task._hash_keys, tasks.restore, Task._split_pending
 
     def asked(self: Any, *given: Any) -> Any:

@@ -31,11 +31,11 @@ from ddflow.errors import (
     StateRefused,
 )
 from ddflow.partitions.driver_epochs import (
-    ByPartition,
-    Share,
-    contents,
+    Partitioning,
+    PartitionReading,
     find_partitioning,
     partitions_with,
+    read_contents,
     read_updates,
 )
 from ddflow.partitions.epoch_start import Version
@@ -48,8 +48,10 @@ def shares_of(store: Any, flow: dd.Flow, name: str) -> list[pa.Table]:
     """What the shares hold, one after the other; of a collection that is read whole, that."""
     manifest, how = find_version(store), find_partitioning(flow, name)
     if how is None or manifest.partitions == 1:
-        return [contents(Snapshot(store, manifest, flow), name)]
-    return [contents(Share(store, manifest, flow, how.stage, n), name) for n in range(manifest.partitions)]
+        return [read_contents(Snapshot(store, manifest, flow), name)]
+    return [
+        read_contents(PartitionReading(store, manifest, flow, how.stage, n), name) for n in range(manifest.partitions)
+    ]
 
 
 @effort(30)
@@ -71,7 +73,7 @@ def test_shares_together_are_what_one_read_gives(data: st.DataObject, partitions
         return
     flow = resolve_plan(find_version(store).plan, flow, "the state")  # whose joins may share their sides
     for name in (*flow.outputs, *flow.inputs):
-        expected = contents(Snapshot(store, find_version(store), flow), name)
+        expected = read_contents(Snapshot(store, find_version(store), flow), name)
         tables, how = shares_of(store, flow, name), find_partitioning(flow, name)
         assert counted(pa.concat_tables(tables)) == counted(expected), name
         assert counted(expected.drop(["_time"])) == counted(dd.read(store, name, flow=flow)), name
@@ -90,13 +92,13 @@ def test_what_is_shared_and_what_is_not() -> None:
     flow.output("none", flow.inputs["orders"].project(["city"]))
     flow.output("together", flow.outputs["diff"].consolidate())
     found = {name: find_partitioning(flow, name) for name in (*flow.outputs, *flow.inputs)}
-    assert found["orders"] == ByPartition(0, ("id",)) == found["paid"]
-    assert found["by_city"] == ByPartition(1, ("city",))
-    assert found["sizes"] == ByPartition(2, ("count",)) and found["all"] == ByPartition(1, ())
+    assert found["orders"] == Partitioning(0, ("id",)) == found["paid"]
+    assert found["by_city"] == Partitioning(1, ("city",))
+    assert found["sizes"] == Partitioning(2, ("count",)) and found["all"] == Partitioning(1, ())
     assert found["diff"] is found["none"] is found["together"] is None
     back = dd.Flow()
     back.output("out", back.upserts("a", {"id": pa.int64()}, dd.Upsert("id")).to_upserts("id"))
-    assert find_partitioning(back, "out") == ByPartition(0, ("id",))
+    assert find_partitioning(back, "out") == Partitioning(0, ("id",))
 
 
 def test_a_key_is_looked_for_in_its_partition_only() -> None:
@@ -108,7 +110,7 @@ def test_a_key_is_looked_for_in_its_partition_only() -> None:
     hands.epoch({"a": pa.table({"a": [*range(50)], "b": [f"b{n}" for n in range(50)], "n": [7] * 50})})
     tables, manifest = shares_of(store, flow, "rows"), find_version(store)
     how = find_partitioning(flow, "rows")
-    assert how == ByPartition(0, ("c", "a")) and sum(table.num_rows > 0 for table in tables) > 8
+    assert how == Partitioning(0, ("c", "a")) and sum(table.num_rows > 0 for table in tables) > 8
     for a in range(50):
         values = {"a": [pa.scalar(a)], "c": [pa.scalar(f"b{a}")], "n": [pa.scalar(7)]}
         numbers = partitions_with(("c", "a"), values, manifest)
@@ -135,11 +137,11 @@ def test_times_and_changes_by_shares() -> None:
         for name in ("paid", "by_city", "orders"):
             how = find_partitioning(flow, name)
             assert how is not None
-            shares = [Share(store, manifest, flow, how.stage, n) for n in range(3)]
-            then = pa.concat_tables([contents(share, name, as_of=1) for share in shares])
+            shares = [PartitionReading(store, manifest, flow, how.stage, n) for n in range(3)]
+            then = pa.concat_tables([read_contents(share, name, as_of=1) for share in shares])
             assert set(then.column("_time").to_pylist()) <= {1}
             assert counted(then.drop(["_time"])) == counted(engine.read(name, as_of=1))
-            came = pa.concat_tables([contents(share, name, as_of=3, after=1) for share in shares])
+            came = pa.concat_tables([read_contents(share, name, as_of=3, after=1) for share in shares])
             assert set(came.column("_time").to_pylist()) <= {3}
             assert counted(came.drop(["_time"])) == counted(engine.changes(name, 1, 3))
     hands.close()
@@ -179,11 +181,11 @@ def test_upserts_come_as_those_and_have_no_changes() -> None:
     with flow.open(store) as engine:
         engine.step({"people": pa.table({"id": [1, 2], "city": ["Bern", "Chur"]})}, 5)
     reading = Snapshot(store, find_version(store), flow)
-    table = contents(reading, "out")
+    table = read_contents(reading, "out")
     assert table.schema == flow.outputs["out"].updates_schema(flow.time_type)
     assert sorted(row["id"] for row in table.to_pylist()) == [1, 2]
     with raises(SpecError):
-        contents(reading, "out", after=5)
+        read_contents(reading, "out", after=5)
 
 
 def test_a_share_with_what_is_not_its_own_is_damage() -> None:
@@ -192,10 +194,10 @@ def test_a_share_with_what_is_not_its_own_is_damage() -> None:
     hands.epoch({"orders": orders_of(50)})
     manifest = find_version(store)
     with raises(CorruptState):
-        Share(store, manifest, flow, 1, -1)  # the other stage's
+        PartitionReading(store, manifest, flow, 1, -1)  # the other stage's
     swapped = manifest.inventories[1::-1] + manifest.inventories[2:]
     with raises(CorruptState):
-        Share(store, replace(manifest, inventories=swapped), flow, 0, 0)
+        PartitionReading(store, replace(manifest, inventories=swapped), flow, 0, 0)
     hands.close()
 
 

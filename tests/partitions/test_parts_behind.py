@@ -132,7 +132,7 @@ def test_the_driver_says_from_which_inventories_a_part_was_made() -> None:
         hands.epoch({"a": pa.table({"k": [epoch]})})
         start = hands.coordinator.begin()
         assert start.find_past(0, 0) == tuple(reversed(names[1:]))[:PAST]
-        names.append(start.inventory(0, 0))
+        names.append(start.inventory_name(0, 0))
     hands.epoch({})  # which brings nothing
     assert hands.coordinator.begin().find_past(0, 0) == tuple(reversed(names[1:-1]))[:PAST]
     hands.close()

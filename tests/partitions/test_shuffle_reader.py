@@ -28,9 +28,9 @@ from ddflow.partitions.chunks import (
     Origin,
     ShuffleReader,
     add_digests,
-    pack,
-    packed_receipts,
-    packed_sums,
+    pack_chunks,
+    pack_receipts,
+    pack_sums,
     row_hashes,
     sums_schema,
 )
@@ -58,7 +58,7 @@ def seen(table: pa.Table) -> list[str]:
 
 
 def read(shuffle: ShuffleReader, name: str = "s") -> pa.Table:
-    reader = shuffle.input(name)
+    reader = shuffle.read_input(name)
     assert reader is not None
     return reader.read_all()
 
@@ -85,7 +85,7 @@ def test_rows_come_back_in_the_order_of_arrival(tmp_path_factory: pytest.TempPat
             for batch in shuffled(batches, data.draw(st.integers(0, 99)), number):
                 shuffle.take_chunks(batch)
             assert shuffle.rows == ({"s": len(home)} if home else {})
-            assert (shuffle.input("s") is None) == (not home)
+            assert (shuffle.read_input("s") is None) == (not home)
             digest = add_digests(digest, *(bytes.fromhex(each) for each in shuffle.digests.values()))
             for _ in range(2 if home else 0):
                 assert seen(read(shuffle)) == seen(expected)
@@ -103,7 +103,7 @@ def test_rows_of_every_type_are_read_from_memory_and_from_the_file(kind: str, tm
     odd = Origin(["t/0"], np.empty(0, np.int64), np.arange(n) * 3 % n, True)
     hashes = row_hashes(rows, SECRET)
     halves = [
-        pack(
+        pack_chunks(
             rows.slice(at, 3),
             np.zeros(min(3, n - at), np.int32),
             hashes[at : at + 3],
@@ -156,7 +156,7 @@ def test_rows_of_a_kafka_partition_that_interleave_are_merged(
     with ShuffleReader(cut_stages(flow), 0, 0, seed % 2 or None, str(tmp_path_factory.mktemp("scratch"))) as shuffle:
         for batch in shuffled(batches, seed):
             shuffle.take_chunks(batch)
-        parts = list(shuffle.input("s") or ())
+        parts = list(shuffle.read_input("s") or ())
     assert pa.Table.from_batches(parts).column("id").to_pylist() == [5, 7, *range(40)]
     assert max(part.num_rows for part in parts) <= 3 * chunk_rows, "little is joined at a time"
 
@@ -194,34 +194,34 @@ def test_sums_are_for_their_level_and_what_is_for_later_ones_passes(memory: int 
     assert plan.stages == 3
     given_sums = {0: sums(plan, 0, [("Bern", 7, 2), ("Bern", 8, -1)]), 1: sums(plan, 1, [(3, 7, 1)])}
     batches = [
-        *packed_sums(given_sums, plan, 1, SECRET),
-        packed_receipts([b"one", b"two"], 0),
-        *packed_sums({0: sums(plan, 0, [("Chur", 7, 1)])}, plan, 1, SECRET),
+        *pack_sums(given_sums, plan, 1, SECRET),
+        pack_receipts([b"one", b"two"], 0),
+        *pack_sums({0: sums(plan, 0, [("Chur", 7, 1)])}, plan, 1, SECRET),
     ]
     with ShuffleReader(plan, 1, 0, memory, str(tmp_path)) as shuffle:
         for batch in shuffled(batches, 3, several=9):
             shuffle.take_chunks(batch)
         assert sorted(shuffle.receipts) == [b"one", b"two"]
-        assert shuffle.sums(0).sort_by([("_time", "ascending"), ("city", "ascending")]).to_pylist() == [
+        assert shuffle.read_sums(0).sort_by([("_time", "ascending"), ("city", "ascending")]).to_pylist() == [
             {"city": "Bern", "_time": 7, "_diff": 2},
             {"city": "Chur", "_time": 7, "_diff": 1},
             {"city": "Bern", "_time": 8, "_diff": -1},
         ]
-        assert shuffle.sums(0).column("_diff").chunk(0).buffers()[1].address % 8 == 0
+        assert shuffle.read_sums(0).column("_diff").chunk(0).buffers()[1].address % 8 == 0
         passed = list(shuffle.later_chunks)
         assert [batch.schema for batch in passed] == [PACKED]
-        assert (shuffle.rows, shuffle.digests, shuffle.input("s")) == ({}, {}, None)
+        assert (shuffle.rows, shuffle.digests, shuffle.read_input("s")) == ({}, {}, None)
     with ShuffleReader(plan, 2, 0) as later:
         later.take_chunks(passed[0])
-        assert later.sums(1).to_pylist() == [{"n": 3, "_time": 7, "_diff": 1}]
-        assert later.sums(0).num_rows == 0 and later.sums(0).schema == sums_schema(plan.exchanges[0])
+        assert later.read_sums(1).to_pylist() == [{"n": 3, "_time": 7, "_diff": 1}]
+        assert later.read_sums(0).num_rows == 0 and later.read_sums(0).schema == sums_schema(plan.exchanges[0])
         assert list(later.later_chunks) == []
 
 
 def test_what_is_not_for_the_task_is_refused() -> None:
     flow, plan = counted()
     (rows,) = Partitioner(flow, "s", 1, SECRET)([pa.record_batch({"id": [1]})], 0)
-    (first,) = packed_sums({0: sums(plan, 0, [("Bern", 7, 2)])}, plan, 1, SECRET)
+    (first,) = pack_sums({0: sums(plan, 0, [("Bern", 7, 2)])}, plan, 1, SECRET)
     cases = [
         (0, 1, rows, "partition 1 of stage 0: rows for partition 0 came to it; leave the shuffle to ddflow"),
         (1, 0, rows, "partition 0 of stage 1: rows of input 0 came to it, which are not for it"),
@@ -239,7 +239,7 @@ def test_a_row_without_a_payload_only_calls_its_partition() -> None:
     with ShuffleReader(cut_stages(opened({"id": pa.int64()})), 1, 2) as shuffle:
         shuffle.take_chunks(call)
         shuffle.take_chunks(call.slice(0, 0))
-        assert (shuffle.rows, shuffle.receipts, shuffle.input("s")) == ({}, [], None)
+        assert (shuffle.rows, shuffle.receipts, shuffle.read_input("s")) == ({}, [], None)
     with (
         ShuffleReader(cut_stages(opened({"id": pa.int64()})), 0, 1) as shuffle,
         raises(Misrouted),

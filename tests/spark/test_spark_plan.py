@@ -22,9 +22,9 @@ from ddflow.columns.hashing import Secret
 from ddflow.errors import Misrouted, NullKey, SchemaMismatch, SpecError, TieRefused
 from ddflow.partitions.stages import cut_stages
 from ddflow.partitions.step import compute_stage
-from spark_bridge.job import router
+from spark_bridge.job import make_partitioner
 from spark_bridge.tasks import BATCH_ROWS, OnlyStage, RunStage
-from spark_bridge.types import arrow_schema, carrier, from_spark, loose, to_spark
+from spark_bridge.types import arrow_schema, find_carrier, from_spark, make_nullable, to_spark
 
 ORDERS = {"id": pa.int64(), "city": pa.string(), "at": pa.int64(), "paid": pa.bool_()}
 ROWS = pa.table(
@@ -150,7 +150,7 @@ def assert_by_hand(flow: dd.Flow, given: dict[str, list[pa.Table]]) -> None:
     expected = locally(flow, {name: pa.concat_tables(tables) for name, tables in given.items()})
     assert list(found) == list(expected)
     for name, table in expected.items():
-        assert counted(from_spark(found[name], loose(table.schema), name)) == counted(table), name
+        assert counted(from_spark(found[name], make_nullable(table.schema), name)) == counted(table), name
 
 
 # -- types ------------------------------------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ def test_what_travels_comes_back_as_it_was(name: str) -> None:
     kind = (TYPES | MORE)[name]
     values = pa.array(VALUES[name], kind) if name in VALUES else pa.nulls(2, kind)
     there = to_spark(pa.record_batch({"x": values}), "a test")
-    assert there.schema.field(0).type == carrier(kind)
-    back = from_spark(pa.table(there), loose(pa.schema({"x": kind})), "a test")
+    assert there.schema.field(0).type == find_carrier(kind)
+    back = from_spark(pa.table(there), make_nullable(pa.schema({"x": kind})), "a test")
     assert back.column(0).combine_chunks().cast(kind).equals(values)
 
 
@@ -336,7 +336,7 @@ def test_partial_sums_meet_in_the_partition_of_their_row() -> None:
 def test_a_chunk_of_another_partition_is_refused() -> None:
     flow, orders = flow_of()
     flow.output("orders", orders)
-    chunks = list(router(flow, "orders", 2, SECRET, ("id",))([pa.record_batch({"id": range(99)})], 0))
+    chunks = list(make_partitioner(flow, "orders", 2, SECRET, ("id",))([pa.record_batch({"id": range(99)})], 0))
     assert {to for chunk in chunks for to in chunk.column("to").to_pylist()} == {0, 1}
     with raises(Misrouted):
         list(RunStage(cut_stages(flow), 0, SECRET, 2, {"orders": ("id",)}, "orders")(iter(chunks)))

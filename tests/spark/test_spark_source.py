@@ -36,14 +36,14 @@ from ddflow.errors import (
     StateRefused,
     TimeWentBack,
 )
-from ddflow.partitions.driver_epochs import contents
+from ddflow.partitions.driver_epochs import read_contents
 from ddflow.storage.folder.local import LocalStore
 from ddflow.storage.s3 import S3Store
 from ddflow.tools.rollback import rollback
 from spark_bridge.monitoring import QueryStats
 from spark_bridge.sources.base import LIMITS
 from spark_bridge.sources.state import DdflowSource
-from spark_bridge.types import carried_schema, spark_schema, to_spark
+from spark_bridge.types import carrier_schema, spark_schema, to_spark
 
 __all__ = ["moto"]
 
@@ -79,7 +79,7 @@ def batch(schema: Any = None, filters: list[Any] | None = None, **options: Any) 
     if filters is not None:
         reader.rest = list(reader.pushFilters(filters))
     batches = [b for part in reader.partitions() for b in reader.read(part)]
-    arrow = carried_schema(reader.asked.columns, "a test")
+    arrow = carrier_schema(reader.asked.columns, "a test")
     return pa.Table.from_batches(batches, arrow)
 
 
@@ -129,7 +129,7 @@ class Query:
 def plainly(table: pa.Table, name: str = "out") -> Counter[tuple[Any, ...]]:
     """A table's rows as Spark shows them, without their time."""
     batches = [to_spark(each, name) for each in table.combine_chunks().to_batches()]
-    whole = pa.Table.from_batches(batches, carried_schema(table.schema, name))
+    whole = pa.Table.from_batches(batches, carrier_schema(table.schema, name))
     return counted(whole.drop([n for n in ("_time",) if n in whole.column_names]))
 
 
@@ -472,7 +472,7 @@ def test_side_outputs_and_upserts_are_followed_too(state: str, tmp_path: Path) -
         upserts = Query(path=place)
         assert upserts.poll()
         with Snapshot.open(place) as snapshot:
-            assert upserts.rows(*upserts.log[0]) == counted(contents(snapshot, "out"))
+            assert upserts.rows(*upserts.log[0]) == counted(read_contents(snapshot, "out"))
         step = engine.step({"people": pa.table({"id": [2], "city": ["Bern"]})}, 6)
         assert upserts.poll()
         assert upserts.rows(*upserts.log[1]) == counted(step["out"])

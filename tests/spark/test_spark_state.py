@@ -42,7 +42,7 @@ from ddflow.partitions.receipt import Receipt
 from ddflow.storage.memory import MemoryStore
 from spark_bridge import errors, job, part_cache, rewrite
 from spark_bridge.job import cache_limit
-from spark_bridge.part_cache import PARTS, CacheLimit, Memory, read_memory
+from spark_bridge.part_cache import PARTS, CacheLimit, MachineMemory, read_memory
 from spark_bridge.tasks import EpochStage, Route, check_version
 
 pytestmark = pytest.mark.together("spark")
@@ -483,7 +483,7 @@ def test_the_memory_of_a_container_counts(tmp_path: Path) -> None:
         written(f"sys/fs/cgroup/{folder}{names[0]}", f"{1 << 30}\n")
         written(f"sys/fs/cgroup/{folder}{names[1]}", f"{700 << 20}\n")
         written(f"sys/fs/cgroup/{folder}memory.stat", f"anon 5\n{names[2]} {100 << 20}\n")
-        assert read_memory(tmp_path) == Memory(1 << 30, (1 << 30) - (600 << 20))
+        assert read_memory(tmp_path) == MachineMemory(1 << 30, (1 << 30) - (600 << 20))
     written("sys/fs/cgroup/memory.max", "max\n")
     assert read_memory(tmp_path) == read_memory(tmp_path)._replace(available=2 << 30)
 

@@ -23,7 +23,7 @@ import ddflow as dd
 import spark_bridge
 from ddflow.metrics import SinkLag
 from spark_bridge import monitoring, streams
-from spark_bridge.monitoring import Account, Accounts, EpochStats, QueryStats
+from spark_bridge.monitoring import EpochStats, QueryAccount, QueryAccounts, QueryStats
 
 pytestmark = pytest.mark.together("spark")
 
@@ -231,7 +231,7 @@ def batch(number: int, **figures: int) -> EpochStats:
 
 
 def test_a_table_breaks_neither_a_line_nor_a_page_and_shows_the_last_batches() -> None:
-    account = Account()
+    account = QueryAccount()
     for number in range(monitoring.KEPT + 5):
         account.add(batch(number, driver_tasks=2000, memory=number))
     told = account.stats()
@@ -248,21 +248,21 @@ def test_a_table_breaks_neither_a_line_nor_a_page_and_shows_the_last_batches() -
 
 def test_nothing_yet_is_shown_as_nothing() -> None:
     assert (
-        str(Account().stats()).splitlines()[0]
+        str(QueryAccount().stats()).splitlines()[0]
         == "0 epochs, 0 rows in, 0 updates out, 0 B written; frontier the beginning"
     )
     assert "durationMs - (tasks: -)" in str(batch(1))
 
 
 def test_accounts_are_kept_of_the_last_queries_only() -> None:
-    accounts, one = Accounts(), Account()
+    accounts, one = QueryAccounts(), QueryAccount()
     for query in ("", *map(str, range(monitoring.QUERIES)), "0", "new"):
         accounts.put(query, one)
     assert [accounts.get(query) for query in ("", "1", "0", "new")] == [None, None, one, one]
 
 
 def test_progress_without_an_epoch_is_passed_on_as_that() -> None:
-    monitoring.ACCOUNTS.put("a query", Account())
+    monitoring.ACCOUNTS.put("a query", QueryAccount())
     listener = spark_bridge.Listener()
     listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(id="a query", batchId=0)))
     assert [each.ddflow for each in listener.recent] == [None]
@@ -270,7 +270,7 @@ def test_progress_without_an_epoch_is_passed_on_as_that() -> None:
 
 def test_one_line_a_batch_costs_nothing_where_nobody_reads_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="ddflow.spark"):
-        monitoring.report("orders", batch(1), None, {})
+        monitoring.report_epoch("orders", batch(1), None, {})
     assert caplog.messages == []
 
 
@@ -279,7 +279,7 @@ def test_exporters_take_the_figures_of_an_epoch_once() -> None:
     exporter, lags = dd.exporters.prometheus("orders", registry=registry), {"by_city": SinkLag(2, 500)}
     one = batch(1)._replace(rows={"orders": 3})
     for each in (one, one._replace(replayed=True)):
-        monitoring.report("orders", each, exporter, lags)
+        monitoring.report_epoch("orders", each, exporter, lags)
     page = generate_latest(registry).decode()
     for input, rows in one.rows.items():
         assert f'ddflow_rows_total{{flow="orders",input="{input}"}} {float(rows)}' in page

@@ -17,7 +17,7 @@ from ddflow.columns.hashing import Secret, identities, partition_of
 from ddflow.partitions.commit import DriverOptions, EpochDriver
 from ddflow.partitions.epoch_start import EpochStart
 from ddflow.partitions.receipt import Committed, Receipt
-from ddflow.partitions.step import PartDone, StagePart, idle
+from ddflow.partitions.step import PartResult, StagePart, make_idle_receipt
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.protocol import Store
 
@@ -78,7 +78,7 @@ class Hands:
 
     def task(
         self, start: EpochStart, stage: int, number: int, inputs: Mapping[str, pa.Table], sums: Mapping[int, pa.Table]
-    ) -> PartDone:
+    ) -> PartResult:
         """One attempt at one task, on a part that is kept open where it holds what the epoch start says."""
         rows = {
             name: mine(table, self.cut.flow.inputs[name].bound.key_schema.names, start, number)
@@ -88,8 +88,8 @@ class Hands:
         here = {n: mine(table, met[n].by, start, number) for n, table in sums.items() if n in met}
         rows = {name: table for name, table in rows.items() if table.num_rows} if stage == 0 else {}
         here = {n: table for n, table in here.items() if table.num_rows}
-        if not rows and not here and (receipt := idle(self.cut, start, stage, number)) is not None:
-            return PartDone(receipt, {})
+        if not rows and not here and (receipt := make_idle_receipt(self.cut, start, stage, number)) is not None:
+            return PartResult(receipt, {})
         part = self.part(start, stage, number)
         counts = {name: table.num_rows for name, table in rows.items()}
         digests = {name: f"{table.num_rows:032x}" for name, table in rows.items()}
@@ -102,7 +102,7 @@ class Hands:
         parts = self.warm.setdefault((stage, number), [])
         if parts and self.chance.random() < (0.7 if len(parts) < self.copies else 1):
             part = parts.pop(self.chance.randrange(len(parts)))
-            if part.at == start.inventory(stage, number):
+            if part.at == start.inventory_name(stage, number):
                 self.hits += 1
                 return part
             if part.at in start.find_past(stage, number):

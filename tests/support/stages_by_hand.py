@@ -15,7 +15,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret
 from ddflow.partitions.chunks import PACKED
 from ddflow.partitions.stages import cut_stages
-from spark_bridge.job import router
+from spark_bridge.job import make_partitioner
 from spark_bridge.tasks import RunStage
 from spark_bridge.types import shapes, to_spark
 
@@ -26,7 +26,7 @@ def by_hand(flow: dd.Flow, given: Mapping[str, Sequence[pa.Table]], partitions: 
     """What each output is given, in the types that travel.  ``given``: by input, its rows by task that reads them."""
     packed, columns = [], {name: tuple(tables[0].column_names) for name, tables in given.items()}
     for name, tables in given.items():
-        by = router(flow, name, partitions, SECRET, columns[name])
+        by = make_partitioner(flow, name, partitions, SECRET, columns[name])
         for origin, table in enumerate(tables):
             packed += by((to_spark(batch, "a test") for batch in table.to_batches(max_chunksize=3)), origin)
     out = {}

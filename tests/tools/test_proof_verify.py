@@ -16,7 +16,7 @@ import ddflow as dd
 from ddflow.columns.hashing import Secret, identities
 from ddflow.plan.inputs.bind import bind_upserts
 from ddflow.storage.memory import MemoryStore
-from ddflow.tools.verify import Piece, align_pieces
+from ddflow.tools.verify import HashedRows, align_pieces
 from ddflow.trace.arrangement import Arrangement
 
 SPECS = {
@@ -277,7 +277,7 @@ def test_sides_that_are_cut_anywhere_are_told_apart_as_dictionaries_are(
 
     found = {"extra": set[int](), "missing": set[int](), "same": set[int](), "different": set[int]()}
     for one, other in align_pieces(held(sides[0]), held(sides[1]), bound, secret):
-        extra, missing, ours, theirs = one.against(other)
+        extra, missing, ours, theirs = one.match_keys(other)
         found["extra"] |= set(one.table["k"].take(pa.array(extra)).to_pylist())
         found["missing"] |= set(other.table["k"].take(pa.array(missing)).to_pylist())
         same = one.value[ours] == other.value[theirs]
@@ -297,12 +297,12 @@ def test_rows_out_of_place_or_of_another_range_are_a_corrupt_state(again: int) -
     secret, bound = Secret(1, 7), bind_upserts("v", pa.schema({"k": pa.int64(), "v": pa.int64()}), dd.Upsert(key="k"))
     table = pa.table({"k": range(4), "v": range(4)}, bound.schema)
     table = table.take(pa.array(np.argsort(identities(table.select(["k"]), secret, 4)[0])))
-    high = Piece.of(table, bound, secret, 0, 2**64 - 1).high.tolist()
-    assert len(high) == 4 and Piece.of(table, bound, secret, high[0], high[-1]).high.tolist() == high
+    high = HashedRows.of(table, bound, secret, 0, 2**64 - 1).high.tolist()
+    assert len(high) == 4 and HashedRows.of(table, bound, secret, high[0], high[-1]).high.tolist() == high
     wrong = pa.concat_tables([table.slice(0, 3), table.slice(again, 1)])
     for bad, begin, end in ((wrong, 0, 2**64 - 1), (table, high[0] + 1, high[-1]), (table, high[0], high[-1] - 1)):
         with pytest.raises(dd.errors.CorruptState, match="stands where its key does not belong"):
-            Piece.of(bad, bound, secret, begin, end)
+            HashedRows.of(bad, bound, secret, begin, end)
 
 
 def test_a_null_key_and_zero_are_two_keys() -> None:

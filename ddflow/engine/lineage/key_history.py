@@ -36,7 +36,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.hashing import Ints, RowHashes, Secret, identities
 from ddflow.columns.names import TIME, did_you_mean
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.dataflow.admission import Admission
 from ddflow.dataflow.batcher import Batcher
 from ddflow.dataflow.dataflow import Dataflow
@@ -80,7 +80,7 @@ def why(dataflow: Dataflow, input: str, key: Any, log: Any = None) -> Story:
         replayed = story.replayed
     return Story(
         input,
-        format_row(row, 0),
+        row_values(row, 0),
         story.make_table(),
         now,
         tuple(upsert.bound.row_schema.names),
@@ -201,7 +201,7 @@ class _StoryBuilder:
             self._add_rows([HELD[bool(each)] for each in live], batch.time[at], shown, winners)
             self.settled += int((batch.time[at] <= since).sum())
             there = shown.select([n for n in shown.schema.names if n in self.bound.row_schema.names])
-            now = format_row(there, at.size - 1) if live[-1] else None
+            now = row_values(there, at.size - 1) if live[-1] else None
         return now
 
     def add_pending(self, batcher: Batcher, secret: Secret) -> None:

@@ -15,11 +15,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from ddflow.columns.names import DIFF, TIME
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.connectors.formats.base import BAD
 from ddflow.connectors.formats.messages import POSITION, ROW
 from ddflow.engine.run.source_reader import SourceFeed
-from ddflow.terminal import as_text, count_of, html_text
+from ddflow.terminal import format_count, format_row, html_text
 from ddflow.time import NEVER, format_time
 
 HELD: Final = ("deleted", "held")
@@ -101,8 +101,8 @@ class Story(TextAnswer):
         }
 
     def __str__(self) -> str:
-        now = "holds nothing" if self.row is None else f"holds {as_text(self.row)}"
-        lines = [f"the key {as_text(self.key)} of {self.input!r} {now}"]
+        now = "holds nothing" if self.row is None else f"holds {format_row(self.row)}"
+        lines = [f"the key {format_row(self.key)} of {self.input!r} {now}"]
         rows = _list_rows(self.table)
         for i, row in enumerate(rows):
             if row["what"] in HELD:
@@ -117,7 +117,7 @@ class Story(TextAnswer):
             lines.append(f"its input was fed {self.fed}; full contents delete what they do not name")
         if self.replayed:
             events = sum(row["what"] == "event" for row in rows)
-            lines.append(f"its {count_of(events, 'event')} in the log ({self.replayed})")
+            lines.append(f"its {format_count(events, 'event')} in the log ({self.replayed})")
         scopes = iter(self.scopes)
         for row in rows:
             if row["what"] == "event":
@@ -137,13 +137,13 @@ class Story(TextAnswer):
             names = [name for name in list(row)[4:] if name != PART and not name.startswith("winner_")]
         if POSITION in row:  # of messages, whose decoder has columns of its own beside it
             names = [name for name in names if name not in (ROW, BAD)]
-        return as_text({name: row[name] for name in names})
+        return format_row({name: row[name] for name in names})
 
     def _format_order(self, row: Mapping[str, Any], words: str) -> str:
         order = {name[7:]: value for name, value in row.items() if name.startswith("winner_")}
         if all(value is None for value in order.values()):
             return ""
-        return f"{words}{as_text(order if self.source is None else self.source.describe_order(order))}"
+        return f"{words}{format_row(order if self.source is None else self.source.describe_order(order))}"
 
 
 def _describe_time(row: Mapping[str, Any]) -> str:
@@ -210,10 +210,10 @@ class Origins(TextAnswer):
             when = f"as of {format_time(self.as_of, self.time_type)}"
         if not self.shown.num_rows:
             return "\n".join([f"no row of {self.output!r} has these values {when}", *self._describe_near_rows()])
-        lines = [f"{count_of(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_format_rows(self.shown)]
+        lines = [f"{format_count(self.shown.num_rows, 'row')} of {self.output!r} {when}", *_format_rows(self.shown)]
         made = "is made of" if self.shown.num_rows == 1 else "are made of"
         for i, (name, table) in enumerate(self.rows.items()):
-            lines.append(f"{'and' if i else made} {count_of(table.num_rows, 'row')} of {name!r}")
+            lines.append(f"{'and' if i else made} {format_count(table.num_rows, 'row')} of {name!r}")
             lines += _format_rows(table)
         lines += [f"{name!r} is fed by {source}" for name, source in self.sources.items()]
         return "\n".join([*lines, *map(str, self.stories)])
@@ -222,19 +222,20 @@ class Origins(TextAnswer):
         """Describe the added and the deleted rows."""
         ends = ("the beginning" if t == NEVER else format_time(t, self.time_type) for t in (after, self.as_of))
         times = " up to ".join(ends)
-        yield f"{count_of(self.shown.num_rows, 'change')} of {self.output!r} with these values after {times}"
+        yield f"{format_count(self.shown.num_rows, 'change')} of {self.output!r} with these values after {times}"
         yield from _format_rows(self.shown, signed=True)
         for what, tables in (("", self.rows), (" with these values", self.near)):
             for name, table in tables.items():
                 if table.num_rows:
-                    yield f"{count_of(table.num_rows, 'change')} of the input {name!r}{what}"
+                    yield f"{format_count(table.num_rows, 'change')} of the input {name!r}{what}"
                     yield from _format_rows(table, signed=True)
         yield from (f"{name!r} is fed by {source}" for name, source in self.sources.items())
 
     def _describe_near_rows(self) -> Iterator[str]:
         """Describe input rows with these values if the output has none, and name the next command."""
         for name, table in self.near.items():
-            yield f"{count_of(table.num_rows, 'row')} of input {name!r} {'has' if table.num_rows == 1 else 'have'} them"
+            verb = "has" if table.num_rows == 1 else "have"
+            yield f"{format_count(table.num_rows, 'row')} of input {name!r} {verb} them"
             yield from _format_rows(table)
             if table.num_rows:
                 yield f"  a filter or a join behind {name!r} leaves out what is not shown: explain({self.output!r})"
@@ -243,14 +244,14 @@ class Origins(TextAnswer):
 
 
 def _list_rows(table: pa.Table) -> list[dict[str, Any]]:
-    return [format_row(table, i) for i in range(table.num_rows)]
+    return [row_values(table, i) for i in range(table.num_rows)]
 
 
 def _format_rows(table: pa.Table, *, signed: bool = False) -> list[str]:
     """Format rows as text, with a count for rows that occur more than once. ``signed``: of changes, with a sign."""
     most = table.slice(0, LISTED)
     times = most.column(DIFF).to_pylist()
-    shown = map(as_text, _list_rows(most.drop_columns([DIFF])))
+    shown = map(format_row, _list_rows(most.drop_columns([DIFF])))
     more = [f"  and {table.num_rows - LISTED:,} more, which .rows has"] if table.num_rows > LISTED else []
     signs = ["+ " if n > 0 else "- " for n in times] if signed else [""] * len(times)
     counts = [abs(n) for n in times] if signed else times

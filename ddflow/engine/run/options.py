@@ -37,7 +37,7 @@ from ddflow.dataflow.budget import parse_size
 from ddflow.engine.replace import count_most_absent
 from ddflow.errors import Option, Phrase, SpecError
 from ddflow.plan.plan import Plan
-from ddflow.time import seconds
+from ddflow.time import parse_seconds
 
 EPOCHS: Final = 10_000
 """Epochs that may wait for a sink."""
@@ -78,7 +78,7 @@ class RunOptions:
     @property
     def interval_seconds(self) -> float:
         """Seconds of an epoch."""
-        return seconds(str(self.interval), "interval=")
+        return parse_seconds(str(self.interval), "interval=")
 
     def find_seconds_left(self) -> float | None:
         """Seconds from now to the end; None for no time."""
@@ -86,17 +86,17 @@ class RunOptions:
             return None
         if isinstance(self.until, datetime.datetime):
             return max(self.until.timestamp() - time(), 0.0)
-        return seconds(str(self.until), "until=")
+        return parse_seconds(str(self.until), "until=")
 
     @property
     def idle_seconds(self) -> float | None:
         """Seconds after which a silent source is left out."""
-        return None if self.idle is None else seconds(self.idle, "idle=")
+        return None if self.idle is None else parse_seconds(self.idle, "idle=")
 
     @property
     def retry_seconds(self) -> float | None:
         """Seconds of retries after a failure; None: no limit."""
-        return None if self.give_up_after is None else seconds(self.give_up_after, "give_up_after=")
+        return None if self.give_up_after is None else parse_seconds(self.give_up_after, "give_up_after=")
 
     @property
     def backlog_bytes(self) -> int:
@@ -116,7 +116,7 @@ class RunOptions:
             raise SpecError(Option("lateness", self.lateness), f"times are {kind}", "give a whole number in their unit")
         units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
         a_second = units[kind.unit] if pat.is_timestamp(kind) else 1 / 86400 if pat.is_date32(kind) else 1000
-        return round(seconds(self.lateness, "lateness=") * a_second)
+        return round(parse_seconds(self.lateness, "lateness=") * a_second)
 
 
 def check_run(plan: Plan, sources: Mapping[str, Source], sinks: Mapping[str, TableSink], how: RunOptions) -> None:

@@ -23,8 +23,8 @@ from typing import Final, Literal, NamedTuple, cast
 from ddflow.engine.calls import EngineCalls
 from ddflow.engine.run.delivery import Deliveries
 from ddflow.engine.run.source_reader import SourceReader
-from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, fields, publish
-from ddflow.terminal import Line, count_of
+from ddflow.metrics import LOG, CallMetrics, Look, SourceLag, log_fields, publish_call
+from ddflow.terminal import StatusLine, format_count
 from ddflow.time import format_time
 
 EVERY: Final = 1.0
@@ -57,7 +57,7 @@ class RunReport:
 
     def __init__(self, calls: EngineCalls, readers: Sequence[SourceReader], outlets: Deliveries, shows: bool) -> None:
         self.calls, self.readers, self.outlets = calls, readers, outlets
-        self.line, self._began = Line(shows), monotonic()
+        self.line, self._began = StatusLine(shows), monotonic()
         self._published, self._epoch, self._taken = self._began, -1, dict[str, int]()
         self._said = self._began
         self._sources = dict[str, SourceLag]()
@@ -79,12 +79,12 @@ class RunReport:
             for each in (reader for reader in self.readers if reader.is_copying):
                 LOG.info("the first copy of %r has %d rows so far", each.name, each.gathered)
         self._holder = holder
-        if self.line.due:
+        if self.line.is_due:
             self.line.show(self._format_line())
 
     def show_progress(self, what: str, rows: int, began: float) -> None:
         """Show the current work of an epoch, if a report is due. ``rows``: done since it ``began``."""
-        if self.line.due:
+        if self.line.is_due:
             rate = rows / max(monotonic() - began, 1e-3)
             self.line.show(self._format_line(f"{what}: {rows:,} rows, {rate:,.0f} rows/s"))
 
@@ -111,10 +111,10 @@ class RunReport:
         lags = {each.name: each.find_lag() for each in self.readers}
         amounts, behind = ({name: getattr(lag, of) for name, lag in lags.items()} for of in ("amount", "seconds"))
         done = EpochSummary(self.calls.epoch, rows, updates, seconds, amounts, behind, self.outlets.delivered_epochs)
-        parts = [f"{count_of(rows, 'row')} of {[each.name for each in moved]}", count_of(updates, "update")]
+        parts = [f"{format_count(rows, 'row')} of {[each.name for each in moved]}", format_count(updates, "update")]
         parts += [f"{seconds * 1e3:,.0f} ms", *(f"{name} is {lag} behind" for name, lag in lags.items() if str(lag))]
         parts += [f"the sink of {name} has {at:,}" for name, at in done.sinks.items()]
-        LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=fields(done))
+        LOG.info("epoch %d: %s", done.epoch, ", ".join(parts), extra=log_fields(done))
 
     def publish_lags(self) -> None:
         """Publish the lags of sources and sinks to the listeners of calls."""
@@ -130,7 +130,7 @@ class RunReport:
             return
         dataflow = self.calls.dataflow
         call = CallMetrics("run", dataflow.frontier, self._epoch, seconds, {}, dataflow.pending, {})
-        publish(self.calls.listeners, call._replace(sources=self._sources, sinks=self.outlets.measure_lags()))
+        publish_call(self.calls.listeners, call._replace(sources=self._sources, sinks=self.outlets.measure_lags()))
 
     def _format_line(self, doing: str = "") -> str:
         """One line."""

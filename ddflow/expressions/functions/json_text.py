@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from ddflow.aside import aside
+from ddflow.aside import run_on_new_stack
 
 MOST_NESTED: Final = 200
 """Levels of a text that is read; one that has more is bad."""
@@ -90,7 +90,7 @@ def parse_json(text: str, strict: bool = False) -> Any:
     try:
         return _scan_text(text, begin, strict)
     except RecursionError:  # the caller's stack is deep
-        return aside(lambda: _scan_text(text, begin, strict))
+        return run_on_new_stack(lambda: _scan_text(text, begin, strict))
 
 
 def _scan_text(text: str, begin: int, strict: bool) -> Any:
@@ -135,7 +135,7 @@ def write_json(value: Any) -> str:
     try:
         return _write_value(value)
     except RecursionError:
-        return aside(lambda: _write_value(value))
+        return run_on_new_stack(lambda: _write_value(value))
 
 
 def _write_value(value: Any) -> str:

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import NONE, Flags, Ints, Narrow, validity
 from ddflow.columns.layout import SMALL, Arena, Column, ColumnBuffers, fixed_width
-from ddflow.columns.rows import RowPool, Rows, RowView, format_row, gather, gather_buffers
+from ddflow.columns.rows import RowPool, Rows, RowView, gather, gather_buffers, row_values
 from ddflow.columns.sorting import cut_shards
 from ddflow.columns.threads import ALONE
 from ddflow.errors import Option, Phrase, TieRefused
@@ -163,7 +163,7 @@ class FullRows:
     def tie(self, row: int) -> TieRefused:
         """Build the error for a tie that ``tie="error"`` refuses."""
         spec, rows = self.state.bound.spec, self.keyed.events.rows
-        key, order = (format_row(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
+        key, order = (row_values(rows.select(list(names)), row) for names in (spec.key, spec.order_by))
         time = format_time(int(self.keyed.events.times[row]), self.state.bound.time_type)
         return TieRefused(
             f"a step of {self.state.bound.name!r}",

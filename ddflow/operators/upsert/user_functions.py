@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ddflow.columns.hashing import Ints, validity
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.columns.schema import column_arrays
 from ddflow.errors import IllegalTransition, MergerFailed
 from ddflow.kernels.fold import CLEAR, LAST as LATEST, NOTHING, SKIP, TAKE, Walked, choose_cells
@@ -177,7 +177,7 @@ def _fold_by_function(of: WalkedEvents) -> dict[str, Ints | pa.Array]:
         found = f"it raised {type(error).__name__}: {str(error)[:500]}"
         raise MergerFailed(asked, found, "mend it; nothing was changed") from error
     if code != FINE:
-        key = format_row(of.events.rows.select(list(bound.spec.key)), int(row))
+        key = row_values(of.events.rows.select(list(bound.spec.key)), int(row))
         found, remedy = {
             CHANGED: (f"it changed one of {fixed}", "leave key and order columns as they are given"),
             NULL: (f"it left null in one of {required}", "set what may not be null, and its flag to False"),
@@ -232,7 +232,7 @@ def machine_columns(of: WalkedEvents) -> dict[str, pa.Array]:
     held = of.gather_cells(of.cells, field)
 
     def key(row: int) -> str:
-        return str(format_row(rows.select(list(of.upsert.bound.spec.key)), row))
+        return str(row_values(rows.select(list(of.upsert.bound.spec.key)), row))
 
     if machined.automaton is not None:
         assert machined.machine.on is not None, "a table is asked by a column"
@@ -242,7 +242,7 @@ def machine_columns(of: WalkedEvents) -> dict[str, pa.Array]:
             raise IllegalTransition(
                 machined.asked,
                 f"the key {key(row)} is in {machined.automaton.states[state].as_py()!r}, from which "
-                f"{format_row(rows.select([machined.machine.on]), row)} leads nowhere",
+                f"{row_values(rows.select([machined.machine.on]), row)} leads nowhere",
                 "name the transition, or use otherwise='stay' or 'drop'; nothing was changed",
             )
     else:

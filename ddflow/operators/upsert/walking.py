@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ddflow.columns.hashing import Flags, Ints, Narrow, validity
-from ddflow.columns.rows import RowPool, Rows, format_row, gather_column
+from ddflow.columns.rows import RowPool, Rows, gather_column, row_values
 from ddflow.errors import Option, Phrase, TieRefused
 from ddflow.kernels.fold import NOTHING, Walked
 from ddflow.kernels.resolve import FORGOTTEN, GREATEST, LAPSED, LAST, LIVE, OCCUPIED
@@ -258,13 +258,13 @@ class WalkedEvents:
     def key_of(self, group: int) -> str:
         """Format a group's key for a message."""
         row = int(self.steps.permutation[self.steps.key_times[self.steps.keys[group]]])
-        return str(format_row(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
+        return str(row_values(self.events.rows.select(list(self.upsert.bound.spec.key)), row))
 
     def tie(self, row: int) -> TieRefused:
         """Build the error for a tie that ``tie="error"`` refuses."""
         bound, rows = self.upsert.bound, self.events.rows
         names = [field.name for group in self.merging.groups for field in group.order]
-        key, order = (format_row(rows.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
+        key, order = (row_values(rows.select(list(dict.fromkeys(names))), row) for names in (bound.spec.key, names))
         time = format_time(int(self.events.times[row]), bound.time_type)
         return TieRefused(
             f"a step of {bound.name!r}",

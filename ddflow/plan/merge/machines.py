@@ -24,7 +24,7 @@ import pyarrow.types as pat
 from ddflow.columns.hashing import Ints, Secret, validity, value_hashes
 from ddflow.columns.layout import make_writable
 from ddflow.columns.order_words import dense_ranks
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.errors import CorruptState, IllegalTransition, ListTooLong, Option, Phrase, SpecError
 from ddflow.kernels.automaton import NOTHING, REFUSED, many, one, packed, unpacked
 from ddflow.kernels.fold import Walked
@@ -272,7 +272,7 @@ class BoundMachine:
             known = pa.array(list(self.machine.states), self.state.field(0).type)
             wrong = np.flatnonzero(~np.asarray(pc.is_in(out.column(0), known)))
             if wrong.size:
-                row = format_row(pick_rows(events, event[wrong[:1]]), 0)
+                row = row_values(pick_rows(events, event[wrong[:1]]), 0)
                 state = out.column(0)[int(wrong[0])].as_py()
                 raise IllegalTransition(
                     self.asked,

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from ddflow.columns.hashing import Flags, Ints, Narrow, Secret, true_flags, validity, value_hashes, view_values
-from ddflow.columns.rows import format_row
+from ddflow.columns.rows import row_values
 from ddflow.columns.schema import column_arrays, conform, is_word, to_batch
 from ddflow.errors import MergerFailed, SchemaMismatch, SpecError
 from ddflow.kernels.fold import SKIP, TAKE, Walked
@@ -187,7 +187,7 @@ class Merger:
             present = validity(given.column(name))
             wrong = np.flatnonzero((was != now) & (present != 0 if present.size else True))
             if wrong.size:
-                before, after = (format_row(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
+                before, after = (row_values(batch.select(self.fixed), int(wrong[0])) for batch in (given, out))
                 found = f"it returned {after} for {before}"
                 raise function_error(self.asked, found, "leave key and order columns as they are given")
             # An order that nobody gave stays null, whatever was made of it.

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlglot import exp
 
-from ddflow.aside import aside
+from ddflow.aside import run_on_new_stack
 from ddflow.columns.names import did_you_mean
 from ddflow.errors import DdflowError, ExpressionError, Option, SpecError
 from ddflow.expressions.node import Refusal
@@ -328,7 +328,7 @@ def _plan_query(flow: Any, text: str, collections: Mapping[str, Any], sorted: bo
 
     nodes = list(flow.nodes)
     try:
-        return aside(build_answer)
+        return run_on_new_stack(build_answer)
     except (DdflowError, RecursionError) as error:
         flow.nodes[:] = nodes  # what was begun is of no use
         if isinstance(error, DdflowError):

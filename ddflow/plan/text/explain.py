@@ -23,7 +23,7 @@ from ddflow.plan.collection import Collection, Columns, find_paired_inputs, is_p
 from ddflow.plan.inputs.input import Input
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.formulas import Formulas, JsonRecord
-from ddflow.terminal import printable
+from ddflow.terminal import escape_text
 
 MOST_LINES = 500
 """Lines that a notebook shows."""
@@ -397,7 +397,7 @@ def _build_boxes(plan: Plan, roots: Mapping[str, Collection], figures: Figures) 
 
 
 def _wrap_text(text: str) -> list[str]:
-    return textwrap.wrap(printable(text), WIDE)
+    return textwrap.wrap(escape_text(text), WIDE)
 
 
 def _render_svg(boxes: list[Box], layout: BoxLayout) -> str:
