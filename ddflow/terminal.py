@@ -45,6 +45,16 @@ def format_count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def format_size(size: int) -> str:
+    """Format a number of bytes for a person: ``177.6 KB``."""
+    value = float(size)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1000
+    return f"{value:,.1f} TB"
+
+
 def make_console(**settings: Any) -> Console:
     """Make a Rich console that escapes control characters in all its output."""
     from rich.console import Console

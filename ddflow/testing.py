@@ -202,15 +202,14 @@ def aggregate_laws(aggregate: Aggregate, values: Sequence[int | float] | None = 
             (before, f"retract({other}) before {some}, and add({other}) after"),
         ):
             if found != whole:
-                _raise_broken(
-                    f"{how} give {found}; without them it is {whole}", "let retract undo add, whenever it comes"
+                raise NotInvariant(
+                    "dd.testing.aggregate_laws",
+                    f"{how} give {found}; without them it is {whole}",
+                    "let retract undo add, whenever it comes",
                 )
         shuffled = draw.sample(adds, len(adds))
         if (found := fold(shuffled)) != whole:
             told = f"the values {some} give {whole}, and {[each for _, each in shuffled]} give {found}"
-            _raise_broken(told, "keep what does not depend on the order, such as exact sums")
+            remedy = "keep what does not depend on the order, such as exact sums"
+            raise NotInvariant("dd.testing.aggregate_laws", told, remedy)
     return rounds
-
-
-def _raise_broken(found: str, remedy: str) -> None:
-    raise NotInvariant("dd.testing.aggregate_laws", found, remedy)

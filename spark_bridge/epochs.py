@@ -361,9 +361,8 @@ def _run_epoch(
         try:
             job.drain()
         finally:
-            report_epoch(
-                job.name, EpochStats.of(committed, None, flow.time_type), options.metrics, job.sinks.measure_lags()
-            )
+            stats = EpochStats.of(committed, None, flow.time_type)
+            report_epoch(job.name, stats, options.metrics, job.sinks.measure_lags())
         return Ran(job, session, committed)
 
 

@@ -27,14 +27,13 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.result import PRINTED, Verdicts
 from ddflow.metrics import CallMetrics, Metrics, SinkLag, publish_call
 from ddflow.partitions.receipt import ROWS, Committed
 from ddflow.plan.text.codec import read_time_type
 from ddflow.storage.manifest import Epoch, load_newest
 from ddflow.storage.opening import opened_store
-from ddflow.terminal import StatusLine, escape_text, format_count, html_table, text_table
+from ddflow.terminal import StatusLine, escape_text, format_count, format_size, html_table, text_table
 from ddflow.time import INT64, NEVER, format_time
 from spark_bridge.session import context_of
 
@@ -158,7 +157,7 @@ class EpochStats(NamedTuple):
         cached = f"{self.cached[0]} of {self.cached[1]} parts cached"
         return (
             f"{batch}epoch {self.epoch}{', committed before' if self.replayed else ''}; numInputRows {rows}; "
-            f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {shown_size(self.nbytes)}; "
+            f"{Verdicts.of(self.counts, self.pending)}; numOutputRows {updates}, {format_size(self.nbytes)}; "
             f"durationMs {driver or '-'} (tasks: {tasks or '-'}); {cached}"
         )
 
@@ -249,7 +248,7 @@ class QueryStats(tuple[EpochStats, ...]):
         total = self.total
         return (
             f"{format_count(self.epochs, 'epoch')}, {sum(total.rows.values()):,} rows in, "
-            f"{sum(total.updates.values()):,} updates out, {shown_size(total.nbytes)} written; "
+            f"{sum(total.updates.values()):,} updates out, {format_size(total.nbytes)} written; "
             f"frontier {format_time(total.frontier, total.time_type)}"
         )
 
@@ -278,7 +277,7 @@ class QueryStats(tuple[EpochStats, ...]):
                 *(f"{each.counts.get(name, 0):,}" for name in verdicts),
                 *([f"{each.pending:,}"] if waits else []),
                 *(f"{each.updates.get(name, 0):,}" for name in outputs),
-                shown_size(each.nbytes),
+                format_size(each.nbytes),
                 *("" if micros is None else f"{micros / 1000:,.0f}" for micros in times),
                 "/".join(map(str, each.cached)),
             ]
@@ -394,8 +393,8 @@ class QueryAccount:
         return QueryStats(self._batches.copy(), self._total, self._epochs)
 
 
-class QueryAccounts:
-    """Accounts of queries by their ids: the last `QUERIES`.
+class QueryAccounts(OrderedDict[str, Any]):
+    """Accounts of queries by their ids, each with ``stats()``: the last `QUERIES`.
 
     >>> accounts = QueryAccounts()
     >>> accounts.put("a", QueryAccount())
@@ -403,20 +402,13 @@ class QueryAccounts:
     (True, None)
     """
 
-    def __init__(self) -> None:
-        self._accounts: OrderedDict[str, Any] = OrderedDict()
-
     def put(self, query: str, account: Any) -> None:
         """Keep what has ``stats()`` of a query.  O(1).  A query without an id is left out."""
         if query:
-            self._accounts.pop(query, None)
-            self._accounts[query] = account
-            while len(self._accounts) > QUERIES:
-                self._accounts.popitem(last=False)
-
-    def get(self, query: str) -> Any:
-        """Return the account of a query, which has ``stats()``; None for an unknown query. O(1)."""
-        return self._accounts.get(query)
+            self[query] = account
+            self.move_to_end(query)
+            while len(self) > QUERIES:
+                self.popitem(last=False)
 
 
 ACCOUNTS: Final = QueryAccounts()
@@ -456,7 +448,7 @@ def progress_text(what: str, stages: Iterable[StageProgress], seconds: float) ->
     tasks, done, rows, nbytes = (sum(each[at] for each in known) for at in range(4))
     ended = sum(each.done >= each.tasks for each in known)
     parts = [f"{ended} of {len(known)} stages", f"{done:,} of {tasks:,} tasks"] if known else []
-    parts += [f"{rows:,} rows read"] if rows else [f"{shown_size(nbytes)} read"] if nbytes else []
+    parts += [f"{rows:,} rows read"] if rows else [f"{format_size(nbytes)} read"] if nbytes else []
     return f"{what}; {', '.join([*parts, f'{seconds:,.0f} s'])}"
 
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddflow.dataflow.budget import shown_size
 from ddflow.errors import DdflowError
 from ddflow.partitions.step import StagePart
+from ddflow.terminal import format_size
 
 AUTO: Final = "auto"
 """The size that is chosen from the memory of the executor."""
@@ -188,8 +188,8 @@ class CacheWatch:
             remedy = f"give {wanted} if each Python worker of an executor may take that, or more memory to executors"
         return (
             f"{missed} of {needed} parts of the state were opened anew in each of the last {COLD} epochs, "
-            f"{opened * 100 // max(spent, 1)} % of the time of tasks; they take {shown_size(size)}, "
-            f"and a worker keeps {shown_size(most)} open (part_cache={given!r}); {remedy}"
+            f"{opened * 100 // max(spent, 1)} % of the time of tasks; they take {format_size(size)}, "
+            f"and a worker keeps {format_size(most)} open (part_cache={given!r}); {remedy}"
         )
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import OF_TEXT, Output, Types, VerbOptions, with_options
-from ddflow.cli.say import say
+from ddflow.cli.say import say, show_amount
 from ddflow.terminal import format_count
 
 DIFFERENT, TROUBLE = 1, 2
@@ -36,15 +36,6 @@ Key = Annotated[
         help="The columns that identify a row: id, or id,region. May be repeated.",
     ),
 ]
-Ignored = Annotated[
-    list[str] | None,
-    typer.Option("--ignore", metavar="COLUMNS", show_default=False, help="Columns that are left out."),
-]
-
-
-NullKeys = Annotated[
-    str, typer.Option("--null-key", metavar="error|drop|keep", help="What becomes of a row whose key is null.")
-]
 
 
 @with_options(only=OF_TEXT)
@@ -53,8 +44,13 @@ def compare(
     after: After,
     key: Key,
     ask: VerbOptions,
-    ignore: Ignored = None,
-    null_key: NullKeys = "error",
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="COLUMNS", show_default=False, help="Columns that are left out."),
+    ] = None,
+    null_key: Annotated[
+        str, typer.Option("--null-key", metavar="error|drop|keep", help="What becomes of a row whose key is null.")
+    ] = "error",
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
     exit_code: Annotated[
@@ -82,7 +78,6 @@ def compare(
     """
     from ddflow.cli.input_files import file_options, say_doubts
     from ddflow.cli.plan import parse_names
-    from ddflow.cli.say import show_amount
     from ddflow.cli.words import in_shell
     from ddflow.columns.casts import parse_types
     from ddflow.errors import DdflowError

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import Input, Rewriting, State, Trust
-from ddflow.cli.say import say
-from ddflow.terminal import format_count
+from ddflow.cli.say import say, show_amount
+from ddflow.terminal import format_count, format_size
 
 if TYPE_CHECKING:
     from ddflow.partitions.evolve import Evolved
@@ -108,7 +108,6 @@ def evolve(
     if not types and input is not None:
         raise typer.BadParameter("--input says whose columns --types are; an input that goes is --drop-input NAME")
 
-    from ddflow.cli.say import show_amount
     from ddflow.columns.casts import parse_types
     from ddflow.partitions.evolve import evolve
 
@@ -125,7 +124,6 @@ def evolve(
 
 def _say_result(state: str, done: Evolved) -> None:
     """Report the result."""
-    from ddflow.dataflow.budget import shown_size
     from ddflow.storage.address import mask_address
 
     for name, columns in done.columns.items():
@@ -139,7 +137,7 @@ def _say_result(state: str, done: Evolved) -> None:
         say(f"no output is made of the input {name} now; it stays, and its events are judged and counted as before")
         say(f"to take it out, too: ddflow evolve {shlex.quote(mask_address(state))} --drop-input {shlex.quote(name)}")
     if done.outputs or done.inputs:
-        say(f"{shown_size(done.freed)} are free once ddflow gc has deleted the versions before (epoch {done.epoch})")
+        say(f"{format_size(done.freed)} are free once ddflow gc has deleted the versions before (epoch {done.epoch})")
     elif done.columns:
         moved = f"{format_count(done.versions, 'row')} and {format_count(done.pending, 'waiting event')} rewritten"
         say(f"{state}: {moved} (epoch {done.epoch})")

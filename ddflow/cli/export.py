@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import AsOf, State, Trust
-from ddflow.cli.say import say
+from ddflow.cli.say import say, show_amount
 from ddflow.terminal import format_count
 
 
@@ -52,7 +52,6 @@ def export(
 
     * `ddflow export state/shop by_city -o cities.csv --as-of 2`
     """
-    from ddflow.cli.say import show_amount
     from ddflow.connectors.files import open_output
     from ddflow.engine.snapshot import Snapshot
     from ddflow.time import parse_time

@@ -14,7 +14,8 @@ import typer
 
 from ddflow.cli import REFUSED
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.say import say
+from ddflow.cli.say import say, show_amount
+from ddflow.terminal import format_size
 
 
 def fsck(
@@ -38,12 +39,10 @@ def fsck(
 
     * `ddflow fsck s3://bucket/orders --json`
     """
-    from ddflow.cli.say import show_amount
     from ddflow.cli.words import in_shell
-    from ddflow.dataflow.budget import shown_size
     from ddflow.tools.fsck import fsck as checked
 
-    with show_amount("reading", None, shown_size) as tick:
+    with show_amount("reading", None, format_size) as tick:
         report = checked(state, trust=trust, look=tick)  # type: ignore[arg-type]
     if not as_json:
         report.where = state  # as it was written

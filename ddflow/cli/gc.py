@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.say import say
+from ddflow.cli.say import say, show_amount
+from ddflow.terminal import format_size
 
 
 def gc(
@@ -66,22 +67,19 @@ def gc(
         say(json.dumps({"state": state, "dry_run": dry_run, "forgot": forget} | asdict(done)))
         return
 
-    from ddflow.dataflow.budget import shown_size
-
     if forget:
         say(f"{state} is compacted to the present, and holds nothing of rows that were deleted or replaced")
     verb = "would delete" if dry_run else "deleted"
-    say(f"{verb} {len(done.manifests):,} versions and {done.files:,} files, {shown_size(done.bytes)}")
+    say(f"{verb} {len(done.manifests):,} versions and {done.files:,} files, {format_size(done.bytes)}")
     if done.outputs:
         say(f"{verb} {len(done.outputs):,} files that failed commits left among the outputs")
     if done.waiting:
-        size = shown_size(done.bytes_waiting)
+        size = format_size(done.bytes_waiting)
         say(f"left {done.waiting:,} files, {size}, that no version names: they may be of an epoch under way")
     say(f"kept versions {', '.join(map(str, done.kept)) or 'none'}")
 
 
 def _forget_deleted(state: str, trust: str) -> None:
-    from ddflow.cli.say import show_amount
     from ddflow.engine.compact import compact
     from ddflow.engine.engine import Flow
     from ddflow.engine.snapshot import find_version

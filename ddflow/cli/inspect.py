@@ -10,17 +10,17 @@ manifest and its inventory; that is `ddflow.tools.inspect`'s.
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from ddflow import terminal
 from ddflow.cli.arguments import State, Trust
 from ddflow.cli.say import say
 from ddflow.errors import shorten
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def inspect(
@@ -68,11 +68,8 @@ def _show_sections(found: Mapping[str, Any]) -> None:
         say()
 
 
-def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], person: bool) -> "Table":
+def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], person: bool) -> Table:
     """Build a table with a line a row.  For a pipe it has no frames, so that it can be searched and cut."""
-    from rich import box
-    from rich.text import Text
-
     table = _new_table(title, box=box.SIMPLE_HEAD if person else None, show_header=bool(head), header_style="bold")
     for i in range(len(head or rows[0])):
         number = i > 0 and all(row[i].replace(",", "").isdigit() or not row[i] for row in rows)
@@ -82,10 +79,8 @@ def _build_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]],
     return table
 
 
-def _build_records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+def _build_records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Build a table with a line a value, below the name of its row, because the rows are wider than the terminal."""
-    from rich.text import Text
-
     table = _new_table(title, show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column()
@@ -97,10 +92,7 @@ def _build_records(title: str, head: Sequence[str], rows: Sequence[Sequence[str]
     return table
 
 
-def _new_table(title: str, **look: Any) -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
+def _new_table(title: str, **look: Any) -> Table:
     return Table(title=Text(title, style="bold"), title_justify="left", pad_edge=False, padding=(0, 2, 0, 0), **look)
 
 
@@ -185,7 +177,6 @@ def _version_rows(versions: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[An
 
 def _state_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
     """Yield the lines about the state as a whole."""
-    from ddflow.dataflow.budget import shown_size
     from ddflow.time import format_time
 
     age = next(
@@ -202,7 +193,7 @@ def _state_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         ("written", f"{found['written']}{age}"),
         ("by", f"{found['note']} (writer {found['writer']})"),
         ("times", f"last {last}, frontier {frontier}, readable from {since}"),
-        ("files", f"{found['files']:,}, {shown_size(found['bytes'])}"),
+        ("files", f"{found['files']:,}, {terminal.format_size(found['bytes'])}"),
         ("events", ", ".join(f"{name} {n:,}" for name, n in found["verdicts"].items() if n) or "none"),
     ]
     if len(found["parts"]) > 1:
@@ -221,8 +212,6 @@ def _time_type(found: Mapping[str, Any]) -> Any:
 
 def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the tables of sources and sinks; shortens a long position to its two ends."""
-    from ddflow.dataflow.budget import shown_size
-
     columns = ("left_out", "added")
     sources = (
         (
@@ -236,7 +225,11 @@ def _attachment_sections(found: Mapping[str, Any]) -> Iterator[Section]:
     )
     yield "Sources", ("input", "kind", "where", "position", "left out", "added"), sources
     sinks = (
-        (name, *(of[what] for what in ("kind", "target", "mode", "epoch", "waiting")), shown_size(of["waiting_bytes"]))
+        (
+            name,
+            *(of[what] for what in ("kind", "target", "mode", "epoch", "waiting")),
+            terminal.format_size(of["waiting_bytes"]),
+        )
         for name, of in found["sinks"].items()
     )
     yield "Sinks", ("output", "kind", "where", "mode", "has", "waiting", "bytes"), sinks
@@ -249,15 +242,13 @@ def _join_columns(of: Mapping[str, Sequence[str]]) -> str:
 
 
 def _collection_rows(found: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
-    from ddflow.dataflow.budget import shown_size
-
     for each in (found["inputs"], found["operators"]):
         for name, of in each.items():
             figures = [of.get(what, 0) for what in ("keys", "tombstones", "versions", "runs", "merges", "files")]
             yield (
                 shorten(name, NAMED),
                 *figures,
-                shown_size(of.get("bytes", 0)),
+                terminal.format_size(of.get("bytes", 0)),
                 of.get("arrived", ""),
                 of.get("pending", ""),
             )
@@ -267,10 +258,8 @@ def _partition_rows(parts: Sequence[Mapping[str, int]]) -> Iterator[Sequence[Any
     """Yield, for each stage, the least and the median of each figure of its partitions, and the largest partition."""
     from statistics import median_low
 
-    from ddflow.dataflow.budget import shown_size
-
     def row(stage: int, what: str, figures: Sequence[int]) -> Sequence[Any]:
-        return stage, what, *figures[:3], shown_size(figures[3])
+        return stage, what, *figures[:3], terminal.format_size(figures[3])
 
     for stage in sorted({each["stage"] for each in parts}):
         here = {

@@ -17,19 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import OF_FULL_FILES, OF_MERGES, Full, Scope, VerbOptions, with_options
-from ddflow.cli.say import say
+from ddflow.cli.say import say, show_progress
 
 if TYPE_CHECKING:
     from ddflow.tools.migrate import FedLog
-
-Old = Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")]
-New = Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")]
-Log = Annotated[
-    list[str],
-    typer.Argument(metavar="LOG", show_default=False, help="All files of the log, in their order, or folders of them."),
-]
-Counts = Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` does; --by says so too.")]
-Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have changed, write the new contents whole.")]
 
 
 @with_options(
@@ -38,12 +29,19 @@ Whole = Annotated[bool, typer.Option("--whole", help="Where the columns have cha
     | {"inputs", "net", "stale_output", "bad_output", "state", "epoch", "at", "skip_bad_files"}
 )
 def migrate(
-    old: Old,
-    new: New,
-    log: Log,
+    old: Annotated[str, typer.Argument(metavar="OLD", show_default=False, help="The state that there is.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", show_default=False, help="Where the new state is to be.")],
+    log: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG", show_default=False, help="All files of the log, in their order, or folders of them."
+        ),
+    ],
     ask: VerbOptions,
-    counts: Counts = False,
-    whole: Whole = False,
+    counts: Annotated[bool, typer.Option("--count", help="Count, as `ddflow count` does; --by says so too.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Where the columns have changed, write the new contents whole.")
+    ] = False,
     full: Full = None,
     scope: Scope = None,
 ) -> None:
@@ -80,7 +78,6 @@ def _migrate(ask: VerbOptions, old: str, whole: bool, full: list[str] | None, sc
     from ddflow.cli.log import mark_full
     from ddflow.cli.output import WrittenEpochs
     from ddflow.cli.plan import INPUT
-    from ddflow.cli.say import show_progress
     from ddflow.tools.migrate import Migration, replay
 
     request, new = FileRun(ask), str(ask.state)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ddflow.cli.arguments import Rewriting, State, Trust
-from ddflow.cli.say import say
+from ddflow.cli.say import say, show_amount
 from ddflow.terminal import format_count
 
 
@@ -42,7 +42,6 @@ def rescale(
 
     * `ddflow rescale state/orders --partitions 1 --memory 2GB`
     """
-    from ddflow.cli.say import show_amount
     from ddflow.partitions.rescale import rescale
 
     choices: dict[str, Any] = {"trust": trust, "memory": memory}

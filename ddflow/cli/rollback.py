@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddflow.cli.arguments import State, Trust
-from ddflow.cli.say import say
+from ddflow.cli.say import say, show_amount
+from ddflow.terminal import format_size
 
 if TYPE_CHECKING:
     from ddflow.tools.rollback import OldVersion
@@ -55,8 +56,6 @@ def rollback(
 
     * `ddflow rollback state/orders --to-epoch 1 --yes`
     """
-    from ddflow.cli.say import show_amount
-    from ddflow.dataflow.budget import shown_size
     from ddflow.tools import rollback as tool
 
     choices: dict[str, Any] = {"trust": trust}
@@ -75,7 +74,7 @@ def rollback(
             say(_format_version(each), err=True)
         where = "the last whole version before the newest" if to_epoch is None else f"epoch {to_epoch}"
         typer.confirm(f"go back to {where}, and lose all later epochs?", abort=True, err=True)
-    with show_amount("reading and copying", None, shown_size) as tick:
+    with show_amount("reading and copying", None, format_size) as tick:
         done = tool.rollback(state, to_epoch, **choices, look=tick)
     _say_result(state, done, as_json)
 

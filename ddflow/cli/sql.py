@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from ddflow.cli.arguments import OF_MESSAGES, OF_TEXT, Output, Types, VerbOptions, with_options
-from ddflow.cli.say import say
+from ddflow.cli.say import say, show_amount
 from ddflow.errors import SpecError
 from ddflow.terminal import format_count
 
@@ -124,7 +124,6 @@ OUT: Final = "out"
 """The name of the flow's output."""
 
 
-Query = Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="In Spark's SQL, over the tables.")]
 Tables = Annotated[
     list[str],
     typer.Argument(
@@ -137,17 +136,18 @@ Tables = Annotated[
         "differ: :format=csv:delimiter=;. Repeated, the same name has more files.",
     ),
 ]
-Diff = Annotated[bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")]
 
 
 @with_options(only=OF_TEXT | OF_MESSAGES)
 def sql(
-    query: Query,
+    query: Annotated[str, typer.Argument(metavar="QUERY", show_default=False, help="In Spark's SQL, over the tables.")],
     tables: Tables,
     ask: VerbOptions,
     output: Output = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an output file that exists.")] = False,
-    diff: Diff = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="The differences, file by file, rather than the rows at the end.")
+    ] = False,
     types: Types = None,
     as_json: Annotated[bool, typer.Option("--json", help="With -o: what was done as one JSON object.")] = False,
 ) -> None:
@@ -304,7 +304,6 @@ def _say_result(
 def _show_progress(given: "dict[str, FilesSource]", out: Any) -> "AbstractContextManager[Tick]":
     """Show the rows read so far, unless rows of the answer go to the same terminal."""
     from ddflow.cli.output import JsonLines
-    from ddflow.cli.say import show_amount
 
     counts = [source.rows for source in given.values()]
     total = sum(n or 0 for n in counts) if None not in counts else None

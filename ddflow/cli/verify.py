@@ -15,22 +15,20 @@ import typer
 
 from ddflow.cli import REFUSED
 from ddflow.cli.arguments import OF_TEXT, Full, Input, Scope, State, Trust, VerbOptions, with_options
-from ddflow.cli.say import say
-
-Log = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="LOG",
-        show_default=False,
-        help="All files, or folders of them, that were given to the state, in their order.",
-    ),
-]
+from ddflow.cli.say import say, show_amount
 
 
 @with_options(only=OF_TEXT)
 def verify(
     state: State,
-    log: Log,
+    log: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG",
+            show_default=False,
+            help="All files, or folders of them, that were given to the state, in their order.",
+        ),
+    ],
     ask: VerbOptions,
     full: Full = None,
     scope: Scope = None,
@@ -64,7 +62,6 @@ def verify(
     """
     from ddflow.cli.input_files import file_options
     from ddflow.cli.log import find_input, open_log, stream_log
-    from ddflow.cli.say import show_amount
     from ddflow.tools.verify import verify as compared
 
     bound = find_input(state, input, trust)

@@ -20,6 +20,7 @@ from ddflow.errors import BudgetExceeded, Option, Phrase, SpecError
 from ddflow.storage.files.batch_store import BatchStore
 from ddflow.storage.folder.scratch import ScratchStore
 from ddflow.storage.protocol import Store
+from ddflow.terminal import format_size
 
 UNITS: Final = {
     "": 1,
@@ -60,9 +61,9 @@ class Budget:
         if memory is not None and (spill is not None or state is not None):
             if memory < LEAST:
                 raise SpecError(
-                    f"memory={shown_size(memory)}",
+                    f"memory={format_size(memory)}",
                     "that is too small to work in",
-                    f"with spill= give {shown_size(LEAST)} or more",
+                    f"with spill= give {format_size(LEAST)} or more",
                 )
             self.scratch = BatchStore(state.scratch() if spill is None and state is not None else ScratchStore(spill))
         self.home = self.scratch
@@ -87,7 +88,7 @@ class Budget:
     def check(self, needed: int) -> None:
         """Raise `BudgetExceeded` when the state would outgrow a budget that cannot be spilled."""
         if self.memory is not None and not self.spills and needed > self.memory:
-            found = f"the state would take {shown_size(needed)}, the budget is {shown_size(self.memory)}"
+            found = f"the state would take {format_size(needed)}, the budget is {format_size(self.memory)}"
             remedy = Phrase("open with a larger ", Option("memory"), ", or with spill= a folder; nothing was changed")
             raise BudgetExceeded("a step", found, remedy)
 
@@ -100,13 +101,3 @@ def parse_size(given: str | int | None, option: str = "memory=") -> int | None:
     if found is None or found[2].upper() not in UNITS or not float(found[1]):
         raise SpecError(f"{option}{given!r}", "that is no size", "write it like '512MB' or '2GiB', or give bytes")
     return int(float(found[1]) * UNITS[found[2].upper()])
-
-
-def shown_size(size: int) -> str:
-    """Bytes as a person reads them."""
-    value = float(size)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
-        value /= 1000
-    return f"{value:,.1f} TB"

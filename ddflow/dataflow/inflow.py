@@ -27,13 +27,14 @@ from ddflow.connectors.formats.messages import COLUMNS as MESSAGES
 from ddflow.connectors.to_arrow import to_arrow_rows, to_table
 from ddflow.dataflow.admission import Admission, Look, MessagesRead, RefusedRows, Where
 from ddflow.dataflow.batcher import Batcher
-from ddflow.dataflow.budget import Budget, shown_size
+from ddflow.dataflow.budget import Budget
 from ddflow.dataflow.side_outputs import refused_rows
 from ddflow.errors import BadMessage, BudgetExceeded, NotArrow, Option, Phrase, SchemaMismatch, WrongMode
 from ddflow.operators.updates import ints
 from ddflow.operators.upsert.events import Events
 from ddflow.operators.upsert.state import walk_live_keys
 from ddflow.operators.upsert.upsert import RunningUpsert
+from ddflow.terminal import format_size
 from ddflow.time import CLOSED, NEVER
 
 PIECE = 1 << 16
@@ -240,7 +241,7 @@ def _split_table(table: pa.Table, what: str, most: int) -> Iterator[pa.Table]:
         yield table
         return
     if table.num_rows == 1:
-        found = f"one row takes {shown_size(size)}, the budget leaves {shown_size(most)} for a row"
+        found = f"one row takes {format_size(size)}, the budget leaves {format_size(most)} for a row"
         raise BudgetExceeded(
             f"rows for {what}", found, Phrase("give a larger ", Option("memory"), "; nothing was taken in")
         )

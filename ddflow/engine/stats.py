@@ -12,14 +12,13 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.result import Verdicts
 from ddflow.plan.collection import Collection, walk_inputs
 from ddflow.plan.plan import Plan
 from ddflow.plan.text.explain import Explained, Explaining, Picture, render_html, render_plan
-from ddflow.terminal import escape_text, format_count, html_table, text_table
+from ddflow.terminal import escape_text, format_count, format_size, html_table, text_table
 from ddflow.time import INT64, format_time
 from ddflow.trace.arrangement import Arrangement
 
@@ -239,21 +238,21 @@ class Stats(Mapping[str, Any]):
         state = [] if per_key is None else [f"{per_key:,.1f} bytes a key"]
         state.append(f"write amplification {self['write_amplification']:.2f}")
         state.append(f"{format_count(owed, 'version')} owed to merges" if owed else "no merge in progress")
-        waiting = f"pending {format_count(pending, 'event')}, {shown_size(self['bytes_pending'])}"
+        waiting = f"pending {format_count(pending, 'event')}, {format_size(self['bytes_pending'])}"
         if self["pinned"]:
-            waiting += f"; pinned by readers {shown_size(self['pinned'])}"
+            waiting += f"; pinned by readers {format_size(self['pinned'])}"
         if self["budget"] is None:
             room = "no budget"
         else:
             used = (self["bytes_resident"] + self["bytes_pending"]) / self["budget"]
-            room = f"budget {shown_size(self['budget'])}, {used:.1%} used".replace("%", " %")
+            room = f"budget {format_size(self['budget'])}, {used:.1%} used".replace("%", " %")
         verdicts = f"verdicts: {Verdicts.of(self['verdicts'])}"
         frontier, since = (format_time(self[name], self._time_type) for name in ("frontier", "since"))
         return [f"frontier {frontier}, since {since}", ", ".join(state), f"{waiting}; {room}", verdicts]
 
 
 def _format_figure(name: str, number: int) -> str:
-    return shown_size(number) if name.startswith("bytes") else f"{number:,}"
+    return format_size(number) if name.startswith("bytes") else f"{number:,}"
 
 
 def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
@@ -282,7 +281,7 @@ def describe_nodes(graph: Graph) -> dict[Collection, list[str]]:
         every = [ArrangementFigures.of(each) for each in graph.opened[node].arrangements]
         if every:
             size = sum(each.bytes_resident + each.bytes_mapped for each in every)
-            notes.append(f"{format_count(sum(each.keys for each in every), 'row')}, {shown_size(size)}")
+            notes.append(f"{format_count(sum(each.keys for each in every), 'row')}, {format_size(size)}")
             if lookers.get(node, 0) > 1:
                 notes.append(f"rows are looked up in it by {lookers[node]} operators")
             if len(outputs.get(node, [])) > 1:

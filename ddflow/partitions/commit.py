@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import check_target
-from ddflow.dataflow.budget import LEAST, parse_size, shown_size
+from ddflow.dataflow.budget import LEAST, parse_size
 from ddflow.engine.epoch_log import KEPT, EpochLog, LogOptions
 from ddflow.errors import (
     Command,
@@ -78,6 +78,7 @@ from ddflow.storage.feeding import EVENTS, record_feed
 from ddflow.storage.manifest import PARTITIONS, Call, Epoch as CommittedEpoch, Feed as FeedRecord, Manifest, Output
 from ddflow.storage.manifest_log import GRACE
 from ddflow.storage.protocol import Store
+from ddflow.terminal import format_size
 from ddflow.time import CLOSED, INT64, NEVER, format_time
 
 
@@ -123,9 +124,9 @@ class DriverOptions:
         check_target(self.outputs)  # before anything is made
         if (size := self.task_memory) is not None and usable_memory(size) < LEAST:
             raise SpecError(
-                f"memory={shown_size(size)}",
+                f"memory={format_size(size)}",
                 "that is too small for a task to work in",
-                f"give {shown_size(2 * LEAST)} or more",
+                f"give {format_size(2 * LEAST)} or more",
             )
 
     @property

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ddflow.columns.hashing import Secret
-from ddflow.dataflow.budget import LEAST, Budget, parse_size, shown_size
+from ddflow.dataflow.budget import LEAST, Budget, parse_size
 from ddflow.dataflow.dataflow import Dataflow
 from ddflow.dataflow.graph import Graph
 from ddflow.dataflow.inflow import add_counts
@@ -53,6 +53,7 @@ from ddflow.storage.manifest import Manifest, load_newest
 from ddflow.storage.manifest_log import ManifestLog
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, Store
+from ddflow.terminal import format_size
 from ddflow.time import NEVER
 from ddflow.trace.records import ArrangementRecord, MergeRecord, RunRecord
 
@@ -158,7 +159,7 @@ class Rewrite:
         size = parse_size(memory)
         if size is not None and size < LEAST:
             raise SpecError(
-                f"memory={shown_size(size)}", "that is too small to work in", f"give {shown_size(LEAST)} or more"
+                f"memory={format_size(size)}", "that is too small to work in", f"give {format_size(LEAST)} or more"
             )
         with opened_store(state, trust=trust, readonly=False) as store:
             manifest = load_newest(store)

@@ -340,7 +340,7 @@ class GrowthComputation(StageComputation):
         self.times, self.many = ints(last), True  # what is held comes in pieces
         self.new = new_operators(graph, growth)
         computed = set(_find_computed(graph, growth))
-        shown = set(self._new_outputs().values())
+        shown = {graph.plan.outputs[name] for name in growth.outputs}
         read = computed.union(shown, *(node.inputs for node in computed))
         self.nodes = [node for node in self.nodes if node in read]
         known = {
@@ -386,9 +386,6 @@ class GrowthComputation(StageComputation):
         if self.of.stage:
             return super().events(node)
         return Updates(pa.table({}), few(0), ints(1), self.times)
-
-    def _new_outputs(self) -> dict[str, Collection]:
-        return {name: self.of.plan.outputs[name] for name in self.growth.outputs}
 
     def _output_tables(self, node: Collection, pieces: Sequence[Updates]) -> Iterable[pa.Table]:
         """Yield the rows of an output as its tables."""

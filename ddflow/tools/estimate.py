@@ -27,12 +27,11 @@ from ddflow.columns.schema import conform, empty_table, to_batch
 from ddflow.columns.sorting import sort_by_identity
 from ddflow.connectors.formats.messages import VALUE
 from ddflow.connectors.to_arrow import to_table
-from ddflow.dataflow.budget import shown_size
 from ddflow.errors import SchemaMismatch, SpecError
 from ddflow.operators.upsert.orders import orders
 from ddflow.plan.inputs.bind import BoundUpserts, bind_upserts
 from ddflow.plan.inputs.spec import Upsert
-from ddflow.terminal import html_table, text_table
+from ddflow.terminal import format_size, html_table, text_table
 from ddflow.trace.index import LEAST, LOAD, SPARE
 from ddflow.trace.spine import EFFORT, GARBAGE
 
@@ -99,7 +98,7 @@ class Estimate:
             "together": self.bytes_resident,
             "at most, while batches are merged": self.bytes_most,
         }
-        return [["part", "size"], *([part, shown_size(size)] for part, size in sizes.items())]
+        return [["part", "size"], *([part, format_size(size)] for part, size in sizes.items())]
 
 
 def estimate(table: Any, spec: Upsert, *, keys: int | None = None, step: int = 100_000) -> Estimate:

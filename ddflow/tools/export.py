@@ -72,12 +72,7 @@ def read_ranges(graph: Graph, node: Collection, as_of: int | None = None) -> Ite
             piece, link = piece._replace(rows=piece.rows.select(each.schema.names)), after
             while link is not None:
                 node, n, link = link
-                inputs = [empty_updates(of) for of in node.inputs]
+                inputs = [as_updates(empty_table(of.schema)) for of in node.inputs]
                 inputs[n] = piece
                 piece = graph.running[node].read(inputs, as_of)
             yield piece
-
-
-def empty_updates(node: Collection) -> Updates:
-    """Make no updates of a collection."""
-    return as_updates(empty_table(node.schema))

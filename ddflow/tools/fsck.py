@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from ddflow.columns.hashing import Secret
 from ddflow.connectors.parquet.sink import Fragment, open_outputs
-from ddflow.dataflow.budget import shown_size
 from ddflow.dataflow.graph import Graph
 from ddflow.engine.checkpoint import Inventories, StoredInventory
 from ddflow.errors import Command, DdflowError, Phrase, SpecError
@@ -36,6 +35,7 @@ from ddflow.storage.manifest import Epoch, Manifest
 from ddflow.storage.manifest_log import digest
 from ddflow.storage.opening import State, Trust, opened_store
 from ddflow.storage.protocol import Blob, BlobEntry, Store
+from ddflow.terminal import format_size
 from ddflow.tools.inventory_check import (
     CachedBatchStore,
     FreshOperators,
@@ -124,7 +124,7 @@ class Report:
     @property
     def text(self) -> Phrase:
         """The report as one reads it."""
-        size = f"{self.files:,} files of {shown_size(self.bytes)} that {self.manifests:,} manifests name"
+        size = f"{self.files:,} files of {format_size(self.bytes)} that {self.manifests:,} manifests name"
         if self.ok:
             lines: list[str] = [f"{self.where}, epoch {self.epoch}: whole; {size}, each read and compared"]
         else:
@@ -134,7 +134,7 @@ class Report:
         if self.garbage is None:
             lines.append("  garbage: not known, as not all manifests and inventories can be read")
         elif self.garbage:
-            files = f"{self.garbage:,} files of {shown_size(self.garbage_bytes or 0)}"
+            files = f"{self.garbage:,} files of {format_size(self.garbage_bytes or 0)}"
             lines.append(Phrase(f"  garbage: {files} that no manifest names; ", Command("gc"), " removes them"))
         lines += [f"  ignored, since it is not ours: {each}" for each in self.ignored]
         return Phrase.join_texts("\n", lines)

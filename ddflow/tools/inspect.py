@@ -166,9 +166,8 @@ def _describe_calls(fed: FeedRecord) -> dict[str, Any]:
 
 
 def _describe_folder(manifest: Manifest) -> dict[str, Any] | None:
-    if manifest.folder is None:
-        return None
-    return {"path": manifest.folder, "of": {name: folder_name(name) for name in manifest.plan["outputs"]}}
+    of = {name: folder_name(name) for name in manifest.plan["outputs"]}
+    return None if manifest.folder is None else {"path": manifest.folder, "of": of}
 
 
 def _add_inventory(out: dict[str, Any], inventory: Inventory, manifest: Manifest, where: str) -> dict[str, int]:

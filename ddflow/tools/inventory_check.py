@@ -134,7 +134,7 @@ class InventoryCheck:
             known = {name: n for name, n in stored.of.totals.items() if name in (*NAMES, GONE)}
             if complete and arrived != (done := count_resolved(known)) + waiting:
                 found = f"{arrived:,} events came in, {done:,} were resolved and {waiting:,} are pending"
-                raise invalid_inventory(stored.what, found)
+                raise CorruptState(stored.what, found, MEND)
 
     def _check_pending(self, record: InputRecord, at: str, upsert: RunningInput) -> int:
         """Count the pending events, and check that their keys belong to this partition."""
@@ -149,8 +149,10 @@ class InventoryCheck:
         """Check that identities are in the range of this partition."""
         places = partition_of(high, self.manifest.partitions)
         if (odd := np.flatnonzero(places != self.number)).size:
-            raise invalid_inventory(
-                at, f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.partitions}"
+            raise CorruptState(
+                at,
+                f"{what} of partition {places[odd[0]]} is in partition {self.number} of {self.manifest.partitions}",
+                MEND,
             )
 
     def _make_place(self, name: str) -> Place:
@@ -175,10 +177,11 @@ class InventoryCheck:
         """
         arrangements.restore(arranged, record, at, self.batch_store, indexed=False, made=rows, sieved=False)
         if arranged.upper > self.manifest.frontier or arranged.since > max(self.manifest.since, NEVER):
-            raise invalid_inventory(
+            raise CorruptState(
                 at,
                 f"it is complete up to {arranged.upper} and compacted up to {arranged.since}, the "
                 f"manifest says {self.manifest.frontier} and {self.manifest.since}",
+                MEND,
             )
         for slot, begin, end in arranged.parts if self.manifest.partitions > 1 else ():
             batch = arranged.slots[slot]
@@ -192,10 +195,11 @@ class InventoryCheck:
         if self.whole:
             live, dead = count_keys(arranged, rows)
             if live != arranged.keys or (arranged.keeps and arranged.lapse is None and dead != arranged.tombstones):
-                raise invalid_inventory(
+                raise CorruptState(
                     at,
                     f"it says {arranged.keys:,} keys and {arranged.tombstones:,} tombstones, its files "
                     f"have {live:,} and {dead:,}",
+                    MEND,
                 )
             arranged._check()
 
@@ -236,8 +240,8 @@ def check_collections(inventories: Inventories, operators: FreshOperators) -> No
     kept = {name for each in inventories.stored for name in each.of.operators}
     for kind, there, plan in (("inputs", inputs, operators.inputs), ("operators", kept, operators.kept)):
         if plan is not None and there != set(plan):
-            raise invalid_inventory(
-                inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}"
+            raise CorruptState(
+                inventories.stored[0].what, f"it has the {kind} {sorted(there)}, the plan has {sorted(plan)}", MEND
             )
     for name in inputs:
         inventories.find_input(name)
@@ -294,8 +298,3 @@ def count_keys(arranged: Arrangement, rows: Made) -> tuple[int, int]:
         if bare.size and rows(gather(arranged.slots.pool, picked.references[bare], arranged.schema))[2].any():
             raise CorruptState("the rows of an arrangement", "a current version has no hash", MEND)
     return live, dead
-
-
-def invalid_inventory(at: str, found: str) -> CorruptState:
-    """Make the error for an invalid inventory. ``at``: the place in it."""
-    return CorruptState(at, found, MEND)
