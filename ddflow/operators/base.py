@@ -162,7 +162,7 @@ class Running(Readable):
     def recast(self, narrow: Any, rows: pa.Table | pa.RecordBatch, schema: pa.Schema, live: Any) -> pa.RecordBatch:
         """Rows of an arrangement of ``narrow``, the same operator on narrower columns, in the columns of its own.
 
-        ``live``: bool[n]; the row of a deletion may be any.  O(bytes).  Raises `Inexact`.
+        ``live``: bool[n]; the row of a deletion may be any.  O(bytes).  Raises `InexactValue`.
         """
         return fill_columns(rows, schema)
 
