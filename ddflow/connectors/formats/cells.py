@@ -141,11 +141,6 @@ NUMBER: Final = r"^-?[0-9]+$"
 DAY: Final = 86_400_000
 
 
-def is_timed(kind: pa.DataType) -> bool:
-    """Return whether values are dates, times or durations."""
-    return bool(pat.is_temporal(kind))
-
-
 def convert_times(cells: pa.Array, kind: pa.DataType, unit: str = "") -> pa.Array:
     """Convert cells, numbers or texts, to a type of time.  ``unit``: of the numbers, by default the type's.  O(n).
 
@@ -264,7 +259,7 @@ def cast_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> tuple[pa.Ar
         known = _mark_misfits(cells, kind, how)
     if known.any():
         cells = pc.if_else(pa.array(known), pa.scalar(None, cells.type), cells)
-    made, wrong = _read_by_halves(cells, kind, lambda some: _convert_cells(some, kind, how))
+    made, wrong = convert_by_halves(cells, kind, lambda some: _convert_cells(some, kind, how))
     return made, known if wrong is None else known | wrong
 
 
@@ -295,16 +290,17 @@ def describe_misfit(cell: Any, kind: pa.DataType, how: CellForm) -> tuple[str, s
     return repr(text), f"which is no {kind}"
 
 
-def _read_by_halves(
+def convert_by_halves(
     cells: pa.Array, kind: pa.DataType, make: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.Array, Bools | None]:
+    """Convert cells with ``make``, and mark those for which it fails, which become null; None if it never fails."""
     try:
         return make(cells), None
     except _UNFIT:
         if len(cells) == 1:
             return pa.nulls(1, kind), np.ones(1, np.bool_)
     middle = len(cells) // 2
-    halves = [_read_by_halves(part, kind, make) for part in (cells.slice(0, middle), cells.slice(middle))]
+    halves = [convert_by_halves(part, kind, make) for part in (cells.slice(0, middle), cells.slice(middle))]
     wrong = [np.zeros(len(made), np.bool_) if bad is None else bad for made, bad in halves]
     return pa.concat_arrays([made for made, _ in halves]), np.concatenate(wrong)
 
@@ -317,7 +313,7 @@ def _convert_cells(cells: pa.Array, kind: pa.DataType, how: CellForm) -> pa.Arra
         return _convert_cells(cells, kind.value_type, how).cast(kind)
     if pat.is_decimal(kind):
         return convert_decimals(cells, kind, how.decimals, how.scale, how.quoted)
-    if is_timed(kind):
+    if pat.is_temporal(kind):
         return convert_times(cells, kind, how.unit)
     if isinstance(kind, pa.BaseExtensionType):
         return _read_extension(cells, kind, how)

@@ -46,6 +46,7 @@ from ddflow.connectors.formats.enveloped import (
     UPSERT,
     Enveloped,
     EnvelopeEvents,
+    map_codes,
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
@@ -271,12 +272,7 @@ def _mark_creations(operations: pa.Array) -> Bools:
 
 def _map_operations(operations: pa.Array, value: pa.Array) -> Ints:
     """Map operations to codes; a message without a value is a tombstone."""
-    if pat.is_null(operations.type):
-        codes = np.full(len(value), UNKNOWN)
-    else:
-        coded = operations.cast(pa.string()).dictionary_encode()
-        known = np.array([*(_CODES.get(each, UNKNOWN) for each in coded.dictionary.to_pylist()), UNKNOWN])
-        codes = known[np.asarray(pc.fill_null(coded.indices, len(known) - 1))]
+    codes = map_codes(operations, _CODES)
     none = np.asarray(value.is_null())
     if is_text(value.type) and (codes == UNKNOWN).any():
         rows = np.flatnonzero((codes == UNKNOWN) & ~none)

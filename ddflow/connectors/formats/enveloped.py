@@ -269,6 +269,14 @@ class Enveloped(Format):
         )
 
 
+def map_codes(types: pa.Array, known: dict[str, int]) -> Ints:
+    """Map the types of messages to codes."""
+    texts = types.cast(pa.string()).dictionary_encode()
+    codes = np.array([*(known.get(each, UNKNOWN) for each in texts.dictionary.to_pylist()), UNKNOWN])
+    out: Ints = codes[np.asarray(pc.fill_null(texts.indices, codes.size - 1))]
+    return out
+
+
 def _coalesce(one: pa.Array, other: pa.Array) -> pa.Array:
     """Return the values of one column, with nulls filled from another.
 

@@ -34,6 +34,7 @@ import pyarrow.types as pat
 
 from ddflow.columns.names import find_nearest_name
 from ddflow.columns.schema import decode_array, is_text, to_array
+from ddflow.connectors.formats.cells import convert_by_halves
 from ddflow.connectors.formats.parse import Bools
 from ddflow.errors import Option, Phrase, Row, SchemaMismatch
 
@@ -98,10 +99,8 @@ class Messages:
             raise SchemaMismatch(
                 f"messages for {self.what}", f"{name!r} is {kind}", "give bytes, text, or a struct of its fields"
             )
-        try:
-            return column.cast(pa.string()), none
-        except pa.ArrowInvalid:
-            return _decode_utf8(column)
+        made, wrong = convert_by_halves(column, pa.string(), lambda some: some.cast(pa.string()))
+        return made, none if wrong is None else wrong
 
     def _read_integers(self, there: dict[str, pa.Array], name: str) -> pa.Array | None:
         if name not in there or pat.is_null(there[name].type):
@@ -147,25 +146,6 @@ def wrap_rows(given: pa.Table) -> pa.Table:
 
 def _flatten_column(given: pa.Table, name: str) -> pa.Array:
     return decode_array(to_array(given.column(name)))
-
-
-def _decode_utf8(column: pa.Array) -> tuple[pa.Array, Bools]:
-    """Decode bytes to text; invalid UTF-8 becomes null and is marked.  O(bytes)."""
-    if len(column) == 1:
-        try:
-            return column.cast(pa.string()), np.zeros(1, np.bool_)
-        except pa.ArrowInvalid:
-            return pa.nulls(1, pa.string()), np.ones(1, np.bool_)
-    middle, parts, wrong = len(column) // 2, [], []
-    for half in (column.slice(0, middle), column.slice(middle)):
-        try:
-            parts.append(half.cast(pa.string()))
-            wrong.append(np.zeros(len(half), np.bool_))
-        except pa.ArrowInvalid:
-            made, bad = _decode_utf8(half)
-            parts.append(made)
-            wrong.append(bad)
-    return pa.concat_arrays(parts), np.concatenate(wrong)
 
 
 PARTS: Final = ("table", "schema", "db")

@@ -35,6 +35,7 @@ from ddflow.connectors.formats.enveloped import (
     UPSERT,
     Enveloped,
     EnvelopeEvents,
+    map_codes,
 )
 from ddflow.connectors.formats.messages import Messages
 from ddflow.connectors.formats.parse import TEXT, Bools
@@ -50,14 +51,6 @@ _MAXWELL: Final = {"insert": UPSERT, "update": UPSERT, "bootstrap-insert": UPSER
     NOTHING,
 )
 _CANAL: Final = {"INSERT": UPSERT, "UPDATE": UPSERT, "DELETE": DELETE, "TRUNCATE": TRUNCATE}
-
-
-def map_codes(types: pa.Array, known: dict[str, int]) -> Ints:
-    """Map the types of messages to codes."""
-    texts = types.cast(pa.string()).dictionary_encode()
-    codes = np.array([*(known.get(each, UNKNOWN) for each in texts.dictionary.to_pylist()), UNKNOWN])
-    out: Ints = codes[np.asarray(pc.fill_null(texts.indices, codes.size - 1))]
-    return out
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -39,9 +39,9 @@ from ddflow.connectors.formats.enveloped import (
     UPSERT,
     Enveloped,
     EnvelopeEvents,
+    map_codes,
 )
 from ddflow.connectors.formats.messages import Messages, mark_table
-from ddflow.connectors.formats.mysql_feeds import map_codes
 from ddflow.connectors.formats.parse import (
     LOOSE,
     QUOTED,
