@@ -157,7 +157,7 @@ def split_words(
 
 def _find_collections(plan: "Plan", name: str) -> "tuple[dict[str, Any], dict[str, Any]]":
     """Return the inputs and outputs of a plan.  Raises `NotReadable` for a side output, which a state does not hold."""
-    from ddflow.engine.read.reads import make_side_output_error
+    from ddflow.engine.read.history import make_side_output_error
 
     if name in (sides := plan.side_outputs()):
         raise make_side_output_error(f"why of {name!r}", name, sides[name][0])

@@ -21,7 +21,7 @@ import pyarrow as pa
 from ddflow.columns.names import DIFF, did_you_mean
 from ddflow.engine.engine import Engine, Flow
 from ddflow.engine.lineage.log_parts import MARKS, convert_part, mark_log_parts
-from ddflow.engine.read.reads import make_side_output_error
+from ddflow.engine.read.history import make_side_output_error
 from ddflow.engine.snapshot import Snapshot
 from ddflow.errors import NotReadable, Option, Phrase, PlanChanged, SpecError, StateRefused
 from ddflow.operators.updates import Updates, consolidate, ints

@@ -42,8 +42,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from ddflow.columns.names import did_you_mean
-from ddflow.engine.read.history import check_readable
-from ddflow.engine.read.reads import make_side_output_error
+from ddflow.engine.read.history import check_readable, make_side_output_error
 from ddflow.engine.snapshot import find_version
 from ddflow.errors import NotReadable, Option, Phrase, SchemaMismatch, SpecError, TimeWentBack
 from ddflow.partitions.driver_epochs import find_partitioning, partitions_with, read_updates

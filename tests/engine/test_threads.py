@@ -62,8 +62,8 @@ class Twin:
 
 
 @contextmanager
-def threads(*work: Callable[[], object]) -> Iterator[None]:
-    """Have each work on a thread of its own; what one raises is raised here."""
+def threads(*work: Callable[[], object]) -> Iterator[list[BaseException]]:
+    """Have each work on a thread of its own; yield what they raised so far; the first of it is raised at the end."""
     failed = list[BaseException]()
 
     def watched(each: Callable[[], object]) -> None:
@@ -76,7 +76,7 @@ def threads(*work: Callable[[], object]) -> Iterator[None]:
     for each in every:
         each.start()
     try:
-        yield
+        yield failed
     finally:
         for each in every:
             each.join(120)
@@ -292,11 +292,11 @@ def test_readers_follow_every_step_once_beside_the_writer_whether_fast_or_slow(
                 add_up(began[2], step)
                 times[2].append(readers[2].time)
 
-        with threads(lambda: follow(0), lambda: follow(1), lambda: asyncio.run(follow_async())):
+        with threads(lambda: follow(0), lambda: follow(1), lambda: asyncio.run(follow_async())) as failed:
             try:
                 for time in range(2, steps + 1):
                     engine.step({"people": twin.events(20)}, time)
-                while any(reader.time < steps for reader in readers):
+                while not failed and any(reader.time < steps for reader in readers):
                     assert all(reader.time <= steps for reader in readers)
                     engine.stats()
             finally:
@@ -306,6 +306,36 @@ def test_readers_follow_every_step_once_beside_the_writer_whether_fast_or_slow(
         for held, when in zip(began, times, strict=True):
             assert held == twin.at[-1]
             assert when == sorted(set(when)) and (small or when == list(range(2, steps + 1)))
+
+
+def test_a_reader_that_another_thread_moves_is_read_where_it_is_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    with plan().open() as engine, engine.reader("people") as reader:
+        read_at_rest = engine.dataflow.read_at_rest
+
+        def move_first(what: str) -> Any:
+            monkeypatch.setattr(engine.dataflow, "read_at_rest", read_at_rest)
+            reader.advance_to()
+            engine.step(one(2), 2)
+            return read_at_rest(what)
+
+        engine.step(one(1), 1)
+        monkeypatch.setattr(engine.dataflow, "read_at_rest", move_first)
+        assert reader.read()["id"].to_pylist() == [1]
+        reader.close()
+        with raises(NotReadable):
+            reader.read()
+    with plan().open() as engine, engine.reader("people") as reader:
+        look = engine.dataflow.guard.look
+
+        def move_before(what: str) -> Any:
+            monkeypatch.setattr(engine.dataflow.guard, "look", look)
+            reader.advance_to()
+            engine.step(one(1, "Chur"), 2)
+            return look(what)
+
+        engine.step(one(1), 1)
+        monkeypatch.setattr(engine.dataflow.guard, "look", move_before)
+        assert reader.get(id=1) == {"id": 1, "city": "Bern", "n": 1}
 
 
 def test_a_reader_follows_from_the_time_that_it_is_at_and_goes_on_where_it_was(tmp_path: Path) -> None:

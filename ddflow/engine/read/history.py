@@ -44,6 +44,7 @@ from ddflow.dataflow.graph import Graph
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import Updates, concat, consolidate, negate, time_column
 from ddflow.plan.collection import Collection
+from ddflow.plan.inputs.input import Input
 from ddflow.time import INT64, NEVER, format_time
 from ddflow.trace.arrangement import Arrangement
 from ddflow.trace.merge import pick_by_sorting
@@ -66,6 +67,18 @@ def check_readable(
         asked,
         f"{why}: it can be read from {format_time(since, kind)} up to, not including, {format_time(frontier, kind)}",
         f"read at a closed time; {more}",
+    )
+
+
+def make_side_output_error(asked: str, name: str, input: Input) -> NotReadable:
+    """Make the error for an output that ``stale=`` or ``on_bad=`` adds: it has events, and a state holds rows."""
+    adds = "on_bad='drop'" if name.endswith(".bad") else f"stale={input.spec.stale!r}"
+    return NotReadable(
+        asked,
+        f"{adds} of the input {input.name!r} adds it: it tells of events, and a state holds rows",
+        f"give it a sink in mode 'changelog'; or take its rows from each step, as step[{name!r}], from the files of "
+        f"outputs=, or on Spark with readStream; the rows held are {input.name!r}",
+        input=input.name,
     )
 
 

@@ -16,12 +16,13 @@ last closed step, and reads beside the writer. An engine and a snapshot (``snaps
 
 import importlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import inf
 from threading import Event
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -32,15 +33,15 @@ from ddflow.dataflow.result import Step, Verdicts
 from ddflow.engine.lineage.key_history import convert_value, why
 from ddflow.engine.lineage.rows import find_matching_rows, find_origins
 from ddflow.engine.lineage.story import Origins, Story
-from ddflow.engine.read.history import check_readable, net_changes, scd2, subtract
+from ddflow.engine.read.history import check_readable, make_side_output_error, net_changes, scd2, subtract
 from ddflow.engine.stats import Inspectable
 from ddflow.errors import NotReadable, Option, Phrase, SpecError, TimeWentBack
 from ddflow.operators.updates import consolidate, ints
 from ddflow.plan.collection import Collection
-from ddflow.plan.inputs.input import Input
 from ddflow.storage.closing import Closing
 from ddflow.time import CLOSED, Time, as_int64, format_given_time, format_time
 
+T = TypeVar("T")
 PAUSE: Final = 1.0
 """Seconds after which a waiting reader checks that the engine still runs."""
 
@@ -107,7 +108,8 @@ class Reader(Closing):
         The cost is that of ``engine.read``.
         """
         self._check_open("read")
-        return self._engine.read(self.name, self.time if as_of is None else as_of)
+        ask = partial(self._engine.read, self.name)
+        return self._ask_at_time(ask) if as_of is None else ask(as_of)
 
     def get(self, /, **key: Any) -> dict[str, Any] | None:
         """Look up the row of a key or a group at the reader's time, like ``engine.get``.
@@ -132,7 +134,17 @@ class Reader(Closing):
         O(log n) for each run that is kept.
         """
         self._check_open("get")
-        return self._engine.get_as_of(self.name, key, self.time)
+        return self._ask_at_time(partial(self._engine.get_as_of, self.name, key))
+
+    def _ask_at_time(self, ask: Callable[[int], T]) -> T:
+        """Ask at the reader's time, again if another thread moved the reader before the answer."""
+        while True:
+            time = self.time
+            try:
+                return ask(time)
+            except NotReadable:
+                if self.time == time:
+                    raise
 
     def advance_to(self, time: Time | None = None) -> None:
         """Go on to a closed time, and free the history before it.
@@ -681,15 +693,3 @@ def _describe_missing_key(node: Collection, name: str) -> tuple[str, str]:
     if not keys:
         return "the plan proves no columns by which each row is another", remedy
     return f"a row is known by {' or by '.join(map(str, keys))}", f"give exactly these; {remedy}"
-
-
-def make_side_output_error(asked: str, name: str, input: Input) -> NotReadable:
-    """Make the error for an output that ``stale=`` or ``on_bad=`` adds: it has events, and a state holds rows."""
-    adds = "on_bad='drop'" if name.endswith(".bad") else f"stale={input.spec.stale!r}"
-    return NotReadable(
-        asked,
-        f"{adds} of the input {input.name!r} adds it: it tells of events, and a state holds rows",
-        f"give it a sink in mode 'changelog'; or take its rows from each step, as step[{name!r}], from the files of "
-        f"outputs=, or on Spark with readStream; the rows held are {input.name!r}",
-        input=input.name,
-    )
